@@ -1,0 +1,302 @@
+"""One typed tree per run, and every number derived from it beside its formula. Loading is config_files.py's work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from async_rl.protocols import GenerationArgs, Limits
+from async_rl.types import Scalar
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunConfig(Section):
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    """Names the run in Redis and on disk. `async-rl run` makes one up; fleets launched by hand must be given the same."""
+    folder: Path = Path("runs")
+    """Where run folders are made."""
+    seed: int = 0
+    """Of the initial weights, the tasks and the sampling."""
+
+
+class RedisConfig(Section):
+    url: str = ""
+    """redis://, rediss:// or unix:// of a server of yours. Empty: `async-rl run` and `buffer serve` start one."""
+    password_file: Path | None = None
+    """A file that holds the password, so that it never appears in a command line."""
+    max_memory_mb: PositiveInt = 512
+    """Of a server that we start. A full server makes workers wait; it never evicts."""
+    connect_timeout_s: PositiveFloat = 60.0
+    """How long a process waits for Redis to answer before it gives up."""
+
+
+class ModelSize(Section):
+    """A model made up from its measurements, with random weights."""
+
+    hidden: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    """Fewer than `heads` is grouped-query attention; unset means as many."""
+    ffn: PositiveInt | None = None
+    """Unset means 4 x hidden."""
+    max_positions: PositiveInt = 512
+    rope_theta: PositiveFloat = 10_000.0
+    tied_embeddings: bool = True
+    init_std: PositiveFloat = 0.02
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSize:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+
+class ModelConfig(Section):
+    """Either `size` or `folder`."""
+
+    size: ModelSize | None = None
+    folder: Path | None = None
+    """A Hugging Face folder: its config.json gives the architecture, its safetensors the first weights."""
+    layer_spec: Literal["local", "transformer_engine"] = "local"
+    """Whose layers: Megatron's own with our attention, or Transformer Engine's (CUDA, extra `gpu`)."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ModelConfig:
+        if (self.size is None) == (self.folder is None):
+            raise ValueError("give exactly one of model.size and model.folder")
+        return self
+
+
+class CharacterTokenizer(Section):
+    type: Literal["characters"] = "characters"
+    alphabet: str = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
+    """One token per character, after the special tokens <pad>, <bos>, <eos>, <unk>."""
+
+
+class HuggingFaceTokenizer(Section):
+    type: Literal["huggingface"]
+    folder: Path
+
+
+TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(discriminator="type")]
+
+
+class EnvironmentConfig(Section):
+    type: str
+    """A registered name, or `module:attribute` of a class of yours."""
+    name: str = ""
+    """How it is called in metrics; unset means its type."""
+    weight: PositiveFloat = 1.0
+    """Share of the tasks."""
+    args: dict[str, Scalar] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.name else self.type.rpartition(":")[2]
+
+
+class SamplingConfig(Section):
+    temperature: PositiveFloat = 1.0
+    """The learner divides its logits by it too, so that both sides speak of the same distribution."""
+    max_tokens: PositiveInt = 256
+    """Per generation."""
+    stop: tuple[str, ...] = ()
+
+    @property
+    def generation_args(self) -> GenerationArgs:
+        return GenerationArgs(max_tokens=self.max_tokens, temperature=self.temperature, top_p=1.0, top_k=0, stop=self.stop)
+
+
+class StalenessConfig(Section):
+    max_age: int = Field(default=2, ge=0)
+    """A group trains only weights that are at most this many versions newer than its oldest token. 0 is on-policy."""
+    overtaken: Literal["wait", "drop"] = "wait"
+    """When a straggler would become too old: the learner waits for it, or lets it go and has its task rolled again."""
+    wait_deadline_s: PositiveFloat = 600.0
+    """After waiting this long for stragglers, the learner lets them go after all."""
+
+
+class BatchConfig(Section):
+    groups_per_step: PositiveInt = 8
+    group_size: PositiveInt = 8
+    """Sibling rollouts of one task."""
+    bin_tokens: PositiveInt = 4096
+    """Capacity of one packed micro-batch row."""
+    drop_no_signal: bool = True
+    """Groups whose rewards are all equal teach nothing under a group baseline: drop them, and roll another task."""
+
+
+class LeaseConfig(Section):
+    ticket_s: PositiveFloat = 30.0
+    """A worker that vanishes holds its tickets this long."""
+    learner_s: PositiveFloat = 10.0
+    """A learner that vanishes holds the run this long."""
+    member_s: PositiveFloat = 10.0
+    """A worker that vanishes stays listed for weight pushes this long."""
+    max_attempts: PositiveInt = 3
+    """How often a task whose episodes all failed is tried."""
+
+
+class OptimizerConfig(Section):
+    learning_rate: PositiveFloat = 1e-3
+    warmup_steps: int = Field(default=0, ge=0)
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_grad: float = Field(default=1.0, ge=0)
+    """0 switches clipping off."""
+
+
+class ParallelConfig(Section):
+    """How the learner's torchrun ranks are divided; what is left after tensor x pipeline is data-parallel."""
+
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    processes: PositiveInt = 1
+    """Learner ranks on this machine, when `async-rl` starts them itself."""
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> ParallelConfig:
+        if self.processes % (self.tensor * self.pipeline) and self.processes != 1:
+            raise ValueError(
+                f"processes ({self.processes}) must be a multiple of tensor x pipeline ({self.tensor * self.pipeline})"
+            )
+        return self
+
+
+class LearnerConfig(Section):
+    steps: PositiveInt = 100
+    """The run ends after this many optimizer steps."""
+    objective: str = "async_default"
+    """A preset under configs/objectives/, or the path of a YAML file like them."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint_every: PositiveInt = 10
+    keep_checkpoints: PositiveInt = 2
+    max_bad_steps: PositiveInt = 3
+    """This many non-finite steps in a row end the run."""
+
+
+class WorkerConfig(Section):
+    processes: PositiveInt = 1
+    """Workers that `async-rl run` starts on this machine."""
+    groups_in_flight: PositiveInt = 4
+    """Groups that one worker rolls out at a time."""
+    kv_cache_gb: PositiveFloat = 0.25
+    kv_block_tokens: PositiveInt = 64
+    episode_timeout_s: PositiveFloat = 300.0
+    drain_s: PositiveFloat = 30.0
+    """After SIGTERM, running groups have this long to finish before their tickets are handed back."""
+    failure_budget: PositiveInt = 100
+    """Episodes that may fail without a success between them before the worker gives up loudly."""
+
+
+class WireConfig(Section):
+    bucket_mb: PositiveFloat = 32.0
+    rendezvous_timeout_s: PositiveFloat = 60.0
+    operation_timeout_s: PositiveFloat = 10.0
+    host: str = "127.0.0.1"
+    """The address under which workers reach the learner."""
+
+
+class MetricsConfig(Section):
+    console: bool = True
+    wandb_project: str = ""
+    """Set to log to Weights & Biases (extra `wandb`); WANDB_MODE=offline needs no account."""
+    tensorboard: bool = False
+    prometheus_port: int = Field(default=0, ge=0, le=65535)
+    """0 switches it off."""
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    redis: RedisConfig = RedisConfig()
+    model: ModelConfig
+    tokenizer: TokenizerConfig = CharacterTokenizer()
+    environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
+    sampling: SamplingConfig = SamplingConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    batch: BatchConfig = BatchConfig()
+    leases: LeaseConfig = LeaseConfig()
+    learner: LearnerConfig = LearnerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    wire: WireConfig = WireConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Config:
+        labels = [environment.label for environment in self.environments]
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"environments must have different names, got {labels}; set `name` on each")
+        if self.leases.member_s <= 2 * HEARTBEAT_S or self.leases.learner_s <= 2 * HEARTBEAT_S:
+            raise ValueError(f"leases.member_s and leases.learner_s must exceed two heartbeats ({2 * HEARTBEAT_S:g} s)")
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_age=self.staleness.max_age,
+            groups_per_step=self.batch.groups_per_step,
+            lease_s=self.leases.ticket_s,
+            max_attempts=self.leases.max_attempts,
+            overtaken=self.staleness.overtaken,
+        )
+
+    @property
+    def run_folder(self) -> Path:
+        return (self.run.folder / self.run.name).absolute()
+
+    @property
+    def redis_folder(self) -> Path:
+        """Where an embedded server keeps its data."""
+        return self.run_folder / "redis"
+
+    @property
+    def redis_url(self) -> str:
+        """The given server, or the socket of the embedded one (socket paths may not exceed ~100 bytes, so it has a short one)."""
+        if self.redis.url:
+            return self.redis.url
+        mark = hashlib.sha256(str(self.redis_folder).encode()).hexdigest()[:16]
+        return f"unix://{tempfile.gettempdir()}/async-rl-{mark}/redis.sock"
+
+    @property
+    def fleet_facts(self) -> dict[str, str]:
+        """What every process of a run must agree on, by dotted key; a worker that differs is refused with the key's name."""
+        shared = {
+            "model": self.model.model_dump(mode="json", exclude={"layer_spec"}),
+            "tokenizer": self.tokenizer.model_dump(mode="json"),
+            "environments": [environment.model_dump(mode="json") for environment in self.environments],
+            "sampling": self.sampling.model_dump(mode="json"),
+            "batch.group_size": self.batch.group_size,
+            "run.seed": self.run.seed,
+        }
+        return {key: json.dumps(value, sort_keys=True) for key, value in _flat(shared)}
+
+
+HEARTBEAT_S = 1.0
+"""Everything with a lease renews it this often."""
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    leaves: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves += _flat(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            leaves.append((prefix + key, value))
+    return leaves
