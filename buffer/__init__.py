@@ -1,0 +1,35 @@
+"""The replay buffer: which groups exist, who holds them, which leave next.
+
+Programs open it here; everything else speaks to the protocols in async_rl.protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported by whoever opens a connection
+    from async_rl.config import Config
+    from buffer.board import RedisBoard
+    from buffer.redis_buffer import RedisBuffer
+
+
+@asynccontextmanager
+async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
+    """The run's replay buffer, connected; or BufferUnreachable."""
+    from buffer.redis_buffer import RedisBuffer
+    from buffer.redis_client import open_server
+
+    async with open_server(config) as server:
+        yield RedisBuffer(server, config.run.name, learner_lease_s=config.leases.learner_s)
+
+
+@asynccontextmanager
+async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
+    """The run's board, connected; or BufferUnreachable."""
+    from buffer.board import RedisBoard
+    from buffer.redis_client import open_server
+
+    async with open_server(config) as server:
+        yield RedisBoard(server, config.run.name)

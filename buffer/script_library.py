@@ -1,0 +1,48 @@
+"""Runs the Lua files in scripts/: one file is one atomic change on the server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from redis.exceptions import NoScriptError
+
+from buffer.redis_client import Server
+
+_FOLDER = Path(__file__).parent / "scripts"
+
+Argument = str | bytes | int | float
+
+
+class ScriptLibrary:
+    """Scripts over one set of keys; all of them are declared in every call."""
+
+    def __init__(self, server: Server, keys: Sequence[str], *, prelude: str = "") -> None:
+        self._server = server
+        self._keys = [key.encode() for key in keys]
+        self._prelude = prelude
+
+    async def run(self, name: str, *arguments: Argument) -> Any:
+        return await self._server.ask(lambda: self._run(_load(name, self._prelude), arguments))
+
+    async def _run(self, script: _Script, arguments: Sequence[Argument]) -> Any:
+        redis = cast("Any", self._server.commands)
+        try:
+            return await redis.evalsha(script.sha, len(self._keys), *self._keys, *arguments)
+        except NoScriptError:  # the first call, or the server was restarted
+            return await redis.eval(script.text, len(self._keys), *self._keys, *arguments)
+
+
+class _Script(NamedTuple):
+    text: str
+    sha: str
+
+
+@cache
+def _load(name: str, prelude: str) -> _Script:
+    parts = [(_FOLDER / f"{part}.lua").read_text() for part in (prelude, name) if part]
+    text = "".join(parts)
+    return _Script(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,6 @@
+-- worker, ticket id, reason -> "dropped", or what became of the ticket before
+even_when_full()
+local record = held(ARGV[2], ARGV[1])
+if not record then return answer_again(ARGV[2]) end
+drop(ARGV[2], record, ARGV[3])
+return 'dropped'

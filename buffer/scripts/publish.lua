@@ -1,0 +1,9 @@
+-- fence, version, its row, how many rows are kept
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+local version = tonumber(ARGV[2])
+redis.call('HSET', VERSIONS, version, ARGV[3])
+redis.call('HDEL', VERSIONS, version - ARGV[4])
+redis.call('HSET', STATE, 'live', math.max(get('live', -1), version), 'highest', math.max(get('highest', -1), version))
+wake_workers()

@@ -1,0 +1,64 @@
+"""The contract suite runs over the memory buffer and over every Redis or Valkey here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+from private_server import binaries, private_server
+from runs import LEARNER_LEASE_S, Run
+
+from async_rl.protocols import Board, ReplayBuffer
+from buffer.board import RedisBoard
+from buffer.memory_board import MemoryBoard
+from buffer.memory_buffer import MemoryBuffer
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
+
+MEMORY = "memory"
+
+
+@pytest.fixture(scope="session", params=[MEMORY, *binaries()])
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == MEMORY:
+        yield MEMORY
+    else:
+        with private_server(binaries()[request.param]) as url:
+            yield url
+
+
+@pytest.fixture
+async def run(server_url: str, run_name: str) -> AsyncIterator[Run]:
+    in_memory: dict[str, MemoryBuffer] = {}
+
+    async def open_memory(name: str) -> ReplayBuffer:
+        return in_memory.setdefault(name, MemoryBuffer(learner_lease_s=LEARNER_LEASE_S))
+
+    async with AsyncExitStack() as stack:
+
+        async def open_redis(name: str) -> ReplayBuffer:
+            server = Server(server_url, patience_s=30)
+            stack.push_async_callback(server.close)
+            return RedisBuffer(server, name, learner_lease_s=LEARNER_LEASE_S)
+
+        yield Run(open_memory if server_url == MEMORY else open_redis, run_name)
+
+
+@pytest.fixture
+async def board(server_url: str, run_name: str) -> AsyncIterator[tuple[Board, ReplayBuffer]]:
+    """A board, and the buffer of the same run."""
+    if server_url == MEMORY:
+        buffer = MemoryBuffer()
+        yield MemoryBoard(buffer), buffer
+    else:
+        server = Server(server_url, patience_s=30)
+        yield RedisBoard(server, run_name), RedisBuffer(server, run_name)
+        await server.close()
+
+
+@pytest.fixture
+async def redis_buffer(redis_server: str, run_name: str) -> AsyncIterator[tuple[RedisBuffer, Server]]:
+    server = Server(redis_server, patience_s=30)
+    yield RedisBuffer(server, run_name, learner_lease_s=LEARNER_LEASE_S), server
+    await server.close()

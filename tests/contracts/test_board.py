@@ -1,0 +1,74 @@
+"""What everybody may rely on who reads or writes the board."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from runs import limits, publish
+
+from async_rl.errors import FleetMismatch
+from async_rl.protocols import Board, Member, ReplayBuffer
+
+Both = tuple[Board, ReplayBuffer]
+
+
+async def test_the_first_to_come_sets_the_facts_and_the_others_compare(board: Both):
+    await board[0].agree("learner", {"model.size": "1", "sampling.temperature": "1.0"})
+    await board[0].agree("worker", {"model.size": "1", "extra": "7"})
+    with pytest.raises(FleetMismatch, match=r"this worker .*model.size is 2 here and 1 in the run"):
+        await board[0].agree("worker", {"model.size": "2", "extra": "7"})
+
+
+async def test_members_are_listed_while_they_announce(board: Both):
+    one, two = (Member(id=name, host="h", version=-1, device="cpu") for name in ("a", "b"))
+    await board[0].announce(one, 60)
+    await board[0].announce(two, 60)
+    moved = Member(id="a", host="h", version=3, device="cpu")
+    await board[0].announce(moved, 60)
+    assert await board[0].members() == [moved, two]
+    await board[0].leave("a")
+    await board[0].leave("a")
+    assert await board[0].members() == [two]
+
+
+async def test_a_member_that_fell_silent_is_not_listed(board: Both):
+    await board[0].announce(Member(id="a", host="h", version=0, device="cpu"), 0.05)
+    while await board[0].members():
+        await board[0].read("nothing", "0", 0.02)
+
+
+async def test_the_board_shows_the_versions(board: Both):
+    facts, buffer = board
+    assert await facts.live_version() is None
+    assert await facts.versions() == []
+    fence = await buffer.acquire("learner", limits())
+    for _ in range(3):
+        await publish(buffer, fence)
+    assert [record.version for record in await facts.versions()] == [0, 1, 2]
+    live = await facts.live_version()
+    assert live is not None
+    assert (live.version, live.timeline, live.step, live.digest) == (2, "t", 2, "d")
+
+
+async def test_messages_are_read_in_order_from_any_position(board: Both):
+    facts, _ = board
+    assert await facts.read("news", "0", 0) == []
+    for number in range(3):
+        await facts.post("news", {"number": number, "nested": {"text": "x"}})
+    await facts.post("other", {"number": 9})
+    messages = await facts.read("news", "0", 0)
+    assert [message["number"] for _, message in messages] == [0, 1, 2]
+    assert [message["number"] for _, message in await facts.read("news", messages[0][0], 5)] == [1, 2]
+    assert await facts.read("news", messages[-1][0], 0.01) == []
+
+
+async def test_a_reader_is_woken_by_a_message(board: Both):
+    facts, _ = board
+    await facts.post("news", {"number": 0})
+    [(position, _)] = await facts.read("news", "0", 0)
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(facts.read("news", position, 60))
+        await asyncio.sleep(0)
+        await facts.post("news", {"number": 1})
+    assert [message for _, message in reading.result()] == [{"number": 1}]

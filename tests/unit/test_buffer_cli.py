@@ -1,0 +1,80 @@
+"""`python -P -m buffer`, as a person or a supervisor runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+run: {{name: cli, folder: {folder}}}
+redis: {{connect_timeout_s: {patience}}}
+model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
+environments: [{{type: even_digits}}]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.format(folder=tmp_path, patience=20))
+    return path
+
+
+def buffer(*words: object, **more) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "buffer", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def test_serve_stats_audit_and_a_clean_end(config: Path):
+    serve = subprocess.Popen([sys.executable, "-P", "-m", "buffer", "serve", "@", config], stdout=subprocess.PIPE, text=True)
+    try:
+        assert serve.stdout is not None
+        assert "redis serves run 'cli'" in serve.stdout.readline()
+        stats = buffer("stats", "@", config, "--json")
+        assert json.loads(stats.stdout)["issued"] == 0
+        assert "slots_used" in buffer("stats", "@", config).stdout
+        audit = buffer("audit", "@", config, "--json")
+        assert (audit.returncode, json.loads(audit.stdout)["clean"]) == (0, True)
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        assert serve.wait(30) == 0
+        serve.stdout.close()
+
+
+def test_the_server_dies_with_a_killed_supervisor_and_the_next_one_takes_over(config: Path):
+    command = [sys.executable, "-P", "-m", "buffer", "serve", "@", config]
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert serve.stdout is not None
+        line = serve.stdout.readline()
+        assert "redis serves" in line
+        serve.send_signal(end)
+        serve.wait(30)
+        serve.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(line.rpartition("process ")[2].strip(")\n")), 0)
+
+
+@pytest.mark.parametrize("words", [["stat", "@", "x.yaml"], ["stats", "@", "missing.yaml"]], ids=["verb", "file"])
+def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str]):
+    result = buffer(*words)
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("buffer: ")
+
+
+def test_no_server_is_exit_code_6(config: Path):
+    result = buffer("stats", "@", config, "--redis.connect_timeout_s", "0.2")
+    assert result.returncode == 6
+    assert "no Redis has answered" in result.stderr
+
+
+def test_importing_the_buffer_costs_no_torch_and_no_redis():
+    code = "import sys, async_rl, buffer; assert not {'torch', 'redis'} & set(sys.modules), sorted(sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
