@@ -268,7 +268,7 @@ class Config(Section):
 
     @property
     def redis_url(self) -> str:
-        """The given server, or the socket of the embedded one (socket paths may not exceed ~100 bytes, so it has a short one)."""
+        """The given server, or the socket of the embedded one, which has a short path: sockets allow about 100 bytes."""
         if self.redis.url:
             return self.redis.url
         mark = hashlib.sha256(str(self.redis_folder).encode()).hexdigest()[:16]
@@ -277,7 +277,7 @@ class Config(Section):
     @property
     def fleet_facts(self) -> dict[str, str]:
         """What every process of a run must agree on, by dotted key; a worker that differs is refused with the key's name."""
-        shared = {
+        shared: dict[str, object] = {
             "model": self.model.model_dump(mode="json", exclude={"layer_spec"}),
             "tokenizer": self.tokenizer.model_dump(mode="json"),
             "environments": [environment.model_dump(mode="json") for environment in self.environments],

@@ -18,7 +18,7 @@ AsyncRLError (1)
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -87,7 +87,7 @@ def first_of_ours(error: BaseException) -> AsyncRLError | None:
 
 
 @contextmanager
-def boundary(program: str) -> Iterator[None]:
+def boundary(program: str) -> Generator[None, None, None]:
     """The edge of a process: one of our errors becomes one sentence on stderr and its exit code.
 
     Anything else is a bug and keeps its traceback.

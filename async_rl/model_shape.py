@@ -65,8 +65,8 @@ def _from_folder(folder: Path) -> ModelShape:
     family = found.get("model_type")
     if family not in _FAMILIES:
         raise ConfigError(f"model.folder: {path} has model_type {family!r}; supported are {', '.join(sorted(_FAMILIES))}")
-    rope = found.get("rope_parameters") or {}
-    scaling = found.get("rope_scaling") or {}
+    rope: dict[str, Any] = found.get("rope_parameters") or {}
+    scaling: dict[str, Any] = found.get("rope_scaling") or {}
     kind = rope.get("rope_type", scaling.get("rope_type", scaling.get("type", "default")))
     if kind != "default":
         raise ConfigError(f"model.folder: {path} asks for rope_type {kind!r}; only 'default' is supported")

@@ -1,0 +1,59 @@
+# Every target makes .venv and installs what it needs, once. PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test test-slow check format bench gpu-check clean
+
+help:
+	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
+	@echo "make setup      everything for development"
+	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
+	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
+	@echo "make format     put the code into shape"
+	@echo "make bench      the benchmarks          make gpu-check  the tests that need a GPU"
+	@echo "make clean      remove caches and builds; .venv and runs/ stay"
+
+setup: .venv/.dev
+
+demo: .venv/.run
+	@$(BIN)/async-rl run @ configs/quickstart.yaml
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: .venv/.dev
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(MAKE) --no-print-directory test
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/end_to_end.py
+
+gpu-check: .venv/.dev
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.run: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet -e '.[plot]'
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@ .venv/.run

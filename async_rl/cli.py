@@ -1,0 +1,168 @@
+"""The `async-rl` command. It imports no role: each is a process of its own, started with `python -P -m`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import NoReturn
+
+import async_rl
+from async_rl.commands import Role, command, environment
+from async_rl.config import Config
+from async_rl.config_files import DEFAULT, leaves, load, load_with_origins, parse
+from async_rl.errors import ConfigError, boundary
+from async_rl.packages import guard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    words: str
+    help: str
+    run: Callable[[Sequence[str]], int]
+
+
+def main() -> NoReturn:
+    with boundary("async-rl"):
+        raise SystemExit(dispatch(sys.argv[1:]))
+
+
+def dispatch(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"async-rl {async_rl.__version__}")
+        return 0
+    for verb in VERBS:
+        words = verb.words.split()
+        if list(args[: len(words)]) == words:
+            rest = args[len(words) :]
+            if any(word in ("-h", "--help") for word in rest):
+                print(f"async-rl {verb.words} {ARGUMENTS}\n\n{verb.help}")
+                return 0
+            return verb.run(rest)
+    raise ConfigError(_unknown(args))
+
+
+def usage() -> str:
+    width = max(len(verb.words) for verb in VERBS)
+    verbs = "\n".join(f"  {verb.words:<{width}}  {verb.help}" for verb in VERBS)
+    return f"""\
+async-rl VERB {ARGUMENTS}
+
+{verbs}
+
+  @ FILE         a YAML file; several are merged in order
+  --KEY VALUE    one value by its dotted key, for example: --staleness.max_age 4
+
+To begin: async-rl run @ configs/quickstart.yaml"""
+
+
+def run(args: Sequence[str]) -> int:
+    from async_rl import local_run
+    from async_rl.summary import write_summary
+    from async_rl.telemetry import configure_logs
+
+    guard()
+    config = named(args)
+    configure_logs("run")
+    with local_run.sole_run(config):
+        local_run.prepare_folder(config)
+        code = asyncio.run(local_run.run(config, os.environ))
+    if code == 0:
+        from rich.console import Console
+
+        write_summary(config, Console())
+    return code
+
+
+def named(args: Sequence[str]) -> Config:
+    """The configuration; a run without a name is called after its last file and the time."""
+    config = load(args)
+    if config.run.name:
+        return config
+    files, _ = parse(args)
+    stem = files[-1].stem if files else "run"
+    return load([*args, "--run.name", f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"])
+
+
+def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
+    """This process becomes the role, so that its signals and its exit code are the role's own."""
+
+    def become(args: Sequence[str]) -> int:
+        guard()
+        flags = [word for word in args if word == "--json"] if module == "buffer" else []
+        config_args = [word for word in args if word not in flags]
+        config = load(config_args)
+        if not config.run.name:
+            raise ConfigError(
+                "run.name is not set: processes that are started one by one find each other by it (--run.name NAME)"
+            )
+        ranks = config.learner.parallel.processes if module == "learner" else 1
+        line = command(module, [*words, *config_args, *flags], ranks=ranks)
+        sys.stdout.flush()
+        os.execve(line[0], line, environment(config, os.environ))
+
+    return become
+
+
+def config_show(args: Sequence[str]) -> int:
+    loaded = load_with_origins(args)
+    shown = [(".".join(keys), json.dumps(value)) for keys, value in leaves(loaded.config.model_dump(mode="json"))]
+    key_width, value_width = (max(len(cells[column]) for cells in shown) for column in (0, 1))
+    for key, value in shown:
+        origin = loaded.origins[key]
+        note = "" if origin == DEFAULT else f"  # {origin}"
+        print(f"{key:<{key_width}}  {value:<{min(value_width, 40)}}{note}".rstrip())
+    return 0
+
+
+def config_schema(args: Sequence[str]) -> int:
+    if args:
+        raise ConfigError("config schema takes no arguments")
+    print(json.dumps(Config.model_json_schema(), indent=2))
+    return 0
+
+
+def config_check(args: Sequence[str]) -> int:
+    config = load(args)
+    print(
+        f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
+        f"{config.staleness.max_age} when trained"
+    )
+    return 0
+
+
+ARGUMENTS = "[@ FILE]... [--KEY VALUE]..."
+
+VERBS = (
+    Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
+    Verb(words="learner", help="Be the learner (under torchrun when learner.parallel.processes > 1).", run=role("learner")),
+    Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
+    Verb(words="buffer serve", help="Be the embedded buffer server of a run.", run=role("buffer", "serve")),
+    Verb(words="buffer stats", help="Print what the buffer holds (--json).", run=role("buffer", "stats")),
+    Verb(
+        words="buffer audit",
+        help="Prove that every ticket is accounted for (--json); exits 1 if not.",
+        run=role("buffer", "audit"),
+    ),
+    Verb(words="config show", help="Print every value and where it came from.", run=config_show),
+    Verb(words="config schema", help="Print the JSON schema of a configuration file, for editors.", run=config_schema),
+    Verb(words="config check", help="Say whether a configuration is valid.", run=config_check),
+)
+
+
+def _unknown(args: Sequence[str]) -> str:
+    known = [verb.words for verb in VERBS]
+    asked = " ".join(args[:2]) if any(words.startswith(f"{args[0]} ") for words in known) else args[0]
+    starting = [words for words in known if words.startswith(f"{args[0]} ")]
+    nearest = get_close_matches(asked, known, n=1) or starting
+    if not nearest:
+        return f"there is no verb {asked!r}; `async-rl --help` lists them"
+    return f"there is no verb {asked!r}; did you mean {' or '.join(f'`async-rl {words}`' for words in nearest)}?"

@@ -1,0 +1,38 @@
+"""How each role is started: its command line and its environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from async_rl.config import Config
+
+Role = Literal["buffer", "learner", "rollout_workers"]
+
+_PYTHON = (sys.executable, "-P")  # -P: a stray buffer/ in the working folder is not imported
+
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def command(role: Role, args: Sequence[str], *, ranks: int = 1) -> list[str]:
+    if ranks == 1:
+        return [*_PYTHON, "-m", role, *args]
+    return [*_PYTHON, "-m", "async_rl.torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", role, *args]
+
+
+def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a role inherits, plus what it needs. torchrun's ranks get -P through PYTHONSAFEPATH."""
+    given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    if computes_on_cpu(config):  # several processes share the cores: a thread pool in each makes all of them slower
+        for name in _THREAD_SETTINGS:
+            given.setdefault(name, "1")
+    return given
+
+
+def computes_on_cpu(config: Config) -> bool:
+    """`auto` is settled without importing torch: where no NVIDIA driver is loaded there is no CUDA."""
+    if config.device == "auto":
+        return not Path("/proc/driver/nvidia/version").exists()
+    return config.device == "cpu"

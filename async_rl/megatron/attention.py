@@ -1,0 +1,111 @@
+"""Attention over packed rows: what Megatron's local layers lack without Transformer Engine."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
+
+
+class PackedAttention(MegatronModule):
+    """Causal core attention over packed ("thd") rows and over plain batches, in torch alone."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: object,
+    ) -> None:
+        super().__init__(config)
+        refuse_unsupported(config)
+        if attention_type != "self" or attn_mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
+            raise NotImplementedError(f"PackedAttention does causal self-attention only, not {attention_type} {attn_mask_type}")
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: object,
+    ) -> Tensor:
+        """[tokens, heads, dim] -> [tokens, heads * dim] when packed; [length, batch, ...] alike otherwise."""
+        if attention_bias is not None:
+            raise NotImplementedError("PackedAttention has no attention bias")
+        if packed_seq_params is None:
+            return self._plain(query, key, value)
+        return self._packed(query, key, value, packed_seq_params)
+
+    def _plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale, enable_gqa=True)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
+        if can_use_varlen(query):
+            return varlen_attention(query, key, value, packing, self._scale).flatten(1)
+        bounds = packing.cu_seqlens_q.tolist()
+        pieces = [
+            _one_sequence(query[start:stop], key[start:stop], value[start:stop], self._scale)
+            for start, stop in pairwise(bounds)
+            if stop > start
+        ]
+        return torch.cat(pieces).flatten(1)
+
+
+def refuse_unsupported(config: TransformerConfig) -> None:
+    """What these kernels would silently get wrong."""
+    for name in ("window_size", "multi_latent_attention", "attention_output_gate"):
+        if getattr(config, name, None):
+            raise NotImplementedError(f"{name} is not supported by the attention of the local layer spec")
+    if getattr(config, "softmax_type", "vanilla") != "vanilla":
+        raise NotImplementedError(
+            f"softmax_type {config.softmax_type!r} is not supported by the attention of the local layer spec"
+        )
+
+
+def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def can_use_varlen(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+    """One fused kernel for the whole row. Its arguments grow with every torch release: what is missing is made up for."""
+    known = inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if query.shape[1] != key.shape[1]:
+        if "enable_gqa" in known:
+            options["enable_gqa"] = True
+        else:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    if scale is not None:
+        if "scale" in known:
+            options["scale"] = scale
+        else:
+            query = query * (scale * query.shape[-1] ** 0.5)
+    out = varlen_attn(
+        query, key, value, packing.cu_seqlens_q, packing.cu_seqlens_kv, packing.max_seqlen_q, packing.max_seqlen_kv, **options
+    )
+    assert isinstance(out, Tensor)
+    return out

@@ -1,0 +1,55 @@
+"""The names of megatron-core that we use, imported once, and what its versions do differently."""
+
+# ruff: noqa: F401
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import cast
+
+import torch.distributed as dist
+
+from async_rl.megatron import host
+
+if host.is_needed():
+    host.stand_in_for_cuda()  # before Megatron's modules take the originals by name
+
+with host.quiet():
+    import megatron.core.transformer.attention as attention_module
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_layer_local_spec,
+        get_gpt_layer_with_transformer_engine_spec,
+    )
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.attention import SelfAttention
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+
+def _tensor_group(
+    tp_group: dist.ProcessGroup | None, is_expert: bool = False, check_initialized: bool = True
+) -> dist.ProcessGroup | None:
+    """Megatron's own layers leave the group out, and are warned about it by Megatron on every forward pass."""
+    if tp_group is not None or not dist.is_initialized():
+        return tp_group
+    if is_expert:
+        return cast("dist.ProcessGroup", parallel_state.get_expert_tensor_parallel_group(check_initialized))
+    return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group(check_initialized))
+
+
+for _module in ("tensor_parallel.layers", "tensor_parallel.mappings", "distributed.finalize_model_grads"):
+    with host.quiet():
+        vars(importlib.import_module(f"megatron.core.{_module}"))["get_tensor_model_parallel_group_if_none"] = _tensor_group
+
+
+HAVE_FLASH_ATTENTION = bool(
+    getattr(attention_module, "HAVE_FA4", False)
+    or attention_module.HAVE_FA3
+    # Megatron's own question imports the package without asking whether it is there.
+    or (importlib.util.find_spec("flash_attn") is not None and attention_module.is_fa_min_version("2.7.3"))
+)
+"""Whether Megatron's own engine kernel can be called. Read once: the engine later claims it, to get past an assertion."""

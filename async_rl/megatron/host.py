@@ -1,0 +1,143 @@
+"""Lets Megatron run where there is no GPU: stand-ins for the parts of torch.cuda that it calls unconditionally.
+
+Two layers, because they cost differently. `stand_in_for_cuda` replaces a dozen functions of `torch.cuda` once per
+process and costs nothing afterwards. `on_host` is a function mode that redirects `device="cuda"`; it taxes every torch call,
+so it is entered only around the calls that need it: building a model, an optimizer or an inference context.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+HOST = torch.device("cpu")
+
+
+def is_needed() -> bool:
+    return not torch.cuda.is_available()
+
+
+class HostEvent:
+    """A torch.cuda.Event whose work is always already done."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._at = 0.0
+
+    def record(self, *_: object) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, *_: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: HostEvent) -> float:
+        return (other._at - self._at) * 1e3
+
+
+class HostStream:
+    """A torch.cuda.Stream on which everything happens at once."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, *_: object) -> None: ...
+
+    def wait_event(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        return event if event is not None else HostEvent()
+
+
+def _nothing(*_: object, **__: object) -> None: ...
+
+
+def _no_memory_stats(*_: object, **__: object) -> dict[str, int]:
+    return {
+        f"{kind}_bytes.all.{what}": 0
+        for kind in ("allocated", "reserved")
+        for what in ("current", "peak", "allocated", "freed")
+    }
+
+
+@contextmanager
+def _no_stream(*_: object, **__: object) -> Iterator[None]:
+    yield
+
+
+def stand_in_for_cuda() -> None:
+    """Replace what Megatron calls of torch.cuda. Once per process is enough; with a GPU it is refused."""
+    if not is_needed():
+        raise RuntimeError("torch sees a GPU: the stand-ins for torch.cuda would hide it")
+    stream = HostStream()
+    replacements: dict[str, Any] = {
+        "current_device": lambda: HOST,
+        "Event": HostEvent,
+        "Stream": HostStream,
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "stream": _no_stream,
+        "synchronize": _nothing,
+        "empty_cache": _nothing,
+        "memory_stats": _no_memory_stats,
+        "mem_get_info": lambda *_: (0, 0),
+    }
+    for name, stand_in in replacements.items():
+        setattr(torch.cuda, name, stand_in)
+    torch.cuda.nvtx.range_push = _nothing
+    torch.cuda.nvtx.range_pop = _nothing
+
+
+class _OnHost(TorchFunctionMode):
+    """Sends what is meant for CUDA to the host, and drops pinning, which needs a GPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs) if kwargs is not None else {}
+        if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not given:
+            # Megatron's optimizers sort parameters by the name of their CUDA tensor type.
+            return func(*args).replace("torch.", "torch.cuda.")
+        if _is_cuda(given.get("device")):
+            given["device"] = HOST
+        given.pop("pin_memory", None)
+        if func is torch.Tensor.to:
+            args = tuple(HOST if _is_cuda(argument) else argument for argument in args)
+        return func(*args, **given)
+
+
+def _is_cuda(place: object) -> bool:
+    return isinstance(place, str | torch.device) and str(place).startswith("cuda")
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Inside, whatever asks for CUDA gets the host. Does nothing where there is a GPU."""
+    if not is_needed():
+        yield
+        return
+    with _OnHost():
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hides what Megatron says about itself while imported or configured: deprecations among its modules, absent extras."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

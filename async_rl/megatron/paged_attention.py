@@ -1,0 +1,199 @@
+"""Attention of the inference engine: queries of this step against keys and values that lie in pages.
+
+Megatron calls one method for it and means FlashAttention. This is the same method with torch alone: on a CPU, and on GPUs
+without FlashAttention, all requests that decode one token share one padded gather and one attention call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from async_rl.megatron.attention import can_use_varlen
+from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
+
+MAX_PADDED_SCORES = 1 << 22
+"""Prompts are padded to one batch only while their attention scores stay this few; longer ones go one by one."""
+
+
+class PagedSelfAttention(SelfAttention):
+    """Self-attention whose paged kernel needs no extension."""
+
+    def flash_decode_and_prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        seqlens_k: Tensor,
+        block_table: Tensor,
+        is_decode_only: bool,
+        softmax_offset: Tensor | None = None,
+    ) -> Tensor:
+        """q [tokens, 1, heads, dim]; k, v [pages, page, kv heads, dim]; returns like q."""
+        if softmax_offset is not None:
+            raise NotImplementedError("softmax_offset (attention sinks) is not supported by the paged attention")
+        if q.shape[1] != 1:
+            raise NotImplementedError("several query tokens per decoding request (speculation) are not supported")
+        if can_use_varlen(q) and varlen_reads_pages():
+            if is_decode_only:
+                cu_seqlens_q = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+            return _varlen_paged(q[:, 0], k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqlens_k, block_table)[:, None]
+        plan = _plan_of_step(block_table, cu_seqlens_q, seqlens_k, k.shape[1], is_decode_only)
+        return plan.attend(q[:, 0], k, v)[:, None]
+
+
+def attention_for(device: torch.device) -> type[SelfAttention]:
+    """Megatron's own kernel call where FlashAttention exists, ours elsewhere."""
+    if device.type == "cuda" and HAVE_FLASH_ATTENTION:
+        return SelfAttention
+    # Megatron asserts FlashAttention before it calls the method that we replace.
+    attention_module.HAVE_FA3 = True
+    return PagedSelfAttention
+
+
+def kernel_name(device: torch.device) -> str:
+    """What `attention_for` leads to, for the log."""
+    if attention_for(device) is SelfAttention:
+        return "flash-attention"
+    return "torch varlen" if device.type == "cuda" and varlen_reads_pages() else "torch gather"
+
+
+@cache
+def varlen_reads_pages() -> bool:
+    return {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+
+
+def _varlen_paged(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, max_q: int, max_k: int, seqlens_k: Tensor, block_table: Tensor
+) -> Tensor:
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        None,
+        max_q,
+        max_k,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        seqused_k=seqlens_k,
+        block_table=block_table.clamp(min=0),
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Requests that are attended together."""
+
+    queries: Tensor
+    """Rows of q, [requests, queries each]; short requests repeat their first row, and `scatter` skips that."""
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, queries each (or 1), longest]"""
+    is_real: Tensor | None
+    """Which of `queries` are not padding; None means all."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        groups, dim = k.shape[-2:]
+        requests, width = self.queries.shape
+        # Heads that share a key head stand beside it as further queries, so that nothing is repeated.
+        shared = q.shape[1] // groups
+        own = q[self.queries].view(requests, width, groups, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        keys, values = (
+            pool.view(-1, groups * dim).index_select(0, self.keys.view(-1)).view(requests, -1, groups, dim).transpose(1, 2)
+            for pool in (k, v)
+        )
+        mask = self.mask if width == 1 else self.mask.repeat_interleave(shared, dim=2)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=mask)
+        attended = attended.view(requests, groups, width, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        if self.is_real is None:
+            out[self.queries] = attended
+        else:
+            out[self.queries[self.is_real]] = attended[self.is_real]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Who attends with whom in one engine step: the same for all layers, so made once."""
+
+    parts: tuple[_Part, ...]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.zeros_like(q)
+        for part in self.parts:
+            part.attend(q, k, v, out)
+        return out
+
+
+def _plan_of_step(block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool) -> _Plan:
+    """The plan rides on the step's block table: a tensor object that all layers of one step share, and no other step."""
+    plan: _Plan | None = getattr(block_table, "async_rl_plan", None)
+    if plan is None:
+        plan = _make_plan(block_table, cu_seqlens_q, seqlens_k, page, is_decode_only)
+        block_table.async_rl_plan = plan  # pyright: ignore[reportAttributeAccessIssue]
+    return plan
+
+
+def _make_plan(block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool) -> _Plan:
+    lengths = seqlens_k.tolist()
+    if is_decode_only:
+        starts, counts = list(range(len(lengths))), [1] * len(lengths)
+    else:
+        bounds = cu_seqlens_q.tolist()
+        starts, counts = bounds[:-1], [stop - start for start, stop in pairwise(bounds)]
+    work = [
+        (request, start, count, length)
+        for request, (start, count, length) in enumerate(zip(starts, counts, lengths, strict=True))
+        if count > 0 and length > 0
+    ]
+    decoding = [item for item in work if item[2] == 1]
+    prompts = [item for item in work if item[2] > 1]
+    batches = [decoding, *_batches_of_prompts(prompts)]
+    return _Plan(tuple(_make_part(batch, block_table, page) for batch in batches if batch))
+
+
+_Work = tuple[int, int, int, int]
+"""request, first row of q, number of queries, number of keys"""
+
+
+def _batches_of_prompts(prompts: list[_Work]) -> list[list[_Work]]:
+    """Neighbours in length together, so that padding stays small."""
+    batches: list[list[_Work]] = []
+    for item in sorted(prompts, key=lambda item: item[3]):
+        _, _, queries, keys = item
+        if batches and (len(batches[-1]) + 1) * queries * keys <= MAX_PADDED_SCORES and keys <= 2 * batches[-1][0][3]:
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches
+
+
+def _make_part(work: list[_Work], block_table: Tensor, page: int) -> _Part:
+    device = block_table.device
+    requests, first, queries, keys = torch.tensor(work, device=device).unbind(1)
+    width, longest = int(max(item[2] for item in work)), int(max(item[3] for item in work))
+    offset = torch.arange(width, device=device)
+    is_real = offset < queries[:, None]
+    rows = first[:, None] + torch.where(is_real, offset, 0)
+
+    position = torch.arange(longest, device=device)
+    pages = block_table[requests][:, : -(-longest // page)].clamp(min=0).long()
+    places = pages[:, position // page] * page + position % page
+    # Query j of n, standing at position keys - n + j, sees the keys up to itself.
+    last_seen = (keys - queries)[:, None] + torch.where(is_real, offset, 0)
+    mask = position <= last_seen[:, :, None]
+    return _Part(queries=rows, keys=places, mask=mask[:, None], is_real=None if bool(is_real.all()) else is_real)

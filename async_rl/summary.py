@@ -1,0 +1,154 @@
+"""What a run came to: summary.json, a picture, and a page to read on the terminal.
+
+`reward_first` and `reward_last` are means over the first and the last EDGE steps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from async_rl.config import Config
+from async_rl.telemetry.rows import MetricRow, read_rows
+
+EDGE = 3
+AGE_PREFIX = "staleness/age_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    run: str
+    steps: int
+    reward_first: float
+    reward_last: float
+    age_mean: float
+    """Over all groups trained."""
+    age_max: int
+    max_age: int
+    """The bound that was configured."""
+    age_histogram: dict[str, int]
+    """Groups by age."""
+    tokens_trained: int
+    samples_trained: int
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    step: int
+    prompt: str
+    text: str
+    reward: float | None
+    age: int
+
+
+def write_summary(config: Config, console: Console) -> Path | None:
+    """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
+    folder = config.run_folder
+    rows = _trained_rows(folder / "metrics.jsonl")
+    if not rows:
+        console.print("No step was trained, so there is nothing to sum up.")
+        return None
+    summary = summarise(rows, run=config.run.name, max_age=config.staleness.max_age)
+    path = folder / "summary.json"
+    path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    _print_samples(read_samples(folder / "samples.jsonl"), console)
+    _print_summary(summary, console)
+    _draw(rows, summary, folder / "curves.png", console)
+    console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+    return path
+
+
+def summarise(rows: Sequence[MetricRow], *, run: str, max_age: int) -> Summary:
+    histogram = age_histogram(rows)
+    groups = sum(histogram.values())
+    last = rows[-1].values
+    return Summary(
+        run=run,
+        steps=rows[-1].step,
+        reward_first=_mean_reward(rows[:EDGE]),
+        reward_last=_mean_reward(rows[-EDGE:]),
+        age_mean=sum(age * count for age, count in histogram.items()) / groups if groups else 0.0,
+        age_max=max(histogram, default=0),
+        max_age=max_age,
+        age_histogram={str(age): count for age, count in histogram.items()},
+        tokens_trained=int(last.get("progress/tokens", 0)),
+        samples_trained=int(last.get("progress/samples", 0)),
+        wall_s=last.get("progress/wall_s", 0.0),
+    )
+
+
+def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if name.startswith(AGE_PREFIX):
+                age = int(name.removeprefix(AGE_PREFIX))
+                found[age] = found.get(age, 0) + int(value)
+    return dict(sorted(found.items()))
+
+
+def read_samples(path: Path) -> list[SampleRow]:
+    """In order of their steps; of a step that was trained again, both attempts."""
+    if not path.exists():
+        return []
+    found: list[SampleRow] = []
+    for line in path.read_text().splitlines():
+        try:
+            row: Any = json.loads(line)
+        except ValueError:  # a crash cut it
+            continue
+        found.append(SampleRow(step=row["step"], prompt=row["prompt"], text=row["text"], reward=row["reward"], age=row["age"]))
+    return sorted(found, key=lambda sample: sample.step)
+
+
+def _trained_rows(path: Path) -> list[MetricRow]:
+    return [row for row in read_rows(path) if "reward/mean" in row.values] if path.exists() else []
+
+
+def _mean_reward(rows: Sequence[MetricRow]) -> float:
+    return sum(row.values["reward/mean"] for row in rows) / len(rows)
+
+
+def _print_samples(samples: Sequence[SampleRow], console: Console) -> None:
+    if not samples:
+        return
+    table = Table(title="What the model answered, before and after", title_justify="left", expand=False)
+    for heading in ("step", "prompt", "answer", "reward", "age"):
+        table.add_column(heading, justify="left" if heading in ("prompt", "answer") else "right")
+    early, late = samples[:EDGE], samples[EDGE:][-EDGE:]
+    for sample in (*early, *late):
+        reward = "-" if sample.reward is None else f"{sample.reward:.2f}"
+        # Text keeps what a model says from being read as markup.
+        table.add_row(str(sample.step), Text(sample.prompt[:60]), Text(sample.text[:80]), reward, str(sample.age))
+    console.print(table)
+
+
+def _print_summary(summary: Summary, console: Console) -> None:
+    console.print(
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, {summary.wall_s:.0f} s"
+    )
+    console.print(f"trained {summary.tokens_trained:,} tokens of {summary.samples_trained:,} rollouts")
+    console.print(
+        f"age of the groups when trained: mean {summary.age_mean:.2f}, max {summary.age_max}, bound {summary.max_age}"
+    )
+    most = max(summary.age_histogram.values(), default=0)
+    for age, count in summary.age_histogram.items():
+        console.print(f"  {age:>3} {'█' * max(1, round(40 * count / most))} {count}", highlight=False)
+
+
+def _draw(rows: Sequence[MetricRow], summary: Summary, path: Path, console: Console) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("No curves.png: pip install 'async-rl[plot]' draws one.", markup=False)
+        return
+    from async_rl.curves import draw
+
+    draw(rows, path, title=summary.run, max_age=summary.max_age)

@@ -1,0 +1,30 @@
+"""SIGTERM and Ctrl-C: the first asks the process to drain, the second ends it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import FrameType
+
+
+def drain_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; the next signal ends the process. For the main thread, inside its loop.
+
+    The handlers are the interpreter's rather than the loop's, so that the second signal also ends a process whose loop
+    is stuck.
+    """
+    loop = asyncio.get_running_loop()
+    draining = asyncio.Event()
+    seen = 0
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(draining.set)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return draining

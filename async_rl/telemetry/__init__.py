@@ -1,0 +1,18 @@
+"""Metrics and logs. `open_sinks(config)` gives the MetricsSink of a run; `configure_logs(role)` the log lines of a process."""
+
+from async_rl.telemetry.logs import configure_logs
+from async_rl.telemetry.open_sinks import Sinks, open_sinks
+from async_rl.telemetry.rows import MetricRow, read_rows
+from async_rl.telemetry.table import METRICS, Metric, UnknownMetric, find_metric
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "MetricRow",
+    "Sinks",
+    "UnknownMetric",
+    "configure_logs",
+    "find_metric",
+    "open_sinks",
+    "read_rows",
+]

@@ -1,0 +1,101 @@
+"""The run at a glance: one panel that updates in place on a terminal, one line per step anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from async_rl.config import Config
+from async_rl.protocols import MetricsSink
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    metric: str
+    label: str
+    form: str
+
+
+COLUMNS = (
+    Column(metric="reward/mean", label="reward", form="{:.3f}"),
+    Column(metric="staleness/mean", label="age", form="{:.2f}"),
+    Column(metric="staleness/max", label="oldest", form="{:.0f}"),
+    Column(metric="weights/version", label="version", form="{:.0f}"),
+    Column(metric="perf/tok_s", label="tok/s", form="{:,.0f}"),
+    Column(metric="optim/grad_norm", label="grad", form="{:.2f}"),
+    Column(metric="time/step", label="s/step", form="{:.2f}"),
+)
+
+
+def open_console(config: Config) -> MetricsSink:
+    console = Console(file=sys.stdout)
+    steps = config.learner.steps
+    return LivePanel(console, config.run.name, steps) if console.is_terminal else StepLines(console, steps)
+
+
+class StepLines:
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        cells = [
+            f"{column.label} {column.form.format(metrics[column.metric])}" for column in COLUMNS if column.metric in metrics
+        ]
+        if cells:
+            self._console.print("  ".join([f"step {step}/{self._steps}", *cells]), highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LivePanel:
+    def __init__(self, console: Console, run: str, steps: int) -> None:
+        self._run = run
+        self._steps = steps
+        self._step = 0
+        self._newest: dict[str, float] = {}
+        self._rewards: dict[int, float] = {}
+        self._live = Live(self._panel(), console=console, auto_refresh=False)
+        self._live.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = max(step, self._step)
+        self._newest.update(metrics)
+        if "reward/mean" in metrics:
+            self._rewards[step] = metrics["reward/mean"]
+        self._live.update(self._panel(), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _panel(self) -> Panel:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        shown = [column for column in COLUMNS if column.metric in self._newest]
+        for column in shown:
+            table.add_column(column.label, justify="right", header_style="dim")
+        table.add_row(*(column.form.format(self._newest[column.metric]) for column in shown))
+        curve = Text(sparkline([self._rewards[step] for step in sorted(self._rewards)], width=72), style="cyan")
+        title = f"[bold]{self._run}[/]  step {self._step}/{self._steps}"
+        return Panel(Group(table, curve), title=title, title_align="left", expand=False)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The whole curve in at most `width` characters, each the mean of its share of the values."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span > 0 else 0] for mean in means)

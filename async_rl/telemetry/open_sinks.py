@@ -1,0 +1,79 @@
+"""Which sinks a configuration asks for, behind one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Self
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from async_rl.protocols import MetricsSink
+from async_rl.telemetry.rows import JsonlSink
+from async_rl.telemetry.table import UnknownMetric, find_metric
+
+
+class Sinks:
+    """A MetricsSink that hands each row to several others. Leaving its `with` closes them."""
+
+    def __init__(self, sinks: Sequence[MetricsSink]) -> None:
+        self._sinks = sinks
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name in metrics:
+            if find_metric(name) is None:
+                warnings.warn(f"the metric {name!r} is not in async_rl/telemetry/table.py", UnknownMetric, stacklevel=2)
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # one that fails to close does not keep the others open
+            for sink in self._sinks:
+                closing.callback(sink.close)
+
+
+def open_sinks(config: Config, *, resumed_after: int = 0) -> Sinks:
+    """metrics.jsonl always, and whatever `config.metrics` switches on. Raises ConfigError when an extra is missing.
+
+    A learner that resumes passes the step of its checkpoint: rows above it are trained again and superseded.
+    """
+    wanted = config.metrics
+    if wanted.wandb_project:
+        _need_extra("wandb", asked_by="metrics.wandb_project")
+    if wanted.tensorboard:
+        _need_extra("tensorboard", asked_by="metrics.tensorboard")
+    sinks: list[MetricsSink] = [JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after)]
+    with ExitStack() as opened:
+        opened.callback(lambda: Sinks(sinks).close())
+        # Each is imported only when asked for: rich, wandb and torch's writer cost seconds that a worker need not pay.
+        if wanted.console:
+            from async_rl.telemetry.console import open_console
+
+            sinks.append(open_console(config))
+        if wanted.tensorboard:
+            from async_rl.telemetry.tensorboard import TensorBoardSink
+
+            sinks.append(TensorBoardSink(config.run_folder / "tensorboard", resumed_after=resumed_after))
+        if wanted.prometheus_port:
+            from async_rl.telemetry.prometheus import PrometheusSink
+
+            sinks.append(PrometheusSink(run=config.run.name, host=config.wire.host, port=wanted.prometheus_port))
+        if wanted.wandb_project:
+            from async_rl.telemetry.wandb import WandbSink
+
+            sinks.append(WandbSink(config))
+        opened.pop_all()
+    return Sinks(sinks)
+
+
+def _need_extra(extra: str, *, asked_by: str) -> None:
+    if find_spec(extra) is None:
+        raise ConfigError(f"{asked_by} needs a package that is not installed: pip install 'async-rl[{extra}]'")

@@ -1,0 +1,110 @@
+"""Every metric that exists: its name, unit and meaning. Documentation, Prometheus and the console all read this table.
+
+`{...}` in a name stands for one word: an environment, a reason, an age.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+class UnknownMetric(UserWarning):
+    """Something logged a name that the table does not have. Where warnings are errors, this is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    name: str
+    unit: str
+    help: str
+
+    @property
+    def is_family(self) -> bool:
+        return "{" in self.name
+
+
+def _metric(name: str, unit: str, help: str) -> Metric:
+    return Metric(name=name, unit=unit, help=help)
+
+
+METRICS: tuple[Metric, ...] = (
+    _metric("reward/mean", "", "mean reward of the step's scored rollouts"),
+    _metric("reward/std", "", "standard deviation of the step's rewards"),
+    _metric("reward/{environment}/mean", "", "mean reward of one environment's rollouts"),
+    _metric("episode/turns", "turns", "mean number of generations per rollout"),
+    _metric("episode/length", "tokens", "mean number of sampled tokens per rollout"),
+    _metric("episode/truncated", "share", "rollouts that a length limit cut"),
+    _metric("episode/failed", "share", "rollouts that broke and have no reward"),
+    _metric("policy/loss", "", "the loss that was minimised"),
+    _metric("policy/kl_reference", "", "part of the loss that keeps the policy near the reference policy"),
+    _metric("policy/entropy", "nats", "mean entropy of the trained policy at sampled tokens, where the objective asks for it"),
+    _metric("policy/tokens", "tokens", "sampled tokens in the loss"),
+    _metric("policy/ratio_mean", "", "mean probability ratio, trained policy over sampling policy"),
+    _metric("policy/ratio_max", "", "largest probability ratio"),
+    _metric("policy/clip_frac", "share", "sampled tokens whose ratio was clipped"),
+    _metric("policy/masked_frac", "share", "sampled tokens that the trust mask or the veto kept out of the loss"),
+    _metric("policy/vetoed_frac", "share", "sequences that the veto kept out of the loss"),
+    _metric("policy/ess", "share", "effective sample size of the ratios, as a share of the tokens"),
+    _metric("policy/kl_behave", "nats", "estimated KL divergence from the sampling to the trained policy"),
+    _metric("policy/logprob_mean", "nats", "mean logprob of the sampled tokens under the trained policy"),
+    _metric("policy/logprob_abs_diff", "nats", "mean |logprob when trained - logprob when sampled|"),
+    _metric("policy/logprob_abs_diff_max", "nats", "largest |logprob when trained - logprob when sampled|"),
+    _metric("batch/advantage_abs", "", "mean |advantage| of the step's samples"),
+    _metric("batch/no_signal_frac", "share", "samples whose advantage is 0"),
+    _metric("batch/sequences", "samples", "samples packed into the step"),
+    _metric("batch/trained_tokens", "tokens", "sampled tokens that are trained on"),
+    _metric("batch/tokens", "tokens", "all tokens of the packed rows, prompts included"),
+    _metric("batch/bins", "bins", "packed micro-batch rows"),
+    _metric("batch/fill", "share", "of the packed rows' capacity that holds tokens"),
+    _metric("batch/imbalance", "", "tokens of the fullest data-parallel shard over the mean of all"),
+    _metric("staleness/mean", "versions", "mean age of the step's groups"),
+    _metric("staleness/p95", "versions", "95th percentile of the age"),
+    _metric("staleness/max", "versions", "largest age"),
+    _metric("staleness/in_flight", "versions", "mean part of the age gained while being rolled out"),
+    _metric("staleness/in_queue", "versions", "mean part of the age gained while waiting in the buffer"),
+    _metric("staleness/age_{age}", "groups", "groups of the step that had exactly this age"),
+    _metric("staleness/dropped", "groups", "groups dropped for being too old, since the run began"),
+    _metric("buffer/depth", "groups", "groups ready to be trained on"),
+    _metric("buffer/reserved", "groups", "tickets being rolled out"),
+    _metric("buffer/slots_used", "slots", "slots that are charged"),
+    _metric("buffer/bytes", "bytes", "payload bytes held"),
+    _metric("buffer/dropped/{reason}", "groups", "tickets that ended untrained, since the run began"),
+    _metric("buffer/quarantined", "groups", "payloads that failed validation, since the run began"),
+    _metric("rollout/inflight", "groups", "groups being rolled out by all workers"),
+    _metric("rollout/tok_s", "tokens/s", "tokens that all workers sample per second"),
+    _metric("rollout/episodes", "rollouts", "episodes that workers finished, since they started"),
+    _metric("rollout/forked", "samples", "samples begun because a history was not a prefix, since the workers started"),
+    _metric("rollout/failures/{boundary}", "rollouts", "episodes that broke at this boundary, since the workers started"),
+    _metric("rollout/lease_lost", "groups", "groups that workers gave up because their ticket was lost"),
+    _metric("rollout/workers", "workers", "workers that are listed"),
+    _metric("weights/version", "", "the version that the step produced"),
+    _metric("weights/push_s", "s", "from the start of a push until every worker had staged it"),
+    _metric("weights/bytes", "bytes", "bytes of the last push, per worker"),
+    _metric("weights/workers", "workers", "workers that received the last push"),
+    _metric("weights/dropped", "workers", "workers that the last push had to leave behind"),
+    _metric("time/step", "s", "training the step and handing its weights to the publisher"),
+    _metric("time/wait_data", "s", "waiting for groups"),
+    _metric("idle/learner", "share", "of the step's time that the learner waited for groups"),
+    _metric("perf/tok_s", "tokens/s", "sampled tokens trained per second"),
+    _metric("optim/lr", "", "learning rate"),
+    _metric("optim/grad_norm", "", "gradient norm before clipping"),
+    _metric("optim/skipped", "", "1 when the step was skipped for a non-finite loss or gradient"),
+    _metric("progress/tokens", "tokens", "sampled tokens trained, since the run began"),
+    _metric("progress/samples", "rollouts", "rollouts trained, since the run began"),
+    _metric("progress/wall_s", "s", "since training began"),
+)
+
+_EXACT = {metric.name: metric for metric in METRICS if not metric.is_family}
+_FAMILIES = [
+    (re.compile(re.sub(r"\\{.*?\\}", r"[^/]+", re.escape(metric.name))), metric) for metric in METRICS if metric.is_family
+]
+
+
+@cache
+def find_metric(name: str) -> Metric | None:
+    """The row of the table for a logged name."""
+    if name in _EXACT:
+        return _EXACT[name]
+    return next((metric for pattern, metric in _FAMILIES if pattern.fullmatch(name)), None)

@@ -1,0 +1,144 @@
+"""What sender and receivers say to each other on the board. Data only; what is malformed is ignored and logged.
+
+to workers:  Offer -> Begin -> (Cancel)   then Flip, once the version is live
+to learner:  Hello;   Ready | Refused -> Staged | Failed
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from async_rl.protocols import Board
+from async_rl.types import VersionRecord
+
+TO_WORKERS = "weights-to-workers"
+TO_LEARNER = "weights-to-learner"
+
+_READ_WAIT_S = 5.0
+"""How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _OfPush(_Message):
+    fence: int
+    """The sender's incarnation: of two learners, the one with the higher fence is the learner."""
+    generation: int
+    """Counts the sender's attempts; each has its own process group."""
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        return self.fence, self.generation
+
+
+class Offer(_OfPush):
+    """Will you take this version?"""
+
+    kind: Literal["offer"] = "offer"
+    to: tuple[str, ...]
+    record: VersionRecord
+    host: str
+    port: int
+    """Where the attempt's store listens."""
+    manifest: str
+    bucket_bytes: int
+
+
+class Begin(_OfPush):
+    """Everybody listed is ready: join the group. Rank 0 is the sender; the i-th member has rank i + 1."""
+
+    kind: Literal["begin"] = "begin"
+    members: tuple[str, ...]
+
+
+class Cancel(_OfPush):
+    """The attempt broke: let go of it and say so."""
+
+    kind: Literal["cancel"] = "cancel"
+
+
+class Flip(_Message):
+    """The version is live: serve it."""
+
+    kind: Literal["flip"] = "flip"
+    fence: int
+    record: VersionRecord
+
+
+class Hello(_Message):
+    """I started, or I missed a version: I need weights."""
+
+    kind: Literal["hello"] = "hello"
+    member: str
+
+
+class _Reply(_OfPush):
+    member: str
+
+
+class Ready(_Reply):
+    kind: Literal["ready"] = "ready"
+
+
+class Refused(_Reply):
+    kind: Literal["refused"] = "refused"
+    reason: str
+
+
+class Staged(_Reply):
+    """Everything arrived and is what was published."""
+
+    kind: Literal["staged"] = "staged"
+
+
+class Failed(_Reply):
+    kind: Literal["failed"] = "failed"
+    reason: str
+
+
+ToWorkers = Offer | Begin | Cancel | Flip
+Reply = Ready | Refused | Staged | Failed
+ToLearner = Hello | Reply
+
+TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
+TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])
+
+M = TypeVar("M")
+
+
+async def post(board: Board, topic: str, message: _Message) -> None:
+    await board.post(topic, message.model_dump(mode="json"))
+
+
+class Inbox(Generic[M]):
+    """A topic from now on, in order, nothing missed between two reads."""
+
+    def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
+        self._board = board
+        self._topic = topic
+        self._messages = messages
+        self._position = position
+
+    @classmethod
+    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M]) -> Inbox[M]:
+        # "$" would mean a different place at each read, and whatever came between two reads would be lost.
+        kept = await board.read(topic, "0", 0.0)
+        return cls(board, topic, messages, kept[-1][0] if kept else "0")
+
+    async def read(self) -> list[M]:
+        """The next messages; empty when none came for a while."""
+        found: list[M] = []
+        for position, raw in await self._board.read(self._topic, self._position, _READ_WAIT_S):
+            self._position = position
+            try:
+                found.append(self._messages.validate_python(raw))
+            except ValidationError as error:
+                _log.warning("ignored a malformed message", topic=self._topic, position=position, problem=str(error))
+        return found

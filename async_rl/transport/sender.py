@@ -1,0 +1,286 @@
+"""The learner's end of the weight wire.
+
+push:  offer ─▶ everybody ready? ─▶ begin ─▶ broadcasts ─▶ everybody staged? ──yes──▶ report
+         ▲                                                       │ no
+         └────────── the survivors, a fresh group ◀── cancel ◀───┘   who stays silent is dropped
+flip:  the version is live, serve it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+from types import TracebackType
+
+import structlog
+import torch
+
+from async_rl.config import HEARTBEAT_S, WireConfig
+from async_rl.errors import WireError
+from async_rl.parameter_spec import ParameterSpec
+from async_rl.protocols import Board
+from async_rl.transport.digest import specs_of
+from async_rl.transport.membership import Membership
+from async_rl.transport.messages import (
+    TO_LEARNER,
+    TO_LEARNER_MESSAGES,
+    TO_WORKERS,
+    Begin,
+    Cancel,
+    Failed,
+    Flip,
+    Hello,
+    Inbox,
+    Offer,
+    Ready,
+    Refused,
+    Reply,
+    Staged,
+    ToLearner,
+    post,
+)
+from async_rl.transport.plan import Transfer, manifest_digest, plan_transfers, size_of
+from async_rl.transport.wire_process_group import Meeting, Seat, Timeouts, link, send_weights
+from async_rl.types import VersionRecord
+
+_GRACE_S = 1.0
+"""A living event loop answers a Cancel in milliseconds, however busy its threads are."""
+
+_MAX_FAILURES = 3
+"""A member that answers but fails this often in one push is given up until it says hello again."""
+
+_RECHECK_S = 5.0
+"""How long `needed` trusts that every member in need has said so."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushReport:
+    staged: tuple[str, ...]
+    """Hold the version, verified, and serve it from the flip on."""
+    dropped: Mapping[str, str]
+    """Member id -> why it did not get the version."""
+    num_bytes: int
+    """Of one copy of the weights."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cargo:
+    """What a push moves."""
+
+    record: VersionRecord
+    tensors: Mapping[str, torch.Tensor]
+    specs: Sequence[ParameterSpec]
+    transfers: Sequence[Transfer]
+
+
+class WeightSender:
+    """Hold it open with `async with` for as long as the learner lives. Pushes run one at a time."""
+
+    def __init__(self, board: Board, wire: WireConfig, device: torch.device | str, *, fence: int) -> None:
+        self._board = board
+        self._wire = wire
+        self._device = torch.device(device)
+        self._fence = fence
+        self._timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        self._membership = Membership(board)
+        self._generation = 0
+        self._replies: dict[str, Reply] = {}
+        """The last word of each member in the current attempt."""
+        self._news = asyncio.Condition()
+        self._num_heard = 0
+        self._pushing = asyncio.Lock()
+        self._listening = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> WeightSender:
+        inbox = await Inbox.open(self._board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        await self._listening.__aenter__()
+        self._listener = self._listening.create_task(self._listen(inbox), name="weight-replies")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.cancel()
+        await self._listening.__aexit__(kind, error, trace)
+
+    async def needy(self, version: int) -> list[str]:
+        """The live members that need `version`."""
+        return await self._membership.needy(version)
+
+    async def needed(self, version: int) -> list[str]:
+        """Wait until a live member needs `version`: it joined, came back, or missed it."""
+        while True:
+            heard = self._num_heard
+            if needy := await self.needy(version):
+                return needy
+            await self._until(lambda heard=heard: self._num_heard != heard, _RECHECK_S)
+
+    async def push(self, record: VersionRecord, tensors: Mapping[str, torch.Tensor]) -> PushReport:
+        """Bring a version to every live member that needs it; return when each has it staged or was dropped.
+
+        `record.digest` must be `digest_of(tensors)`, and the tensors stay unchanged meanwhile. Repeating it serves
+        whoever needs the version by then. A member's failure is in the report, never raised.
+        """
+        async with self._pushing:
+            started = time.monotonic()
+            specs = specs_of(tensors)
+            bucket_bytes = int(self._wire.bucket_mb * (1 << 20))
+            cargo = _Cargo(record=record, tensors=tensors, specs=specs, transfers=plan_transfers(specs, bucket_bytes))
+            staged: list[str] = []
+            dropped: dict[str, str] = {}
+            failures: Counter[str] = Counter()
+            waiting = await self.needy(record.version)
+            while waiting:
+                outcome = await self._attempt(cargo, waiting)
+                staged += outcome.staged
+                dropped |= outcome.dropped
+                if not outcome.dropped:  # else whoever was lost explains it
+                    failures.update(outcome.failed.keys())
+                waiting = [member for member in outcome.failed if failures[member] < _MAX_FAILURES]
+                dropped |= {member: reason for member, reason in outcome.failed.items() if member not in waiting}
+            for member in (*staged, *dropped):
+                self._membership.settle(member, record.version)
+            for member, reason in dropped.items():
+                _log.warning("left out of a weight push", member=member, version=record.version, reason=reason)
+            return PushReport(
+                staged=tuple(staged),
+                dropped=dropped,
+                num_bytes=sum(size_of(spec) for spec in specs),
+                seconds=time.monotonic() - started,
+            )
+
+    async def flip(self, record: VersionRecord) -> None:
+        """Tell everybody that the version is live. Call it after `buffer.publish`; repeating it is harmless."""
+        await post(self._board, TO_WORKERS, Flip(fence=self._fence, record=record))
+
+    async def _attempt(self, cargo: _Cargo, cohort: Sequence[str]) -> _Outcome:
+        self._generation += 1
+        self._replies = {}
+        outcome = _Outcome(staged=[], dropped={}, failed={})
+        meeting = await asyncio.to_thread(Meeting.open, self._wire.host, self._wire.rendezvous_timeout_s)
+        released = Event()
+        try:
+            ready = await self._gather(cargo, cohort, meeting, outcome)
+            if ready:
+                await self._begin(cargo, ready, meeting, released)
+                await self._settle_accounts(ready, meeting, outcome)
+        finally:
+            released.set()
+            meeting.close()
+        return outcome
+
+    async def _gather(self, cargo: _Cargo, cohort: Sequence[str], meeting: Meeting, outcome: _Outcome) -> list[str]:
+        """Offer the version, and return who is ready for it."""
+        await asyncio.to_thread(meeting.write_manifest, cargo.specs)
+        offer = Offer(
+            fence=self._fence,
+            generation=self._generation,
+            to=tuple(cohort),
+            record=cargo.record,
+            host=meeting.host,
+            port=meeting.port,
+            manifest=manifest_digest(cargo.specs),
+            bucket_bytes=int(self._wire.bucket_mb * (1 << 20)),
+        )
+        await post(self._board, TO_WORKERS, offer)
+        await self._until(lambda: self._replies.keys() >= set(cohort), self._timeouts.operation_s)
+        ready: list[str] = []
+        for member in cohort:
+            match self._replies.get(member):
+                case Ready():
+                    ready.append(member)
+                case Refused(reason=reason):
+                    outcome.dropped[member] = reason
+                case _:
+                    self._lose(member, f"did not answer the offer within {self._timeouts.operation_s:g} s", outcome)
+        return ready
+
+    async def _begin(self, cargo: _Cargo, ready: Sequence[str], meeting: Meeting, released: Event) -> None:
+        """Send, and wait for everybody's report; give up at the first sign that the group is broken."""
+        await post(self._board, TO_WORKERS, Begin(fence=self._fence, generation=self._generation, members=tuple(ready)))
+        seat = Seat(rank=0, size=len(ready) + 1, device=self._device, timeouts=self._timeouts, released=released)
+
+        def send() -> None:
+            with link(meeting, seat) as wire:
+                send_weights(wire, cargo.transfers, cargo.tensors, self._device)
+
+        try:
+            async with asyncio.TaskGroup() as both:
+                watch = both.create_task(self._until_broken(ready), name="weight-push-watch")
+                await asyncio.to_thread(send)
+                # Everybody has everything; what is left is their verdict on the digest.
+                await self._until(lambda: self._reported(ready), self._timeouts.operation_s)
+                watch.cancel()
+        except* WireError as broken:
+            _log.info("a weight push broke", generation=self._generation, reason=str(broken.exceptions[0]))
+
+    async def _settle_accounts(self, ready: Sequence[str], meeting: Meeting, outcome: _Outcome) -> None:
+        if not self._reported(ready):
+            meeting.close()
+            await post(self._board, TO_WORKERS, Cancel(fence=self._fence, generation=self._generation))
+            await self._until(lambda: self._reported(ready), _GRACE_S)
+        for member in ready:
+            match self._replies.get(member):
+                case Staged():
+                    outcome.staged.append(member)
+                case Failed(reason=reason):
+                    outcome.failed[member] = reason
+                case _:
+                    self._lose(member, "died or hung while receiving", outcome)
+
+    def _lose(self, member: str, reason: str, outcome: _Outcome) -> None:
+        self._membership.silent(member)
+        outcome.dropped[member] = reason
+
+    def _reported(self, members: Sequence[str]) -> bool:
+        return all(isinstance(self._replies.get(member), Staged | Failed) for member in members)
+
+    async def _until_broken(self, ready: Sequence[str]) -> None:
+        while not self._has_failure():
+            if gone := set(ready) - {member.id for member in await self._board.members()}:
+                raise WireError(f"{', '.join(sorted(gone))} left the run")
+            await self._until(self._has_failure, HEARTBEAT_S)
+        raise WireError("a member reported a failure")
+
+    def _has_failure(self) -> bool:
+        return any(isinstance(reply, Failed) for reply in self._replies.values())
+
+    async def _until(self, reached: Callable[[], bool], wait_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._news:
+                await self._news.wait_for(reached)
+
+    async def _listen(self, inbox: Inbox[ToLearner]) -> None:
+        """consumes: what members say     produces: news, for whoever waits on it     unblocked by: any message"""
+        while True:
+            for message in await inbox.read():
+                async with self._news:
+                    self._hear(message)
+                    self._num_heard += 1
+                    self._news.notify_all()
+
+    def _hear(self, message: ToLearner) -> None:
+        if isinstance(message, Hello):
+            self._membership.hello(message.member)
+            return
+        self._membership.alive(message.member)
+        if message.attempt == (self._fence, self._generation):
+            self._replies[message.member] = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How one attempt ended, for each member of its cohort."""
+
+    staged: list[str]
+    dropped: dict[str, str]
+    failed: dict[str, str]
+    """Alive, may try again."""

@@ -1,0 +1,188 @@
+"""The command line as a person meets it: what is printed, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import async_rl
+from async_rl.cli import VERBS, dispatch, named
+from async_rl.commands import command, environment
+from async_rl.config_files import load
+from async_rl.errors import ConfigError
+from async_rl.local_run import prepare_folder, specs
+
+QUICKSTART = ("@", "configs/quickstart.yaml")
+
+
+def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", *args]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("rum",), "did you mean `async-rl run`?"),
+        (("buffer", "stat"), "did you mean `async-rl buffer stats`?"),
+        (("run", *QUICKSTART, "--staleness.maxage", "3"), "did you mean staleness.max_age?"),
+        (("run", "@", "nowhere.yaml"), "cannot read nowhere.yaml"),
+        (("learner", *QUICKSTART), "run.name is not set"),
+        (("buffer", "stats", *QUICKSTART, "--json"), "run.name is not set"),
+        (("config", "check", *QUICKSTART, "--model.folder", "/x"), "exactly one of model.size and model.folder"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_one_sentence_and_code_2(tmp_path: Path, args: tuple[str, ...], sentence: str) -> None:
+    done = async_rl_command(*args, folder=tmp_path)
+    assert done.returncode == ConfigError.exit_code
+    assert sentence in done.stderr
+    assert done.stderr.startswith("async-rl: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "nothing is made before the configuration is known to be right"
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([]) == 0
+    said = capsys.readouterr().out
+    assert all(verb.words in said and verb.help in said for verb in VERBS)
+
+
+def test_each_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        assert dispatch([*verb.words.split(), "--help"]) == 0
+        assert verb.help in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["--version"]) == 0
+    assert capsys.readouterr().out == f"async-rl {async_rl.__version__}\n"
+
+
+def test_show_says_where_each_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["config", "show", *QUICKSTART, "--run.seed", "3"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["run.seed"].endswith("# command line")
+    assert "quickstart.yaml:" in lines["model.size.hidden"]
+    assert "#" not in lines["leases.ticket_s"]
+
+
+def test_schema_is_json_with_the_fields_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["additionalProperties"] is False
+    assert "on-policy" in schema["$defs"]["StalenessConfig"]["properties"]["max_age"]["description"]
+
+
+def test_check_says_what_the_limits_come_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["config", "check", *QUICKSTART, "--staleness.max_age", "1", "--batch.groups_per_step", "4"]) == 0
+    assert "at most 8 groups" in capsys.readouterr().out
+
+
+def test_a_run_without_a_name_gets_one() -> None:
+    assert named(QUICKSTART).run.name.startswith("quickstart-2")
+    assert named([*QUICKSTART, "--run.name", "mine"]).run.name == "mine"
+
+
+def test_the_processes_of_a_run(tmp_path: Path) -> None:
+    config = load([*QUICKSTART, "--run.name", "r", "--run.folder", str(tmp_path), "--worker.processes", "2"])
+    written = prepare_folder(config)
+    assert load(["@", str(written)]) == config
+    made = specs(config, {"PATH": "/bin"})
+    assert [spec.name for spec in made] == ["buffer", "learner", "worker-0", "worker-1"]
+    assert all(list(spec.command[-2:]) == ["@", str(written)] for spec in made)
+    assert all(spec.environment["PYTHONSAFEPATH"] == "1" for spec in made)
+    assert [spec.log for spec in made if spec.log is None] == [None], "the learner alone speaks on the terminal"
+    elsewhere = load(["@", str(written), "--redis.url", "redis://elsewhere"])
+    assert [spec.name for spec in specs(elsewhere, {})] == ["learner", "worker-0", "worker-1"]
+
+
+def test_the_written_configuration_means_the_same_run_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load([*QUICKSTART, "--run.name", "r"])
+    written = prepare_folder(config)
+    folder = config.run_folder
+    monkeypatch.chdir("/")
+    assert load(["@", str(written)]).run_folder == folder
+
+
+def test_one_thread_each_on_a_cpu_unless_told_otherwise() -> None:
+    config = load([*QUICKSTART, "--device", "cpu"])
+    assert environment(config, {})["OMP_NUM_THREADS"] == "1"
+    assert environment(config, {"OMP_NUM_THREADS": "6"})["OMP_NUM_THREADS"] == "6"
+    assert "OMP_NUM_THREADS" not in environment(load([*QUICKSTART, "--device", "cuda"]), {})
+
+
+def test_several_ranks_run_under_torchrun() -> None:
+    assert command("learner", ["@", "x"])[1:] == ["-P", "-m", "learner", "@", "x"]
+    line = command("learner", ["@", "x"], ranks=2)
+    assert line[1:4] == ["-P", "-m", "async_rl.torchrun"]
+    assert line[line.index("--nproc-per-node") + 1] == "2"
+    assert line[-4:] == ["-m", "learner", "@", "x"]
+
+
+def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
+    """The process that was started is the role itself: a stand-in interpreter shows what it is given."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$$" "$PYTHONSAFEPATH" "$@"\nexit 7\n')
+    stand_in.chmod(0o755)
+    script = f"import sys; sys.executable = {str(stand_in)!r}; from async_rl.cli import main; main()"
+    line = [sys.executable, "-P", "-c", script, "buffer", "stats", *QUICKSTART, "--run.name", "r", "--json"]
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 7
+    expected = f"{process.pid} 1 -P -m buffer stats @ configs/quickstart.yaml --run.name r --json"
+    assert said.strip() == expected
+
+
+RANK = """
+import os, signal, sys, time
+assert sys.flags.safe_path
+print("rank", os.environ["RANK"], *sys.argv[1:], flush=True)
+if sys.argv[1] == "fail":
+    sys.exit(5 if os.environ["RANK"] == "1" else signal.pause())
+while True:
+    time.sleep(0.01)
+"""
+
+
+def ranks(folder: Path, what: str) -> subprocess.Popen[str]:
+    (folder / "rank_program.py").write_text(RANK)
+    line = [
+        sys.executable,
+        "-P",
+        "-m",
+        "async_rl.torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "rank_program",
+        what,
+    ]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_failing_rank_gives_the_launcher_its_exit_code(tmp_path: Path) -> None:
+    process = ranks(tmp_path, "fail")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 5, said
+    assert "rank 1 fail" in said
+
+
+def test_a_signal_reaches_the_ranks(tmp_path: Path) -> None:
+    process = ranks(tmp_path, "wait")
+    assert process.stdout is not None
+    seen = {next(line for line in process.stdout if line.startswith("rank")) for _ in range(2)}
+    assert seen == {"rank 0 wait\n", "rank 1 wait\n"}
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM

@@ -1,0 +1,56 @@
+"""Whose packages are imported, and what importing them costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import IntruderPackage
+from async_rl.packages import NAMES, guard
+
+
+def python(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, *args]
+    return subprocess.run(
+        line, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_our_packages_stand_together() -> None:
+    guard()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "async_rl"])
+@pytest.mark.parametrize("kind", ["package", "module", "folder"])
+def test_an_intruder_is_named(tmp_path: Path, name: str, kind: str) -> None:
+    if kind == "module":
+        (tmp_path / f"{name}.py").touch()
+    else:
+        (tmp_path / name).mkdir()
+        if kind == "package":
+            (tmp_path / name / "__init__.py").touch()
+    done = python("-P", "-m", "async_rl.cli", "--version", folder=tmp_path)
+    assert done.returncode == 0, "in the working folder it does no harm"
+    script = "from async_rl.errors import boundary\nfrom async_rl.packages import guard\nwith boundary('t'): guard()"
+    done = python("-P", "-c", script, folder=tmp_path, PYTHONPATH=str(tmp_path))
+    if kind == "folder":  # a folder without __init__.py never wins over a package
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == IntruderPackage.exit_code
+        assert f"{tmp_path / name}" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_shared_words_cost_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys, async_rl, buffer, async_rl.cli, async_rl.config_files, async_rl.supervision, async_rl.telemetry, "
+        "async_rl.summary, async_rl.model_shape, async_rl.types, async_rl.protocols\n"
+        "heavy = {'torch', 'megatron', 'transformers', 'wandb', 'matplotlib', 'redis'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-P", "-c", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr

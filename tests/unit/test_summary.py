@@ -1,0 +1,93 @@
+"""What a run comes to, from the files it left."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from async_rl.config import Config
+from async_rl.summary import read_samples, write_summary
+from async_rl.telemetry import open_sinks
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "here", "folder": tmp_path},
+            "model": {"size": {"hidden": 32, "layers": 1, "heads": 4}},
+            "environments": [{"type": "counting"}],
+            "staleness": {"max_age": 3},
+            "metrics": {"console": False},
+        }
+    )
+
+
+def train(config: Config) -> None:
+    with open_sinks(config) as sinks:
+        for step in range(1, 11):
+            ages = {"staleness/age_0": 1, "staleness/age_2": 3}
+            progress = {"progress/tokens": 100 * step, "progress/samples": 8 * step, "progress/wall_s": 0.5 * step}
+            sinks.log(step, {"reward/mean": step / 10, "staleness/mean": 1.5, "staleness/max": 2, **ages, **progress})
+            sinks.log(step, {"time/push": 0.1})
+    rows = [{"step": step, "prompt": f"{step}=", "text": "[bold]456", "reward": None, "age": 1} for step in range(1, 11)]
+    (config.run_folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 11, "pro')
+
+
+def printed(config: Config) -> tuple[Path | None, list[str]]:
+    console = Console(file=io.StringIO(), width=100)
+    path = write_summary(config, console)
+    assert isinstance(console.file, io.StringIO)
+    return path, console.file.getvalue().splitlines()
+
+
+def test_the_summary_counts_what_was_trained(config: Config) -> None:
+    train(config)
+    path, _ = printed(config)
+    assert path is not None
+    assert json.loads(path.read_text()) == {
+        "run": "here",
+        "steps": 10,
+        "reward_first": pytest.approx(0.2),
+        "reward_last": pytest.approx(0.9),
+        "age_mean": 1.5,
+        "age_max": 2,
+        "max_age": 3,
+        "age_histogram": {"0": 10, "2": 30},
+        "tokens_trained": 1000,
+        "samples_trained": 80,
+        "wall_s": 5.0,
+    }
+
+
+def test_the_last_printed_line_is_the_path(config: Config) -> None:
+    train(config)
+    path, lines = printed(config)
+    assert lines[-1] == str(path)
+    text = "\n".join(lines)
+    assert "reward 0.200 -> 0.900" in text
+    assert "[bold]456" in text, "what a model says is shown as it is"
+    assert "1=" in text
+    assert "10=" in text
+
+
+def test_a_picture_is_drawn(config: Config) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    train(config)
+    printed(config)
+    assert (config.run_folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_step_there_is_nothing_to_sum_up(config: Config) -> None:
+    path, lines = printed(config)
+    assert path is None
+    assert lines == ["No step was trained, so there is nothing to sum up."]
+
+
+def test_a_sample_that_a_crash_cut_is_passed_over(config: Config) -> None:
+    train(config)
+    assert len(read_samples(config.run_folder / "samples.jsonl")) == 10

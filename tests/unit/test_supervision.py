@@ -1,0 +1,375 @@
+"""Services, restarts, drains and stalls, with real processes and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import ConfigError, RestartLimit, ServiceStopped, first_of_ours
+from async_rl.local_run import LocalRun
+from async_rl.supervision import (
+    FATAL_EXIT_CODES,
+    Child,
+    ChildSpec,
+    FatalExit,
+    Finish,
+    GiveUp,
+    Restart,
+    RestartPolicy,
+    decide,
+    run_with,
+    stall_watchdog,
+)
+
+QUICK = RestartPolicy(limit=2, window_s=60, backoff_s=0.01)
+
+
+# -- services -------------------------------------------------------------------------------------------------------
+
+
+async def test_services_run_beside_and_end_with_the_work() -> None:
+    running, ended = asyncio.Event(), asyncio.Event()
+
+    async def service() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def work() -> str:
+        await running.wait()
+        return "done"
+
+    assert await run_with(work, beside=service) == "done"
+    assert ended.is_set()
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_service_that_ends_first_is_a_failure_that_names_it() -> None:
+    async def ends() -> None:
+        pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_with(never, heart=ends)
+    assert isinstance(found := first_of_ours(caught.value), ServiceStopped)
+    assert "'heart'" in str(found)
+
+
+@pytest.mark.parametrize("who", ["main", "service"])
+async def test_no_exception_is_lost(who: str) -> None:
+    async def breaks() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await (run_with(breaks, beside=never) if who == "main" else run_with(never, beside=breaks))
+    assert [type(error) for error in caught.value.exceptions] == [ValueError]
+
+
+async def test_cancelling_reaches_the_services() -> None:
+    ended = asyncio.Event()
+    started = asyncio.Event()
+
+    async def service() -> None:
+        started.set()
+        try:
+            await never()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(run_with(never, beside=service))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+# -- restarts: the decision -----------------------------------------------------------------------------------------
+
+
+def test_what_happens_after_an_exit() -> None:
+    policy = RestartPolicy(limit=3, window_s=100, backoff_s=1)
+    assert decide(0, restarts=[], now=0, policy=policy) == Finish()
+    assert decide(1, restarts=[], now=0, policy=policy) == Restart(after_s=1)
+    assert decide(-9, restarts=[10, 20], now=30, policy=policy) == Restart(after_s=4)
+    assert decide(-9, restarts=[-200, -190, -180], now=0, policy=policy) == Restart(after_s=1)
+    gave_up = decide(1, restarts=[10, 20, 30], now=40, policy=policy)
+    assert isinstance(gave_up, GiveUp)
+    assert gave_up.exit_code == RestartLimit.exit_code
+
+
+@pytest.mark.parametrize("code", sorted(FATAL_EXIT_CODES))
+def test_some_exits_are_final(code: int) -> None:
+    decision = decide(code, restarts=[], now=0, policy=QUICK)
+    assert isinstance(decision, GiveUp)
+    assert decision.exit_code == code
+
+
+# -- child processes ------------------------------------------------------------------------------------------------
+
+
+def child_spec(script: str, folder: Path, name: str = "child", *args: str) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=[sys.executable, "-c", script, str(folder), *args],
+        environment=dict(os.environ),
+        log=folder / f"{name}.log",
+        policy=QUICK,
+    )
+
+
+COUNTED = """\
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+count = len(list(folder.glob("start-*")))
+(folder / f"start-{count}").touch()
+"""
+
+
+async def test_a_crashed_child_is_started_again(tmp_path: Path) -> None:
+    started: list[str] = []
+    crash_once = COUNTED + "sys.exit(0 if count else 1)"
+    child = Child(child_spec(crash_once, tmp_path), on_start=lambda name, pid: started.append(name))
+    assert await child.supervise() == 0
+    assert started == ["child", "child"]
+
+
+async def test_a_child_that_keeps_crashing_is_given_up(tmp_path: Path) -> None:
+    child = Child(child_spec(COUNTED + "print('reason', count); sys.exit(1)", tmp_path), on_start=lambda *_: None)
+    with pytest.raises(FatalExit, match="child exited with code 1, after 2 restarts") as caught:
+        await child.supervise()
+    assert caught.value.exit_code == RestartLimit.exit_code
+    assert child.last_lines(2) == ["reason 1", "reason 2"]
+
+
+async def test_a_final_exit_code_is_not_tried_again(tmp_path: Path) -> None:
+    child = Child(child_spec(COUNTED + f"sys.exit({ConfigError.exit_code})", tmp_path), on_start=lambda *_: None)
+    with pytest.raises(FatalExit, match="which no restart would change"):
+        await child.supervise()
+    assert len(list(tmp_path.glob("start-*"))) == 1
+
+
+WAITS_FOR_SIGTERM = """\
+import pathlib, signal, sys
+def end(*_):
+    (pathlib.Path(sys.argv[1]) / (sys.argv[2] + "-ended")).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Files and processes have no event to wait on."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def says_ready(folder: Path, name: str) -> Callable[[], bool]:
+    return lambda: (folder / f"{name}.log").exists() and "ready" in (folder / f"{name}.log").read_text()
+
+
+async def test_a_child_asked_to_drain_is_not_started_again(tmp_path: Path) -> None:
+    child = Child(child_spec(WAITS_FOR_SIGTERM, tmp_path, "child", "child"), on_start=lambda *_: None)
+    async with asyncio.TaskGroup() as tasks:
+        supervising = tasks.create_task(child.supervise())
+        await until(says_ready(tmp_path, "child"))
+        child.terminate()
+    assert supervising.result() == 0
+    assert (tmp_path / "child-ended").exists()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_cancelling_kills_the_child_and_what_it_started(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys, time\n"
+        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print('ready', below.pid, flush=True)\ntime.sleep(600)"
+    )
+    pids: list[int] = []
+    child = Child(child_spec(script, tmp_path), on_start=lambda _, pid: pids.append(pid))
+    supervising = asyncio.create_task(child.supervise())
+    await until(says_ready(tmp_path, "child"))
+    pids.append(int(child.last_lines(1)[0].split()[1]))
+    supervising.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await supervising
+    await until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+async def test_children_die_with_their_supervisor(tmp_path: Path) -> None:
+    supervisor = """\
+import asyncio, os, pathlib, sys
+from async_rl.supervision import Child, ChildSpec
+folder = pathlib.Path(sys.argv[1])
+spec = ChildSpec(name="child", command=[sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(600)"],
+                 environment=dict(os.environ), log=folder / "child.log")
+asyncio.run(Child(spec, on_start=lambda _, pid: (folder / "pid").write_text(str(pid))).supervise())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", supervisor, str(tmp_path))
+    try:
+        await until(says_ready(tmp_path, "child"))
+    finally:
+        process.kill()
+        await process.wait()
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not is_alive(pid))
+
+
+# -- a run of several processes -------------------------------------------------------------------------------------
+
+WAITS_FOR_A_FILE = """\
+import pathlib, sys, time
+while not (pathlib.Path(sys.argv[1]) / "go").exists():
+    time.sleep(0.01)
+"""
+
+
+def roles(folder: Path, learner: str) -> list[ChildSpec]:
+    return [
+        child_spec(WAITS_FOR_SIGTERM, folder, "buffer", "buffer"),
+        child_spec(learner, folder, "learner", "learner"),
+        child_spec(WAITS_FOR_SIGTERM, folder, "worker-0", "worker-0"),
+    ]
+
+
+@asynccontextmanager
+async def local_run(specs: list[ChildSpec], folder: Path, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[int]]:
+    async with asyncio.TaskGroup() as tasks:
+        yield tasks.create_task(LocalRun(specs, folder, grace_s=20).run(stop))
+
+
+async def all_ready(folder: Path, *names: str) -> None:
+    for name in names:
+        await until(says_ready(folder, name))
+
+
+async def test_the_run_ends_with_its_learner_and_the_buffer_goes_last(tmp_path: Path) -> None:
+    async with local_run(roles(tmp_path, WAITS_FOR_A_FILE), tmp_path, asyncio.Event()) as running:
+        await all_ready(tmp_path, "buffer", "worker-0")
+        (tmp_path / "go").touch()
+    assert running.result() == 0
+    worker, buffer = ((tmp_path / f"{name}-ended").stat().st_mtime_ns for name in ("worker-0", "buffer"))
+    assert worker < buffer
+
+
+async def test_a_signal_drains_everything(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    async with local_run(roles(tmp_path, WAITS_FOR_SIGTERM), tmp_path, stop) as running:
+        await all_ready(tmp_path, "buffer", "learner", "worker-0")
+        stop.set()
+    assert running.result() == 0
+    assert {path.name for path in tmp_path.glob("*-ended")} == {"buffer-ended", "learner-ended", "worker-0-ended"}
+
+
+async def test_a_worker_that_cannot_run_ends_the_run_with_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *others, _ = roles(tmp_path, WAITS_FOR_SIGTERM)
+    misfit = child_spec(WAITS_FOR_A_FILE + "print('the model differs'); sys.exit(5)", tmp_path, "worker-0")
+    async with local_run([*others, misfit], tmp_path, asyncio.Event()) as running:
+        await all_ready(tmp_path, "buffer", "learner")
+        (tmp_path / "go").touch()
+    assert running.result() == 5
+    said = capsys.readouterr().err
+    assert "the model differs" in said
+    assert "worker-0 exited with code 5" in said
+    assert (tmp_path / "learner-ended").exists(), "the learner must be given the time to save what it learned"
+
+
+async def test_a_killed_worker_returns_under_another_pid(tmp_path: Path) -> None:
+    def worker_pid() -> int:
+        return json.loads((tmp_path / "processes.json").read_text())["worker-0"]
+
+    stop = asyncio.Event()
+    async with local_run(roles(tmp_path, WAITS_FOR_SIGTERM), tmp_path, stop) as running:
+        await all_ready(tmp_path, "buffer", "learner", "worker-0")
+        before = worker_pid()
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: worker_pid() != before and (tmp_path / "worker-0.log").read_text().count("ready") == 2)
+        stop.set()
+    assert running.result() == 0
+
+
+# -- signals and stalls ---------------------------------------------------------------------------------------------
+
+DRAINS = """\
+import asyncio, sys, time
+from async_rl.supervision import drain_on_signals
+async def main():
+    stop = drain_on_signals()
+    print("ready", flush=True)
+    await stop.wait()
+    print("draining", flush=True)
+    if sys.argv[1] == "stuck":
+        time.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(number: signal.Signals) -> None:
+    with drainer("quick") as process:
+        process.send_signal(number)
+        assert process.wait(30) == 0
+
+
+def test_the_second_signal_ends_even_a_stuck_process() -> None:
+    with drainer("stuck") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def drainer(how: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", DRAINS, how], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+async def test_a_stuck_loop_is_shown_where_it_is_stuck() -> None:
+    with tempfile.TemporaryFile("w+") as file:
+        with stall_watchdog(0.1, file):
+            blocking_call_in_a_coroutine()
+            await asyncio.sleep(0)
+        file.seek(0)
+        assert "blocking_call_in_a_coroutine" in file.read()
+
+
+def blocking_call_in_a_coroutine() -> None:
+    time.sleep(0.5)
+
+
+async def test_a_loop_that_turns_is_left_alone() -> None:
+    said = io.StringIO()
+    with stall_watchdog(5.0, said):
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+    assert said.getvalue() == ""

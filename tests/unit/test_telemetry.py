@@ -1,0 +1,292 @@
+"""Where metrics go, what survives a crash, and that no sink can hold up a step."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from async_rl.telemetry import METRICS, UnknownMetric, find_metric, open_sinks, read_rows
+from async_rl.telemetry.console import LivePanel, StepLines, sparkline
+from async_rl.telemetry.rows import JsonlSink
+from async_rl.telemetry.writer_thread import WriterThread
+
+
+def config(folder: Path, **metrics: object) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "here", "folder": folder},
+            "model": {"size": {"hidden": 32, "layers": 1, "heads": 4}},
+            "environments": [{"type": "counting"}],
+            "metrics": {"console": False, **metrics},
+        }
+    )
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_every_name_is_explained_once() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    assert all(metric.help and "/" in metric.name for metric in METRICS)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/counting/mean", "reward/{environment}/mean"),
+        ("staleness/age_3", "staleness/age_{age}"),
+        ("reward/a/b/mean", None),
+        ("reward", None),
+    ],
+)
+def test_names_find_their_row(name: str, row: str | None) -> None:
+    found = find_metric(name)
+    assert (found.name if found is not None else None) == row
+
+
+def test_an_unknown_name_is_a_warning_and_so_an_error_here(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path)) as sinks, pytest.raises(UnknownMetric, match="reward/men"):
+        sinks.log(1, {"reward/men": 1.0})
+
+
+# -- metrics.jsonl --------------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path) -> dict[int, Mapping[str, float]]:
+    return {row.step: row.values for row in read_rows(folder / "here" / "metrics.jsonl")}
+
+
+def test_rows_of_a_step_add_up(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path)) as sinks:
+        sinks.log(1, {"reward/mean": 0.5, "optim/lr": 1e-3})
+        sinks.log(1, {"reward/mean": 0.25, "time/push": 2})
+        sinks.log(2, {"reward/mean": math.nan, "reward/std": math.inf})
+    assert rows_of(tmp_path) == {1: {"reward/mean": 0.25, "optim/lr": 1e-3, "time/push": 2}, 2: {}}
+
+
+def test_steps_that_are_trained_again_replace_the_lost_ones(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path)) as sinks:
+        for step in (1, 2, 3, 4):
+            sinks.log(step, {"reward/mean": step, "policy/ess": 1})
+    with open_sinks(config(tmp_path), resumed_after=2) as sinks:
+        sinks.log(3, {"reward/mean": 30})
+    assert rows_of(tmp_path) == {
+        1: {"reward/mean": 1, "policy/ess": 1},
+        2: {"reward/mean": 2, "policy/ess": 1},
+        3: {"reward/mean": 30},
+    }
+
+
+def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path, resumed_after=0)
+    for step in (1, 2, 3):
+        sink.log(step, {"reward/mean": step, "policy/ess": 1})
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-9])
+    sink = JsonlSink(path, resumed_after=1)
+    sink.log(2, {"reward/mean": 20})
+    sink.close()
+    rows = [(row.step, row.values) for row in read_rows(path)]
+    assert rows == [(1, {"reward/mean": 1, "policy/ess": 1}), (2, {"reward/mean": 20})]
+
+
+def test_a_row_is_on_its_way_before_log_returns(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl", resumed_after=0)
+    sink.log(7, {"reward/mean": 1})
+    assert [row.step for row in read_rows(tmp_path / "metrics.jsonl")] == [7]
+    sink.close()
+
+
+# -- the writer's thread --------------------------------------------------------------------------------------------
+
+
+class SlowSink:
+    """Stands still at its first row until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+        self.steps: list[int] = []
+        self.closed = False
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.reached.set()
+        self.let_go.wait()
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_slow_writer_loses_the_oldest_rows_and_never_blocks() -> None:
+    slow = SlowSink()
+    writer = WriterThread("slow", slow, capacity=3)
+    writer.log(0, {})
+    slow.reached.wait()
+    for step in range(1, 10):
+        writer.log(step, {})
+    assert writer.dropped == 6
+    slow.let_go.set()
+    writer.close()
+    assert slow.steps[0] == 0
+    assert slow.steps[-2:] == [8, 9]
+    assert slow.closed
+
+
+def test_a_writer_that_breaks_does_not_break_the_run() -> None:
+    class Breaks(SlowSink):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise OSError("no route")
+
+    writer = WriterThread("breaks", Breaks(), capacity=2)
+    for step in range(100):
+        writer.log(step, {})
+    writer.close()
+
+
+# -- the other sinks ------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_prometheus_serves_the_newest_values(tmp_path: Path) -> None:
+    port = free_port()
+    with open_sinks(config(tmp_path, prometheus_port=port)) as sinks:
+        sinks.log(1, {"reward/mean": 0.5, "buffer/bytes": 10})
+        sinks.log(2, {"reward/mean": 0.75})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+    assert 'async_rl_reward_mean{run="here"} 0.75' in text
+    assert 'async_rl_buffer_bytes{run="here"} 10.0' in text
+    assert "# HELP async_rl_buffer_bytes payload bytes held [bytes]" in text
+
+
+def test_a_taken_port_is_a_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"metrics\.prometheus_port: cannot listen on"):
+            open_sinks(config(tmp_path, prometheus_port=taken.getsockname()[1]))
+
+
+def test_a_line_per_step_where_there_is_no_terminal() -> None:
+    console = Console(width=40, record=True, force_terminal=False, file=open_null())
+    StepLines(console, steps=9).log(3, {"reward/mean": 0.5, "staleness/mean": 1.25, "perf/tok_s": 12345})
+    assert console.export_text() == "step 3/9  reward 0.500  age 1.25  tok/s 12,345\n"
+
+
+def test_a_panel_on_a_terminal() -> None:
+    console = Console(width=100, record=True, force_terminal=True, file=open_null())
+    panel = LivePanel(console, "here", steps=9)
+    panel.log(1, {"reward/mean": 0.0})
+    panel.log(2, {"reward/mean": 1.0})
+    panel.close()
+    text = console.export_text()
+    assert "here  step 2/9" in text
+    assert "▁█" in text
+
+
+def open_null() -> io.StringIO:
+    return io.StringIO()
+
+
+def test_sparkline() -> None:
+    assert sparkline([], 5) == ""
+    assert sparkline([2, 2], 5) == "▁▁"
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"
+
+
+SINKS_WITH_EXTRAS = """
+import sys
+from pathlib import Path
+from async_rl.config_files import load
+from async_rl.telemetry import open_sinks
+place = ["--run.name", "r", "--run.folder", sys.argv[1]]
+config = load(["@", "configs/quickstart.yaml", *place, "--metrics.console", "false", *sys.argv[2:]])
+with open_sinks(config) as sinks:
+    for step in (1, 2):
+        sinks.log(step, {"reward/mean": step / 2})
+"""
+
+
+def in_a_process(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(folder)}
+    line = [sys.executable, "-c", SINKS_WITH_EXTRAS, str(folder), *args]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
+    done = in_a_process(tmp_path, "--metrics.wandb_project", "p")
+    assert done.returncode == 0, done.stderr
+    assert "stopped" not in done.stderr
+    assert list(tmp_path.glob("r/wandb/offline-run-*/run-r.wandb"))
+
+
+def test_tensorboard_writes_an_event_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    done = in_a_process(tmp_path, "--metrics.tensorboard", "true")
+    assert done.returncode == 0, done.stderr
+    (events,) = tmp_path.glob("r/tensorboard/events.*")
+    assert b"reward/mean" in events.read_bytes()
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"metrics.wandb_project needs .* pip install 'async-rl\[wandb\]'"):
+        open_sinks(config(tmp_path, wandb_project="p"))
+
+
+# -- log lines ------------------------------------------------------------------------------------------------------
+
+SPEAKS = """
+import logging, structlog
+from async_rl.telemetry import configure_logs
+configure_logs("learner", rank=3)
+structlog.get_logger("learner.loop").info("stepped", step=4)
+logging.getLogger("buffer.redis").info("standard library")
+logging.getLogger("somelibrary").info("chatter")
+logging.getLogger("somelibrary").warning("trouble")
+"""
+
+
+def test_log_lines_say_who_speaks_and_leave_out_chatter() -> None:
+    done = subprocess.run([sys.executable, "-c", SPEAKS], capture_output=True, text=True, check=True)
+    said = done.stderr
+    assert "stepped" in said
+    assert "role=learner" in said
+    assert "rank=3" in said
+    assert "step=4" in said
+    assert "standard library" in said
+    assert "trouble" in said
+    assert "chatter" not in said
+    assert done.stdout == ""
+
+
+def test_rows_are_plain_json(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path)) as sinks:
+        sinks.log(5, {"reward/mean": math.nan})
+    (line,) = (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert row["step"] == 5
+    assert row["reward/mean"] is None
