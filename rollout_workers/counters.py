@@ -1,0 +1,53 @@
+"""What a worker counts. Everything only grows, so that whoever reads two snapshots can take the difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from async_rl.protocols import CommitResult, Drop
+from async_rl.types import Failure, Rollout, Task
+
+
+class Counters:
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.tokens = 0
+        """Sampled ones."""
+        self.forked = 0
+        """Rows beyond the first of an episode: a re-rendered history was not a prefix of what was sampled."""
+        self.tasks_not_posed = 0
+        self.failures: Counter[str] = Counter()
+        """Episodes that failed, by boundary."""
+        self.groups: Counter[CommitResult | Drop] = Counter()
+        """Groups that ended, by how."""
+        self.scored: Counter[str] = Counter()
+        """Episodes that got a reward, by environment."""
+        self.reward_sums: dict[str, float] = {}
+
+    def add_rollout(self, task: Task, rollout: Rollout) -> None:
+        self.episodes += 1
+        self.tokens += rollout.num_sampled
+        self.forked += max(0, len(rollout.samples) - 1)
+        if rollout.failure is not None:
+            self.failures[rollout.failure.boundary] += 1
+            return
+        self.scored[task.environment] += 1
+        self.reward_sums[task.environment] = self.reward_sums.get(task.environment, 0.0) + rollout.reward
+
+    def add_unposed_task(self, failure: Failure) -> None:
+        self.tasks_not_posed += 1
+        self.failures[failure.boundary] += 1
+
+    def snapshot(self) -> Mapping[str, float]:
+        """Flat and numeric, ready to be posted."""
+        return {
+            "episodes": self.episodes,
+            "tokens": self.tokens,
+            "forked": self.forked,
+            "tasks_not_posed": self.tasks_not_posed,
+            **{f"failed/{boundary}": count for boundary, count in self.failures.items()},
+            **{f"groups/{ending}": count for ending, count in self.groups.items()},
+            **{f"scored/{environment}": count for environment, count in self.scored.items()},
+            **{f"reward_sum/{environment}": total for environment, total in self.reward_sums.items()},
+        }

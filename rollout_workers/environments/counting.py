@@ -1,0 +1,33 @@
+"""Count on from a digit, around the clock from 9 to 0: anybody can see at a glance how far the model has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from async_rl.protocols import GenerationArgs
+from async_rl.types import Task
+from rollout_workers.agents import RewardOnlyAgent
+
+
+@dataclass(kw_only=True)
+class Counting(RewardOnlyAgent):
+    """`3=` → `4567890123...`; the reward is the share of the `length` places that are one more than the place before."""
+
+    length: int = 16
+
+    length_is_truncation = False  # a full-length answer is the best one
+
+    def task(self, index: int) -> Task:
+        start = self.random(index).randrange(10)
+        return self.new_task(index, f"{start}=", answer=str(start))
+
+    async def reward(self, task: Task, response: str) -> float:
+        right = sum(before + after in STEPS for before, after in pairwise(task.answer + response))
+        return right / self.length
+
+    def generation_args(self, task: Task) -> GenerationArgs:
+        return GenerationArgs(max_tokens=self.length)
+
+
+STEPS = frozenset(f"{digit}{(digit + 1) % 10}" for digit in range(10))

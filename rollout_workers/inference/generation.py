@@ -1,0 +1,104 @@
+"""One continuation while it is being sampled: what it may become, what it has so far, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from async_rl.protocols import ContextOverflow, GenerationArgs, Tokenizer
+from async_rl.types import Completion, StopReason, spans_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Complete arguments of one generation."""
+
+    max_tokens: int
+    temperature: float
+    """0 is greedy."""
+    stop: tuple[str, ...]
+    seed: int | None
+
+
+def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> Sampling:
+    """Check the arguments of one generation. Raises ValueError naming the one that this engine cannot honour."""
+    if args.top_p not in (None, 1.0):
+        raise ValueError(f"top_p={args.top_p:g} is not supported by the Megatron engine; leave it at 1.0")
+    if args.top_k not in (None, 0):
+        raise ValueError(f"top_k={args.top_k} is not supported by the Megatron engine; leave it at 0")
+    temperature = args.temperature if args.temperature is not None else 1.0
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature:g} must be 0 (greedy) or more")
+    if prompt_length == 0:
+        raise ValueError("the prompt is empty: generation needs at least one token to continue")
+    room = max_positions - prompt_length
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {prompt_length} tokens, and the model only {max_positions} positions: no room for a continuation"
+        )
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise ValueError(f"max_tokens={args.max_tokens} must be at least 1")
+    return Sampling(
+        max_tokens=min(args.max_tokens, room) if args.max_tokens is not None else room,
+        temperature=temperature,
+        stop=tuple(text for text in args.stop if text) if args.stop is not None else (),
+        seed=args.seed,
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation:
+    """Touched by the engine's thread only, once it was submitted."""
+
+    id: int
+    prompt: Sequence[int]
+    sampling: Sampling
+    finish: Callable[[Completion], None]
+    random: torch.Generator | None = None
+    """Its own, when a seed was asked for."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    is_cancelled: bool = False
+
+    def extend(self, token: int, logprob: float, version: int) -> None:
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def stop_reason(self, tokenizer: Tokenizer) -> StopReason | None:
+        """Why the last token ends it; None if it goes on."""
+        if self.token_ids[-1] == tokenizer.end_id:
+            return StopReason.END
+        if self.sampling.stop and self._shows_stop_string(tokenizer):
+            return StopReason.STOP
+        if len(self.token_ids) >= self.sampling.max_tokens:
+            return StopReason.LENGTH
+        return None
+
+    def _shows_stop_string(self, tokenizer: Tokenizer) -> bool:
+        """Looks at decoded text: a stop string may begin or end in the middle of a token."""
+        # A token can be as little as one byte of text, so the newest stop string lies within this many tokens.
+        reach = max(len(text.encode()) for text in self.sampling.stop) + _SLACK
+        tail = tokenizer.decode(self.token_ids[-reach:])
+        if not any(text in tail for text in self.sampling.stop):
+            return False
+        whole = tokenizer.decode(self.token_ids)
+        return any(text in whole for text in self.sampling.stop)
+
+    def completion(self, reason: StopReason, tokenizer: Tokenizer) -> Completion:
+        readable = self.token_ids[:-1] if reason is StopReason.END else self.token_ids
+        return Completion(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            versions=spans_of(self.versions),
+            stop_reason=reason,
+            text=tokenizer.decode(readable),
+        )
+
+
+_SLACK = 16
+"""Special tokens decode to nothing, and may stand between the bytes of a stop string."""

@@ -1,0 +1,114 @@
+"""From the `type` in a configuration to an agent: a name of ours, an installed plug-in, or a class of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from async_rl.config import EnvironmentConfig
+from async_rl.errors import ConfigError
+from async_rl.protocols import Agent
+from async_rl.types import Scalar
+
+ENTRY_POINT_GROUP = "async_rl.environments"
+
+BUILT_IN = {
+    "counting": "rollout_workers.environments.counting:Counting",
+    "even_digits": "rollout_workers.environments.even_digits:EvenDigits",
+    "guess_number": "rollout_workers.environments.guess_number:GuessNumber",
+}
+
+
+def build_agent(config: EnvironmentConfig, seed: int) -> Agent:
+    """The agent that a section of the configuration describes. Everything wrong with it is a ConfigError, before any work."""
+    make = find_agent_type(config.type)
+    arguments = _arguments(make, config, seed)
+    try:
+        agent = make(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"environment {config.label!r} ({config.type}) cannot be made: {error}") from error
+    missing = [f"{method}()" for method in ("task", "rollout") if not callable(getattr(agent, method, None))]
+    if missing:
+        raise ConfigError(f"environment {config.label!r} ({config.type}) is no agent: it has no {' and no '.join(missing)}")
+    return agent
+
+
+def find_agent_type(type_name: str) -> Callable[..., Any]:
+    """`even_digits`, `package.module:Class`, `folder/file.py:Class`, or a name registered as an entry point."""
+    if type_name in BUILT_IN:
+        return _load_attribute(BUILT_IN[type_name])
+    if ":" in type_name:
+        return _load_attribute(type_name)
+    plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if type_name in plug_ins:
+        return _load_attribute(plug_ins[type_name].value)
+    known = sorted({*BUILT_IN, *plug_ins})
+    raise ConfigError(
+        f"no environment is called {type_name!r}{_nearest(type_name, known)}; known are {', '.join(known)}, "
+        "and a class of yours is named module:Class or path/to/file.py:Class"
+    )
+
+
+def _load_attribute(reference: str) -> Callable[..., Any]:
+    module_name, _, attribute = reference.rpartition(":")
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(f"{module_name} has no class {attribute!r}{_nearest(attribute, vars(module))}")
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # importing runs code of the user's, which may raise anything
+        raise ConfigError(
+            f"module {name!r} cannot be imported ({type(error).__name__}: {error}); "
+            "install it, put its folder on PYTHONPATH, or name the file: path/to/file.py:Class"
+        ) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path} in {Path.cwd()}")
+    name = f"async_rl_environment_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # as above
+        raise ConfigError(f"{path} cannot be loaded ({type(error).__name__}: {error})") from error
+    return module
+
+
+def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, Scalar]:
+    """The configured arguments, with `name` and `seed` for whoever takes them."""
+    parameters = inspect.signature(make).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not takes_any:
+        for name in config.args:
+            if name not in parameters:
+                known = ", ".join(sorted(set(parameters) - {"name", "seed"}))
+                raise ConfigError(
+                    f"environment {config.label!r} ({config.type}) takes no argument {name!r}"
+                    f"{_nearest(name, parameters)}; it takes {known if known else 'none'}"
+                )
+    given: dict[str, Scalar] = {"name": config.label, "seed": seed}
+    ours = {name: value for name, value in given.items() if takes_any or name in parameters}
+    return {**ours, **config.args}
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
