@@ -1,0 +1,128 @@
+"""The learner's composition root, under torchrun or alone: config -> objects -> loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import uuid
+from contextlib import closing
+
+import structlog
+
+from async_rl.config import HEARTBEAT_S, Config
+from async_rl.config_files import load
+from async_rl.errors import boundary
+from async_rl.model_shape import model_shape
+from async_rl.packages import guard
+from async_rl.protocols import Board, ReplayBuffer
+from async_rl.supervision import drain_on_signals, run_with, stall_watchdog
+from async_rl.telemetry import configure_logs, open_sinks, read_rows
+from async_rl.tokenizers import open_tokenizer
+from async_rl.transport.sender import WeightSender
+from buffer import open_board, open_buffer
+from learner.compute import Compute
+from learner.feed import Feed
+from learner.fleet_metrics import FleetMetrics
+from learner.journal import Journal
+from learner.loop import Loop, Progress, Schedule, Stepped
+from learner.objective import Objective, load_objective
+from learner.publish import Publisher
+from learner.ranks import follow
+from learner.report import Reporter
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    with boundary("async-rl learner"):
+        guard()
+        config = load(sys.argv[1:])
+        configure_logs("learner")
+        objective = load_objective(config.learner.objective)
+        if int(os.environ.get("RANK", "0")) == 0:
+            asyncio.run(lead(config, objective))
+        else:
+            follow(config, objective, model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size))
+
+
+async def lead(config: Config, objective: Objective) -> None:
+    stop = drain_on_signals()
+    with stall_watchdog():
+        async with open_buffer(config) as buffer, open_board(config) as board:
+            await board.agree("learner", config.fleet_facts)
+            fence = await buffer.acquire(f"{socket.gethostname()}:{os.getpid()}", config.limits)
+            await run_with(lambda: learn(config, objective, buffer, board, fence, stop), hold=lambda: hold(buffer, fence))
+            await buffer.resign(fence)
+
+
+async def hold(buffer: ReplayBuffer, fence: int) -> None:
+    """Service: renew the learner's lease. FenceLost ends everything: whoever has the run now must not be disturbed."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        await buffer.hold(fence)
+
+
+async def learn(
+    config: Config, objective: Objective, buffer: ReplayBuffer, board: Board, fence: int, stop: asyncio.Event
+) -> None:
+    shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
+    async with Compute.open(config, objective, shape) as compute:
+        progress = await resume(compute, buffer, fence)
+        async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
+            publisher = Publisher(buffer=buffer, fence=fence, sender=sender)
+            fleet = FleetMetrics(board)
+            feed = Feed(
+                buffer=buffer,
+                fence=fence,
+                batch=config.batch,
+                staleness=config.staleness,
+                objective=objective,
+                shards=compute.num_shards,
+            )
+            with (
+                closing(open_sinks(config, resumed_after=progress.step)) as sink,
+                Journal(config.run_folder, progress) as journal,
+            ):
+                rows = read_rows(config.run_folder / "metrics.jsonl")
+                before = rows[-1].values if rows else {}
+                reporter = Reporter(sink=sink, run_folder=config.run_folder, publisher=publisher, before=before)
+
+                async def report(stepped: Stepped) -> None:
+                    journal.add(stepped)
+                    reporter.write(stepped, await buffer.stats(), fleet.row())
+
+                loop = Loop(
+                    buffer=buffer,
+                    fence=fence,
+                    trainer=compute,
+                    feed=feed,
+                    publisher=publisher,
+                    schedule=Schedule(
+                        steps=config.learner.steps,
+                        checkpoint_every=config.learner.checkpoint_every,
+                        max_bad_steps=config.learner.max_bad_steps,
+                    ),
+                    report=report,
+                    stop=stop,
+                )
+                await run_with(lambda: loop.run(progress), publisher=publisher.run, fleet_metrics=fleet.run)
+
+
+async def resume(compute: Compute, buffer: ReplayBuffer, fence: int) -> Progress:
+    """Take over what the previous learner left; its weights get a version of their own in this timeline."""
+    found = await compute.load()
+    recovery = await buffer.recover(fence, found.position if found else None)
+    progress = Progress(step=found.step if found else 0, version=await buffer.issue(fence), timeline=uuid.uuid4().hex[:8])
+    if found or recovery.version >= 0:
+        log.info(
+            f"goes on from step {progress.step} as version {progress.version}",
+            groups_returned=recovery.returned,
+            groups_spent=recovery.spent,
+        )
+    return progress
+
+
+if __name__ == "__main__":
+    main()

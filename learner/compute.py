@@ -1,0 +1,99 @@
+"""The crew on its thread: what the loop awaits. The CUDA device is per thread, so all of torch happens on this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from async_rl.config import Config
+from async_rl.model_shape import ModelShape
+from async_rl.transport.digest import digest_of
+from async_rl.types import BufferPosition, VersionRecord
+from learner.batch import PackedBatch
+from learner.loop import Progress
+from learner.objective import Objective
+from learner.publish import Offer
+from learner.ranks import Crew
+from learner.step import StepResult
+
+POSITION = TypeAdapter(BufferPosition)
+"""As a checkpoint's JSON."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What the newest checkpoint says of itself."""
+
+    step: int
+    position: BufferPosition
+
+
+class Compute:
+    def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int):
+        self._crew, self._thread = crew, thread
+        self._folder, self._keep = folder, keep
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: Config, objective: Objective, shape: ModelShape) -> AsyncIterator[Compute]:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
+            loop = asyncio.get_running_loop()
+            crew = await loop.run_in_executor(thread, Crew, config, objective, shape)
+            try:
+                yield cls(crew, thread, folder=config.run_folder / "checkpoints", keep=config.learner.keep_checkpoints)
+            finally:
+                await loop.run_in_executor(thread, crew.stop)
+
+    @property
+    def device(self) -> str:
+        return str(self._crew.device)
+
+    @property
+    def num_shards(self) -> int:
+        return self._crew.num_shards
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        return await self._call(self._crew.step, batch)
+
+    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
+        return await self._call(self._snapshot, record_of)
+
+    async def save(self, progress: Progress, position: BufferPosition) -> None:
+        extra = {
+            "step": progress.step,
+            "version": progress.version,
+            "timeline": progress.timeline,
+            "position": POSITION.dump_python(position, mode="json"),
+        }
+        await self._call(self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep)
+
+    async def load(self) -> Resumed | None:
+        extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)
+        return Resumed(step=extra["step"], position=POSITION.validate_python(extra["position"])) if extra else None
+
+    async def idle(self) -> None:
+        await self._call(self._crew.idle)
+
+    def _snapshot(self, record_of: Callable[[str], VersionRecord]) -> Offer:
+        tensors: dict[str, Tensor] = self._crew.gather()
+        return Offer(record=record_of(digest_of(tensors)), tensors=tensors)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
+        call = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise

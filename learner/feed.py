@@ -1,0 +1,76 @@
+"""From ready groups to a packed batch, one step ahead of the training."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from async_rl.config import BatchConfig, StalenessConfig
+from async_rl.protocols import ReplayBuffer
+from async_rl.types import TakenGroup
+from learner.batch import PackedBatch, pack_batch
+from learner.objective import Objective
+
+log = structlog.get_logger()
+
+PATIENCE_S = 5.0
+"""One wait inside the buffer; between two of them the learner says what it is waiting for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Meal:
+    """What one optimizer step eats."""
+
+    step: int
+    groups: list[TakenGroup]
+    batch: PackedBatch
+
+
+class Feed:
+    """Takes and packs the groups of a step. The loop calls it for step n+1 while step n computes."""
+
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        fence: int,
+        batch: BatchConfig,
+        staleness: StalenessConfig,
+        objective: Objective,
+        shards: int,
+    ):
+        self._buffer, self._fence = buffer, fence
+        self._batch, self._staleness = batch, staleness
+        self._objective, self._shards = objective, shards
+
+    async def next(self, step: int, version: int) -> Meal:
+        """The batch that will train weights `version`. Waits for as long as it takes."""
+        groups = await self._take(step, version)
+        batch = await asyncio.to_thread(
+            pack_batch, groups, objective=self._objective, capacity=self._batch.bin_tokens, num_shards=self._shards
+        )
+        return Meal(step=step, groups=groups, batch=batch)
+
+    async def _take(self, step: int, version: int) -> list[TakenGroup]:
+        started = time.monotonic()
+        while True:
+            patient = time.monotonic() - started < self._staleness.wait_deadline_s
+            groups = await self._buffer.take(
+                self._fence,
+                step=step,
+                version=version,
+                num_groups=self._batch.groups_per_step,
+                wait_s=PATIENCE_S,
+                overtaken=None if patient else "drop",
+            )
+            if groups:
+                return groups
+            stats = await self._buffer.stats()
+            log.info(
+                f"step {step} waits for rollouts",
+                ready=f"{stats.ready} of {self._batch.groups_per_step} groups",
+                being_rolled_out=stats.reserved,
+            )

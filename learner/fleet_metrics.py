@@ -1,0 +1,73 @@
+"""What the workers say of themselves, added up. Workers post snapshots of counters; rates come from their differences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from async_rl.config import HEARTBEAT_S
+from async_rl.protocols import Board
+
+TOPIC = "worker-metrics"
+FORGET_S = 10 * HEARTBEAT_S
+"""A worker that says nothing for so long is not counted any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    at: float
+    counters: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The last two snapshots of one worker."""
+
+    before: Snapshot
+    now: Snapshot
+
+    def rate(self, counter: str) -> float:
+        seconds = self.now.at - self.before.at
+        gained = self.now.counters.get(counter, 0.0) - self.before.counters.get(counter, 0.0)
+        return gained / seconds if seconds > 0 else 0.0
+
+
+class FleetMetrics:
+    def __init__(self, board: Board):
+        self._board = board
+        self._heard: dict[str, Heard] = {}
+
+    async def run(self) -> None:
+        """consumes: snapshots (board.read)    produces: the latest of each worker    unblocked by: any worker"""
+        position = "$"
+        while True:
+            for at, message in await self._board.read(TOPIC, after=position, wait_s=HEARTBEAT_S):
+                position = at
+                self._hear(message["worker"], message["counters"])
+
+    def _hear(self, worker: str, counters: Mapping[str, float]) -> None:
+        now = Snapshot(at=time.monotonic(), counters=counters)
+        last = self._heard.get(worker)
+        self._heard[worker] = Heard(before=last.now if last is not None else now, now=now)
+
+    def row(self) -> dict[str, float]:
+        """One row for the fleet, from those heard of lately."""
+        recent = time.monotonic() - FORGET_S
+        fleet = [heard for heard in self._heard.values() if heard.now.at > recent]
+
+        def total(counter: str) -> float:
+            return sum(heard.now.counters.get(counter, 0.0) for heard in fleet)
+
+        boundaries = {
+            name.removeprefix("failed/") for heard in fleet for name in heard.now.counters if name.startswith("failed/")
+        }
+        return {
+            "rollout/workers": len(fleet),
+            "rollout/inflight": total("inflight"),
+            "rollout/tok_s": sum(heard.rate("tokens") for heard in fleet),
+            "rollout/episodes": total("episodes"),
+            "rollout/forked": total("forked"),
+            "rollout/lease_lost": total("groups/lease_lost"),
+            **{f"rollout/failures/{boundary}": total(f"failed/{boundary}") for boundary in boundaries},
+        }

@@ -1,0 +1,169 @@
+"""The finite clock of a run.
+
+          take, pack                 step              gather          offer
+    buffer ────────▶ Meal(n+1) ┄┄▶ Meal(n) ──▶ weights ──────▶ snapshot ──────▶ publisher ──▶ workers
+       ▲            (while n computes)    │                                        │
+       └─────────── checkpoint: spent ◀───┘                    release: slots ◀────┘
+
+Everything that decides is elsewhere and pure; this file only keeps the order in which things become true:
+a version is issued before anybody can see it, a group is spent only when a durable checkpoint contains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from async_rl.errors import Diverged
+from async_rl.protocols import ReplayBuffer
+from async_rl.types import BufferPosition, VersionRecord
+from learner.batch import PackedBatch
+from learner.feed import Feed, Meal
+from learner.publish import Offer, Publisher
+from learner.step import StepResult
+
+log = structlog.get_logger()
+
+
+class Trainer(Protocol):
+    """All learner ranks at once, as rank 0 sees them; every method blocks, so the loop awaits them on one thread."""
+
+    async def step(self, batch: PackedBatch) -> StepResult: ...
+
+    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer: ...
+
+    async def save(self, progress: Progress, position: BufferPosition) -> None: ...
+
+    async def idle(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the learner stands. `version` is the number of the weights it holds after `step` optimizer steps."""
+
+    step: int
+    version: int
+    timeline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stepped:
+    """What one turn of the loop did: all that a report needs."""
+
+    progress: Progress
+    meal: Meal
+    result: StepResult
+    step_s: float
+    idle_s: float
+    """How long the trainer had nothing to do before this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    steps: int
+    checkpoint_every: int
+    max_bad_steps: int
+
+
+class Loop:
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        fence: int,
+        trainer: Trainer,
+        feed: Feed,
+        publisher: Publisher,
+        schedule: Schedule,
+        report: Callable[[Stepped], Awaitable[None]],
+        stop: asyncio.Event,
+    ):
+        self._buffer, self._fence = buffer, fence
+        self._trainer, self._feed, self._publisher = trainer, feed, publisher
+        self._schedule, self._report, self._stop = schedule, report, stop
+        self._bad_steps = 0
+        self._saved_step = -1
+
+    async def run(self, progress: Progress) -> Progress:
+        """
+        consumes: groups (feed.next)          waits for:    groups_per_step groups within max_age
+        produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; `stop`
+        """
+        self._saved_step = progress.step
+        await self._offer(progress)
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._stop.wait(), name="stop")
+            upcoming = tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
+            while progress.step < self._schedule.steps:
+                idle_since = time.monotonic()
+                if not await self._is_served(upcoming, stopping):
+                    break
+                idle_s, meal = time.monotonic() - idle_since, upcoming.result()
+                if meal.step < self._schedule.steps:
+                    upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version + 1), name="feed")
+                progress = await self._train(progress, meal, idle_s)
+                if progress.step % self._schedule.checkpoint_every == 0:
+                    await self._save(progress)
+            upcoming.cancel()
+            stopping.cancel()
+        await self._save(progress)
+        return progress
+
+    async def _is_served(self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool]) -> bool:
+        """True with the next meal on the table, False when the run is to stop.
+
+        The other ranks hear from us meanwhile, so that no collective of theirs times out.
+        """
+        while not (await asyncio.wait([upcoming, stopping], timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            await self._trainer.idle()
+        return not self._stop.is_set()
+
+    async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
+        started = time.monotonic()
+        result = await self._trainer.step(meal.batch)
+        if result.skipped:
+            progress = await self._skip(progress, meal)
+        else:
+            self._bad_steps = 0
+            version = await self._buffer.issue(self._fence)
+            progress = replace(progress, step=meal.step, version=version)
+            await self._offer(progress)
+        step_s = time.monotonic() - started
+        await self._report(Stepped(progress=progress, meal=meal, result=result, step_s=step_s, idle_s=idle_s))
+        return progress
+
+    async def _skip(self, progress: Progress, meal: Meal) -> Progress:
+        """A step that was not finite changes no weights: it makes no version, and its groups give their slots back."""
+        self._bad_steps += 1
+        if self._bad_steps >= self._schedule.max_bad_steps:
+            raise Diverged(
+                f"{self._bad_steps} steps in a row had a loss or gradient that is not finite, the last one step {meal.step}; "
+                "lower learner.optimizer.learning_rate, or resume from an older checkpoint"
+            )
+        log.warning(f"step {meal.step} skipped: its loss or gradient is not finite")
+        await self._publisher.until_live(progress.version)
+        await self._buffer.release(self._fence, meal.step)
+        return replace(progress, step=meal.step)
+
+    async def _offer(self, progress: Progress) -> None:
+        def record(digest: str) -> VersionRecord:
+            return VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
+
+        self._publisher.offer(await self._trainer.offer(record))
+
+    async def _save(self, progress: Progress) -> None:
+        if progress.step == self._saved_step:
+            return
+        await self._trainer.save(progress, await self._buffer.position(self._fence, progress.step))
+        # A spent group holds no slot, and slots return only with the version trained on it.
+        await self._publisher.until_live(progress.version)
+        await self._buffer.checkpoint(self._fence, progress.step)
+        self._saved_step = progress.step
+
+
+IDLE_S = 30.0
