@@ -1,0 +1,187 @@
+"""A learner small enough for a test, and what one of two ranks does under each layout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from async_rl.config import Config
+from async_rl.errors import boundary
+from async_rl.megatron import parallel
+from async_rl.megatron.parameters import table
+from async_rl.model_shape import ModelShape, model_shape
+from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
+from learner.batch import PackedBatch, pack_batch
+from learner.objective import Objective
+from learner.ranks import Crew, follow
+
+CPU = torch.device("cpu")
+VOCABULARY = 21
+LAYOUTS = {"tensor": (2, 1), "pipeline": (1, 2), "data": (1, 1)}
+STEPS, SAVED_AT = 5, 3
+OBJECTIVE = Objective.model_validate(
+    {
+        "policy_loss": {
+            "surrogate": {"type": "ppo_clip", "clip_high": 0.2},
+            "aggregation": "prompt_mean",
+            "trust_mask": "tv",
+            "veto": {},
+        }
+    }
+)
+
+
+def config(*, tensor: int = 1, pipeline: int = 1, hidden: int = 32, clip_grad: float = 0.2) -> Config:
+    optimizer = {
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "decay": "cosine",
+        "weight_decay": 0.1,
+        "clip_grad": clip_grad,
+        # well above rounding: Adam would blow up what layouts make of gradients that are almost 0
+        "eps": 1e-4,
+    }
+    return Config.model_validate(
+        {
+            "model": {"size": {"hidden": hidden, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48}},
+            "environments": [{"type": "even_digits"}],
+            "sampling": {"temperature": 0.9},
+            "learner": {"steps": 20, "optimizer": optimizer, "parallel": {"tensor": tensor, "pipeline": pipeline}},
+        }
+    )
+
+
+def shape(of: Config) -> ModelShape:
+    return model_shape(of.model, VOCABULARY)
+
+
+def batch(step: int, num_shards: int) -> PackedBatch:
+    return pack_batch(taken_groups(step), objective=OBJECTIVE, capacity=40, num_shards=num_shards)
+
+
+def taken_groups(step: int) -> list[TakenGroup]:
+    """Ragged groups that fill several bins; every second step has so little that a second shard goes hungry."""
+    rng = np.random.default_rng(step)
+    return [_group(rng, siblings=4) for _ in range(3)] if step % 2 else [_group(rng, siblings=2, shortest=18)]
+
+
+def _group(rng: np.random.Generator, *, siblings: int, shortest: int = 3) -> TakenGroup:
+    rollouts = tuple(_rollout(rng, int(rng.integers(shortest, 20))) for _ in range(siblings))
+    group = RolloutGroup(id="g", task=Task(key="t", environment="e", prompt="p"), rollouts=rollouts, worker="w")
+    return TakenGroup(group=group, version_at_commit=0, version_at_take=0)
+
+
+def _rollout(rng: np.random.Generator, length: int) -> Rollout:
+    mask = np.zeros(length, np.uint8)
+    mask[2:] = rng.random(length - 2) < 0.8
+    mask[-1] = 1
+    logprobs = np.where(mask, rng.normal(-np.log(VOCABULARY), 0.2, length), 0).astype(np.float32)
+    row = Sample(
+        token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+        loss_mask=mask,
+        logprobs=logprobs,
+        versions=(VersionSpan(version=0, start=2, stop=length),),
+    )
+    return Rollout(samples=(row,), reward=float(rng.random()), status=Status.OK)
+
+
+def train(crew: Crew, first: int, last: int) -> list[dict[str, float]]:
+    results = [crew.step(batch(step, crew.num_shards)) for step in range(first, last + 1)]
+    return [{"loss": each.loss, "grad_norm": each.grad_norm, "lr": each.learning_rate, **each.metrics} for each in results]
+
+
+def lead(folder: Path, under: Config) -> None:
+    """Train, saving in the middle; then be somebody else, who goes on from there."""
+    checkpoints = folder / "checkpoints"
+    crew = Crew(under, OBJECTIVE, shape(under))
+    crew.idle()
+    rows = train(crew, 1, SAVED_AT)
+    crew.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2)
+    rows += train(crew, SAVED_AT + 1, STEPS)
+    save_file(crew.gather(), folder / "weights.safetensors")
+    crew.stop()
+
+    _meet(folder, "again", 0, under)
+    successor = Crew(under, OBJECTIVE, shape(under))
+    extra = successor.load(checkpoints)
+    resumed = train(successor, SAVED_AT + 1, STEPS)
+    successor.stop()
+    (folder / "result.json").write_text(json.dumps({"rows": rows, "resumed": resumed, "extra": extra}))
+
+
+def _meet(folder: Path, store: str, rank: int, under: Config) -> None:
+    chosen = under.learner.parallel
+    meeting = parallel.Rendezvous(store=dist.FileStore(str(folder / store), 2), rank=rank, world_size=2)
+    parallel.initialize(device=CPU, tensor=chosen.tensor, pipeline=chosen.pipeline, rendezvous=meeting)
+
+
+def every_layout(root: Path, rank: int) -> None:
+    for name, (tensor, pipeline) in LAYOUTS.items():
+        folder, under = root / name, config(tensor=tensor, pipeline=pipeline)
+        folder.mkdir(exist_ok=True)
+        _meet(folder, "first", rank, under)
+        if rank == 0:
+            lead(folder, under)
+        else:
+            follow(under, OBJECTIVE, shape(under))
+            _meet(folder, "again", rank, under)
+            follow(under, OBJECTIVE, shape(under))
+
+
+def full_disk(root: Path, rank: int) -> None:
+    """Rank 1's disk takes a checkpoint from before the first step, and not one that also holds its shard of the moments."""
+    under = config()
+    _meet(root, "meeting", rank, under)
+    if rank == 0:
+        crew = Crew(under, OBJECTIVE, shape(under))
+        crew.save(root / "checkpoints", step=0, extra={}, keep=2)
+        crew.step(batch(1, crew.num_shards))
+        crew.save(root / "checkpoints", step=1, extra={}, keep=2)
+    else:
+        weights = 4 * sum(math.prod(row.shape) for row in table(shape(under)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (weights * 3 // 2, weights * 3 // 2))
+        follow(under, OBJECTIVE, shape(under))
+
+
+def deserted(root: Path, rank: int) -> None:
+    """Rank 0 vanishes between two orders."""
+    under = config()
+    _meet(root, "meeting", rank, under)
+    if rank == 0:
+        Crew(under, OBJECTIVE, shape(under)).idle()
+        os._exit(99)
+    follow(under, OBJECTIVE, shape(under))
+
+
+def run_ranks(scenario: str, root: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two processes of this file, to their end."""
+    command = [sys.executable, "-W", "error", "-m", "tests.scenarios.learner_rank", scenario, str(root)]
+    # Megatron warns tensor-parallel ranks that do not set it, also where there is no CUDA
+    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    with ThreadPoolExecutor() as pool:
+        started = [
+            pool.submit(
+                subprocess.run, [*command, str(rank)], cwd=Path(__file__).parents[2], env=environment,
+                capture_output=True, text=True, timeout=200, check=False,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        return [each.result() for each in started]
+
+
+if __name__ == "__main__":
+    with boundary("rank"):
+        {"every_layout": every_layout, "full_disk": full_disk, "deserted": deserted}[sys.argv[1]](
+            Path(sys.argv[2]), int(sys.argv[3])
+        )

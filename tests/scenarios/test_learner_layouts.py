@@ -1,0 +1,79 @@
+"""However the learner's ranks are divided, it is the same training: losses, gradients, weights, and what a resume finds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from async_rl.errors import CheckpointError
+from learner.ranks import Crew
+from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, run_ranks, shape, train
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per layout, written by two ranks."""
+    root = tmp_path_factory.mktemp("layouts")
+    for rank in run_ranks("every_layout", root):
+        assert rank.returncode == 0, rank.stderr
+    return root
+
+
+@pytest.fixture
+def alone() -> Iterator[Crew]:
+    crew = Crew(config(), OBJECTIVE, shape(config()))
+    yield crew
+    crew.stop()
+
+
+@pytest.fixture(scope="module")
+def single() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    crew = Crew(config(), OBJECTIVE, shape(config()))
+    rows, weights = train(crew, 1, STEPS), crew.gather()
+    crew.stop()
+    return rows, weights
+
+
+def result(divided: Path, layout: str) -> dict[str, Any]:
+    return json.loads((divided / layout / "result.json").read_text())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_gradients_and_metrics_are_those_of_one_process(divided: Path, single: Any, layout: str) -> None:
+    for found, expected in zip(result(divided, layout)["rows"], single[0], strict=True):
+        shared = {name: value for name, value in expected.items() if not name.startswith("batch/")}
+        assert {name: found[name] for name in shared} == pytest.approx(shared, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_weights_become_those_of_one_process(divided: Path, single: Any, layout: str) -> None:
+    found = load_file(divided / layout / "weights.safetensors")
+    assert found.keys() == single[1].keys()
+    for name, tensor in single[1].items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resumed_run_does_exactly_what_an_uninterrupted_one_does(divided: Path, layout: str) -> None:
+    found = result(divided, layout)
+    assert found["extra"] == {"version": 12}
+    assert found["resumed"] == found["rows"][SAVED_AT:]
+
+
+def test_another_layout_is_refused_by_name(divided: Path, alone: Crew) -> None:
+    with pytest.raises(
+        CheckpointError, match="divided as tensor 1 x pipeline 1 x data 2, these are tensor 1 x pipeline 1 x data 1"
+    ):
+        alone.load(divided / "data" / "checkpoints")
+
+
+def test_the_run_clipped_and_warmed_up(single: Any) -> None:
+    """Else the layouts above would agree about less than they claim to."""
+    assert [row["lr"] for row in single[0][:2]] == [0.005, 0.01]
+    assert single[0][2]["lr"] == 0.01 > single[0][3]["lr"]
+    assert max(row["grad_norm"] for row in single[0]) > 0.2
+    assert any(row["policy/masked_frac"] > 0 or row["policy/clip_frac"] > 0 for row in single[0])

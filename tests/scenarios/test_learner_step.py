@@ -1,0 +1,126 @@
+"""One process: the gradient is the formula's, bins do not matter, a bad step changes nothing, temperature counts."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from async_rl.megatron.model import forward_packed, pack
+from learner.batch import PackedBatch, pack_batch
+from learner.objective import Objective, load_objective, preset_names
+from learner.ranks import Crew
+from learner.step import train_step
+from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
+
+REINFORCE = Objective.model_validate(
+    {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}
+)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew(config(), OBJECTIVE, shape(config()))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def unclipped() -> Iterator[Crew]:
+    made = Crew(config(clip_grad=0), OBJECTIVE, shape(config()))
+    yield made
+    made.stop()
+
+
+def gradients(crew: Crew, batch: PackedBatch, objective: Objective) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one step, after which the weights are what they were."""
+    before = crew.gather()
+    result = train_step(crew.model, objective.policy_loss, batch.shards[0], batch.counts, temperature=0.9)
+    found = {name: parameter.main_grad.clone() for name, parameter in crew.model.ddp.module.named_parameters()}
+    crew.model.load(before)
+    return result.loss, found
+
+
+def test_the_gradient_is_that_of_the_written_formula(unclipped: Crew) -> None:
+    """Sequence by sequence, without packing, bins or our loss functions."""
+    groups = taken_groups(1)
+    loss, found = gradients(unclipped, pack_batch(groups, objective=REINFORCE, capacity=40), REINFORCE)
+
+    gpt, total, rollouts = unclipped.model.ddp.module, torch.zeros(()), 0
+    for taken in groups:
+        mean = np.mean([rollout.reward for rollout in taken.group.rollouts])
+        for rollout in taken.group.rollouts:
+            [row] = rollout.samples
+            ids = torch.from_numpy(row.token_ids).long()
+            logits = forward_packed(gpt, *pack([ids]))[:, :VOCABULARY] / 0.9
+            logprobs = logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+            sampled = torch.from_numpy(row.loss_mask[1:]).bool()
+            total = total - (rollout.reward - mean) * logprobs[sampled].mean()
+            rollouts += 1
+    expected = torch.autograd.grad(total / rollouts, list(gpt.parameters()))
+    assert loss == pytest.approx(total.item() / rollouts, abs=1e-6)
+    for (name, _), gradient in zip(gpt.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("capacity", [20, 33, 50])
+def test_bins_do_not_matter(unclipped: Crew, capacity: int) -> None:
+    groups = taken_groups(1)
+    loss, expected = gradients(unclipped, pack_batch(groups, objective=OBJECTIVE, capacity=10_000), OBJECTIVE)
+    divided = pack_batch(groups, objective=OBJECTIVE, capacity=capacity)
+    assert len(divided.shards[0]) > 1
+    found_loss, found = gradients(unclipped, divided, OBJECTIVE)
+    assert found_loss == pytest.approx(loss, abs=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_trains(preset: str) -> None:
+    crew = Crew(config(), load_objective(preset), shape(config()))
+    before = crew.gather()
+    result = crew.step(batch(1, 1))
+    after = crew.gather()
+    crew.stop()
+    assert math.isfinite(result.loss)
+    assert not result.skipped
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing(crew: Crew, poison: float) -> None:
+    crew.step(batch(1, 1))
+    before = crew.gather()
+    good = batch(2, 1)
+    [[*bins]] = good.shards
+    spoilt = bins[0].advantages.copy()
+    spoilt[bins[0].mask != 0] = poison
+    result = crew.step(replace(good, shards=((replace(bins[0], advantages=spoilt), *bins[1:]),)))
+    assert result.skipped
+    assert all(torch.equal(before[name], tensor) for name, tensor in crew.gather().items())
+
+    resumed = crew.step(good)
+    undisturbed = Crew(config(), OBJECTIVE, shape(config()))
+    undisturbed.step(batch(1, 1))
+    assert resumed == undisturbed.step(good)
+
+
+def test_nothing_to_train_on_is_a_step_without_gradient(crew: Crew) -> None:
+    empty = pack_batch([], objective=OBJECTIVE, capacity=40)
+    result = crew.step(empty)
+    assert (result.loss, result.grad_norm, result.skipped) == (0, 0, False)
+
+
+def test_a_snapshot_stays_as_it_was(crew: Crew) -> None:
+    snapshot = crew.gather()
+    kept = {name: tensor.clone() for name, tensor in snapshot.items()}
+    crew.step(batch(1, 1))
+    assert all(torch.equal(snapshot[name], tensor) for name, tensor in kept.items())
+
+
+def test_the_batch_must_be_cut_for_these_ranks(crew: Crew) -> None:
+    with pytest.raises(ValueError, match="2 shards for 1 data-parallel ranks"):
+        crew.step(batch(1, 2))

@@ -1,0 +1,115 @@
+"""Groups to packed bins: alignment to the predicting position, who is trained, what the step divides by."""
+
+import numpy as np
+import pytest
+
+from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
+from learner.batch import Bin, PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
+from learner.objective import Objective
+
+PLAIN = Objective.model_validate({"advantages": {"baseline": "group_mean", "scale": "none"}})
+
+
+def sample(ids: list[int], mask: list[int]) -> Sample:
+    """Position i's log-probability is -i / 10, so that a shift by one shows."""
+    sampled = [index for index, flag in enumerate(mask) if flag]
+    return Sample(
+        token_ids=np.array(ids, np.int32),
+        loss_mask=np.array(mask, np.uint8),
+        logprobs=np.array([-index / 10 if flag else 0 for index, flag in enumerate(mask)], np.float32),
+        versions=(VersionSpan(version=1, start=sampled[0], stop=sampled[-1] + 1),) if sampled else (),
+    )
+
+
+def rollout(*samples: Sample, reward: float = 0.0, status: Status = Status.OK) -> Rollout:
+    failure = Failure(boundary="environment", kind="Broken", message="") if status is Status.FAILED else None
+    return Rollout(samples=samples, reward=reward, status=status, failure=failure)
+
+
+def taken(*rollouts: Rollout) -> TakenGroup:
+    group = RolloutGroup(id="g", task=Task(key="t", environment="e", prompt="p"), rollouts=rollouts, worker="w")
+    return TakenGroup(group=group, version_at_commit=2, version_at_take=3)
+
+
+def sequences(batch: PackedBatch) -> list[dict[str, list[float]]]:
+    """Every packed sequence on its own, in the order of its first token."""
+    found = []
+    for each in (each for bins in batch.shards for each in bins):
+        for start, stop in zip(each.cu_seqlens[:-1], each.cu_seqlens[1:], strict=True):
+            names = ("token_ids", "positions", "targets", "mask", "behaviour", "advantages")
+            found.append({name: getattr(each, name)[start:stop].tolist() for name in names})
+    return sorted(found, key=lambda row: row["token_ids"][0])
+
+
+def test_a_position_is_aligned_with_the_token_it_predicts() -> None:
+    groups = [
+        taken(
+            rollout(sample([10, 11, 12, 13, 14], [0, 0, 1, 0, 1]), reward=3.0),
+            rollout(sample([20, 21], [0, 1]), reward=1.0),
+        )
+    ]
+    first, second = sequences(pack_batch(groups, objective=PLAIN, capacity=64))
+    assert first["token_ids"] == [10, 11, 12, 13, 14]
+    assert first["positions"] == [0, 1, 2, 3, 4]
+    assert first["targets"][:-1] == [11, 12, 13, 14]
+    assert first["mask"] == [0, 1, 0, 1, 0]
+    assert first["behaviour"] == pytest.approx([0, -0.2, 0, -0.4, 0])
+    assert first["advantages"] == [0, 1, 0, 1, 0]
+    assert second["targets"][0] == 21
+    assert second["mask"] == [1, 0]
+    assert second["advantages"] == [-1, 0]
+
+
+def test_a_first_token_cannot_be_trained_on() -> None:
+    batch = pack_batch([taken(rollout(sample([5, 6], [1, 1]), reward=1.0), rollout(reward=0.0))], objective=PLAIN, capacity=8)
+    [row] = sequences(batch)
+    assert row["mask"] == [1, 0]
+    assert batch.counts.tokens == 1
+
+
+def test_failed_rollouts_are_out_and_masked_ones_only_in_the_baseline() -> None:
+    groups = [
+        taken(
+            rollout(sample([10, 11], [0, 1]), reward=1.0),
+            rollout(sample([20, 21], [0, 1]), reward=4.0, status=Status.TRUNCATED),
+            rollout(sample([30, 31], [0, 1]), reward=7.0, status=Status.MASKED),
+            rollout(sample([40, 41], [0, 1]), reward=1e9, status=Status.FAILED),
+        )
+    ]
+    batch = pack_batch(groups, objective=PLAIN, capacity=64)
+    assert [(row["token_ids"][0], row["advantages"][0]) for row in sequences(batch)] == [(10, -3), (20, 0)]
+
+
+def test_the_counts_are_those_of_the_whole_step() -> None:
+    groups = [
+        taken(rollout(sample([1, 2, 3], [0, 1, 1]), sample([4, 5], [0, 1])), rollout(sample([6, 7], [0, 0]))),
+        taken(rollout(sample([8, 9], [0, 1]), status=Status.MASKED)),
+        taken(rollout(sample([10, 11, 12, 13], [0, 1, 0, 1]))),
+    ]
+    batch = pack_batch(groups, objective=PLAIN, capacity=5, num_shards=2)
+    assert (batch.counts.tokens, batch.counts.sequences) == (5, 3)
+    assert batch.counts.groups.tolist() == [0, 2]
+    assert batch.counts.group_tokens.tolist() == [3, 2]
+    packed = [(each.group_ids.tolist(), each.mask.sum()) for bins in batch.shards for each in bins]
+    assert sum(int(trained) for _, trained in packed) == 5
+    assert sorted(group for groups, _ in packed for group in groups) == [0, 0, 2]
+
+
+def test_nothing_to_train_still_makes_a_bin_for_every_shard() -> None:
+    batch = pack_batch([taken(rollout(status=Status.FAILED))], objective=PLAIN, capacity=8, num_shards=3)
+    assert [len(bins) for bins in batch.shards] == [1, 1, 1]
+    assert batch.counts.tokens == 0
+    assert all(np.isfinite(value) for value in batch.metrics.values())
+
+
+def test_a_shard_survives_the_way_to_its_rank() -> None:
+    groups = [taken(*(rollout(sample(list(range(n)), [0] + [1] * (n - 1)), reward=n) for n in (3, 9, 6, 2))) for _ in range(3)]
+    batch = pack_batch(groups, objective=PLAIN, capacity=10, num_shards=2)
+    for shard in range(2):
+        bins, counts = shard_from_bytes(shard_to_bytes(batch, shard))
+        assert (counts.tokens, counts.sequences) == (batch.counts.tokens, batch.counts.sequences)
+        assert counts.group_tokens.tolist() == batch.counts.group_tokens.tolist()
+        for found, sent in zip(bins, batch.shards[shard], strict=True):
+            for name in Bin.__dataclass_fields__:
+                np.testing.assert_array_equal(getattr(found, name), getattr(sent, name))
+                assert getattr(found, name).dtype == getattr(sent, name).dtype

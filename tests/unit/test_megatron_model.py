@@ -1,0 +1,189 @@
+"""The shared model: packing, log-probabilities, and where the stand-ins for CUDA may be used."""
+
+import itertools
+
+import pytest
+import torch
+
+from async_rl.errors import ConfigError
+from async_rl.megatron import host, parallel
+from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.model import build_model, forward_packed, pack, packed_params
+from async_rl.megatron.parameters import Split, gather_full, join, load_full, slice_for, specs, table
+from async_rl.model_shape import ModelShape
+
+CPU = torch.device("cpu")
+SHAPE = ModelShape(
+    hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab_size=19, max_positions=64, rope_theta=1e4,
+    qkv_bias=True, qk_norm=True, init_std=0.2,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def alone() -> None:
+    parallel.initialize(device=CPU)
+
+
+def model(seed: int = 1) -> torch.nn.Module:
+    return build_model(SHAPE, device=CPU, dtype=torch.float32, seed=seed)
+
+
+def rows(*lengths: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(0, SHAPE.vocab_size, (length,), generator=generator) for length in lengths]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (5, 1, 17), (64, 2, 1, 30)])
+def test_packed_rows_are_their_sequences(lengths: tuple[int, ...]) -> None:
+    """Logits and gradients of one packed row equal those of every sequence on its own, without packing."""
+    packed, separate = model(), model()
+    sequences = rows(*lengths)
+    together = forward_packed(packed, *pack(sequences))
+    alone = torch.cat([separate(row[None], torch.arange(len(row))[None], None)[0] for row in sequences])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+    direction = torch.randn(together.shape, generator=torch.Generator().manual_seed(3))
+    (together * direction).sum().backward()
+    (alone * direction).sum().backward()
+    for (name, left), right in zip(packed.named_parameters(), separate.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_nothing_leaks_between_packed_sequences() -> None:
+    first, second, third = rows(6, 9, 4)
+    shared = model()
+    with torch.no_grad():
+        before = forward_packed(shared, *pack([first, second, third]))
+        after = forward_packed(shared, *pack([first, second.flip(0), third]))
+    assert torch.equal(before[:6], after[:6])
+    assert torch.equal(before[15:], after[15:])
+    assert not torch.allclose(before[6:15], after[6:15])
+
+
+def test_packed_params_find_the_longest_sequence() -> None:
+    found = packed_params(torch.tensor([0, 3, 10, 11]))
+    assert (found.max_seqlen_q, found.cu_seqlens_q.dtype) == (7, torch.int32)
+
+
+def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
+    one, again, other = (gather_full(model(seed), SHAPE) for seed in (1, 1, 2))
+    assert one is not None
+    assert again is not None
+    assert other is not None
+    for row in table(SHAPE):
+        assert torch.equal(one[row.name], again[row.name])
+        assert torch.equal(one[row.name], other[row.name]) == isinstance(row.initial, str)
+    drawn = [tensor for tensor in one.values() if tensor.dim() == 2]
+    for left, right in itertools.combinations(drawn, 2):
+        assert not torch.equal(left.flatten()[:32], right.flatten()[:32])
+
+
+def test_a_snapshot_is_not_the_live_model() -> None:
+    live = model()
+    snapshot = gather_full(live, SHAPE)
+    assert snapshot is not None
+    addresses = [parameter.data_ptr() for parameter in live.parameters()]
+    load_full(live, SHAPE, {name: tensor + 1 for name, tensor in snapshot.items()})
+    changed = gather_full(live, SHAPE)
+    assert changed is not None
+    for name, tensor in snapshot.items():
+        assert torch.equal(changed[name], tensor + 1), name
+    assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
+
+
+def test_specs_describe_the_snapshot() -> None:
+    snapshot = gather_full(model(), SHAPE)
+    assert snapshot is not None
+    described = [(spec.name, spec.shape, spec.dtype) for spec in specs(SHAPE, torch.float32)]
+    assert described == [(name, tuple(tensor.shape), "float32") for name, tensor in snapshot.items()]
+
+
+@pytest.mark.parametrize("split", list(Split))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_slices_join_to_the_whole(split: Split, ranks: int) -> None:
+    vocabulary = split is Split.VOCABULARY
+    full = torch.arange(19 * 8 if vocabulary else 16 * 8).view(-1, 8)
+    slices = [slice_for(full, split, rank, ranks) for rank in range(ranks)]
+    assert len({part.shape for part in slices}) == 1
+    assert torch.equal(join(slices, split, tuple(full.shape)), full)
+
+
+def test_logprobs_and_gradients_are_those_of_log_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (8 * torch.randn(20, 19, generator=generator, dtype=torch.float64)).requires_grad_()
+    targets = torch.randint(0, 19, (20,), generator=generator)
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, targets, vocab_size=19, temperature=0.7), (logits,))
+    want = (logits / 0.7).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(token_logprobs(logits, targets, vocab_size=19, temperature=0.7), want)
+
+
+def test_padding_of_the_vocabulary_takes_no_probability() -> None:
+    logits = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    logits[:, 19:] = 50.0
+    given = logits.clone().requires_grad_()
+    targets = torch.arange(6)
+    found = token_logprobs(given, targets, vocab_size=19)
+    torch.testing.assert_close(found, logits[:, :19].log_softmax(-1)[targets, targets])
+    found.sum().backward()
+    assert given.grad is not None
+    assert given.grad[:, 19:].abs().max() == 0
+    assert torch.equal(given.detach(), logits), "the caller's logits must survive"
+
+
+def test_half_precision_logits_are_scored_in_float32() -> None:
+    logits = (20 * torch.randn(4, 19, generator=torch.Generator().manual_seed(0))).bfloat16().requires_grad_()
+    found = token_logprobs(logits, torch.arange(4), vocab_size=19)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, logits.float().log_softmax(-1)[range(4), range(4)])
+    found.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16
+
+
+def test_the_stand_ins_never_hide_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = torch.cuda.current_device
+    with pytest.raises(RuntimeError, match="sees a GPU"):
+        host.stand_in_for_cuda()
+    assert torch.cuda.current_device is before
+    with host.on_host(), pytest.raises((RuntimeError, AssertionError)):
+        torch.zeros(1, device="cuda")  # redirected nowhere: torch itself refuses
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_on_host_reaches_no_further_than_its_block() -> None:
+    with host.on_host():
+        assert torch.zeros(1, device="cuda").device == CPU
+        assert torch.empty(2, pin_memory=True).to("cuda").cuda().device == CPU
+        assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+    assert torch.zeros(1).type() == "torch.FloatTensor"
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.zeros(1, device="cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_are_chosen_or_refused() -> None:
+    assert parallel.resolve_device("auto") == parallel.resolve_device("cpu") == CPU
+    assert parallel.resolve_dtype(CPU) is torch.float32
+    with pytest.raises(ConfigError, match="no GPU"):
+        parallel.resolve_device("cuda")
+
+
+def test_a_cpu_beside_a_visible_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+        parallel.resolve_device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_transformer_engine_layers_are_refused_where_they_cannot_run() -> None:
+    with pytest.raises(ConfigError, match="extra `gpu`"):
+        build_model(SHAPE, device=CPU, dtype=torch.float32, seed=0, layer_spec="transformer_engine")
+
+
+def test_initialising_again_must_agree() -> None:
+    parallel.initialize(device=CPU)
+    with pytest.raises(ConfigError, match="cannot be divided"):
+        parallel.initialize(device=CPU, tensor=2)
+    assert parallel_state.get_tensor_model_parallel_world_size() == 1

@@ -1,0 +1,409 @@
+"""The worker against the reference buffer: from tickets to groups, and everything that may come between."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from async_rl.config import BatchConfig, WorkerConfig
+from async_rl.errors import FailureBudgetSpent, first_of_ours
+from async_rl.protocols import CommitResult, Drop, EpisodeContext, InferenceInterface, Limits
+from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
+from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
+from buffer.memory_buffer import MemoryBuffer
+from rollout_workers.tasks import TaskMix, WeightedAgent
+from rollout_workers.worker import Worker
+
+LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2, overtaken="wait")
+
+
+class WatchedBuffer(MemoryBuffer):
+    """Tells what its worker did, so that tests can wait for it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.endings: asyncio.Queue[tuple[str, CommitResult | Drop]] = asyncio.Queue()
+        self.asked = asyncio.Event()
+        self.renewed = asyncio.Condition()
+
+    async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
+        self.asked.set()
+        return await super().reserve(worker, version=version, count=count, wait_s=wait_s)
+
+    async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
+        result = await super().commit(worker, group, keep=keep)
+        self.endings.put_nowait((group.id, result))
+        return result
+
+    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
+        await super().abandon(worker, ticket, reason)
+        self.endings.put_nowait((ticket, reason))
+
+    async def renew(self, worker: str, tickets: object) -> set[str]:
+        lost = await super().renew(worker, tickets)  # pyright: ignore[reportArgumentType]
+        async with self.renewed:
+            self.renewed.notify_all()
+        return lost
+
+    async def next_endings(self, count: int) -> list[CommitResult | Drop]:
+        return [(await self.endings.get())[1] for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayAgent(EchoAgent):
+    """Rewards by sibling, and lets a test decide how each episode goes."""
+
+    before: Callable[[Task, EpisodeContext], object] = lambda task, context: None
+    pays: Callable[[int], float] = float
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        pending = self.before(task, context)
+        if asyncio.iscoroutine(pending):
+            await pending
+        rollout = await EchoAgent.rollout(self, task, inference, context)
+        return Rollout(samples=rollout.samples, reward=self.pays(context.sibling), status=Status.OK)
+
+
+@dataclass
+class Bench:
+    """A worker at a buffer whose learner has published version 0."""
+
+    agent: EchoAgent
+    group_size: int = 2
+    groups_in_flight: int = 2
+    drop_no_signal: bool = True
+    timeout_s: float = 30.0
+    drain_s: float = 30.0
+    failure_budget: int = 1000
+    heartbeat_s: float = 0.01
+    clock: ManualClock = field(default_factory=ManualClock)
+    fence: int = -1
+
+    def __post_init__(self) -> None:
+        self.buffer = WatchedBuffer(self.clock)
+        self.inference = ScriptedInference(lambda text: text, version=0)
+        self.worker = Worker(
+            name="w0",
+            buffer=self.buffer,
+            inference=self.inference,
+            tasks=TaskMix([WeightedAgent(agent=self.agent, weight=1.0)]),
+            batch=BatchConfig(groups_per_step=2, group_size=self.group_size, drop_no_signal=self.drop_no_signal),
+            settings=WorkerConfig(
+                groups_in_flight=self.groups_in_flight,
+                episode_timeout_s=self.timeout_s,
+                drain_s=self.drain_s,
+                failure_budget=self.failure_budget,
+            ),
+            seed=0,
+            heartbeat_s=self.heartbeat_s,
+        )
+
+    async def learn(self, limits: Limits = LIMITS) -> None:
+        self.fence = await self.buffer.acquire("learner", limits)
+        await self.publish(await self.buffer.issue(self.fence))
+
+    async def publish(self, version: int) -> None:
+        await self.buffer.publish(self.fence, VersionRecord(version=version, timeline="t", step=version, digest=""))
+
+    async def take(self, num_groups: int) -> list[TakenGroup]:
+        return await self.buffer.take(self.fence, step=0, version=0, num_groups=num_groups, wait_s=30.0)
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[asyncio.Event]:
+        """The worker runs inside the block and is told to stop at its end."""
+        stop = asyncio.Event()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.worker.run(stop))
+            yield stop
+            stop.set()
+
+
+async def test_tickets_become_groups_of_siblings():
+    bench = Bench(PlayAgent(), group_size=3)
+    await bench.learn()
+    async with bench.at_work():
+        taken = await bench.take(2)
+    for group in (one.group for one in taken):
+        assert (group.worker, len(group.rollouts)) == ("w0", 3)
+        assert group.task == PlayAgent().task(int(group.task.answer))
+        assert [rollout.reward for rollout in group.rollouts] == [0.0, 1.0, 2.0]
+        assert (group.oldest_version, group.newest_version) == (0, 0)
+    assert {one.group.task.prompt for one in taken} == {"0", "1"}
+    assert (await bench.buffer.audit()).is_clean
+
+
+async def test_no_more_groups_fly_than_allowed():
+    flying: Counter[str] = Counter()
+    most = 0
+
+    async def enter_and_leave(task: Task, context: EpisodeContext) -> None:
+        nonlocal most
+        flying[task.key] += 1
+        most = max(most, len(flying))
+        await asyncio.sleep(0)
+        flying[task.key] -= 1
+        if not flying[task.key]:
+            del flying[task.key]
+
+    bench = Bench(PlayAgent(before=enter_and_leave), groups_in_flight=2)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(6) == ["stored"] * 6  # all the slots there are
+    assert most == 2
+
+
+async def test_a_group_without_signal_is_dropped_and_its_task_not_rolled_again():
+    played: list[str] = []
+    bench = Bench(PlayAgent(before=lambda task, context: played.append(task.key), pays=lambda sibling: 0.5))
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(10) == ["no_signal"] * 10
+    assert set(Counter(played).values()) == {bench.group_size}
+    assert (await bench.buffer.stats()).ready == 0
+
+
+@pytest.mark.parametrize(("group_size", "drop_no_signal"), [(2, False), (1, True)])
+async def test_equal_rewards_are_kept_where_siblings_are_not_compared(group_size: int, drop_no_signal: bool):
+    agent = PlayAgent(pays=lambda sibling: 0.5)
+    bench = Bench(agent, group_size=group_size, drop_no_signal=drop_no_signal)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(2) == ["stored", "stored"]
+
+
+async def test_a_failed_sibling_is_committed_without_samples():
+    def fail_the_second(task: Task, context: EpisodeContext) -> None:
+        if context.sibling == 1:
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_the_second), group_size=3)
+    await bench.learn()
+    async with bench.at_work():
+        taken = await bench.take(2)
+    for one in taken:
+        assert [rollout.status for rollout in one.group.rollouts] == [Status.OK, Status.FAILED, Status.OK]
+        assert one.group.rollouts[1].samples == ()
+    assert bench.worker.counters.failures["environment"] >= 2
+    assert bench.worker.counters.scored["echo"] >= 4
+
+
+async def test_one_score_among_failures_is_no_signal():
+    def fail_all_but_the_first(task: Task, context: EpisodeContext) -> None:
+        if context.sibling > 0:
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_all_but_the_first, pays=lambda sibling: 1.0))
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(2) == ["no_signal", "no_signal"]
+
+
+async def test_a_task_whose_siblings_all_fail_is_tried_again_and_then_let_go():
+    attempts: list[tuple[str, int]] = []
+
+    def always_fail(task: Task, context: EpisodeContext) -> None:
+        attempts.append((task.answer, context.ticket.attempt))
+        raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=always_fail), group_size=1, groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(4) == ["failed"] * 4
+    assert attempts[:4] == [("0", 1), ("0", 2), ("1", 1), ("1", 2)]
+
+
+async def test_hanging_episodes_meet_their_deadline_and_the_others_are_kept():
+    async def hang_the_second(task: Task, context: EpisodeContext) -> None:
+        if context.sibling == 1:
+            await asyncio.Event().wait()
+
+    bench = Bench(PlayAgent(before=hang_the_second), group_size=3, timeout_s=0.05)
+    await bench.learn()
+    async with bench.at_work():
+        taken = await bench.take(2)
+    failures = [one.group.rollouts[1].failure for one in taken]
+    assert [failure.boundary for failure in failures if failure is not None] == ["deadline", "deadline"]
+
+
+async def test_a_task_that_cannot_be_posed_is_handed_back():
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Poor(PlayAgent):
+        def task(self, index: int) -> Task:
+            if index == 0:
+                raise IndexError("no task 0")
+            return EchoAgent.task(self, index)
+
+    bench = Bench(Poor(), groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(3) == ["failed", "failed", "stored"]
+    assert bench.worker.counters.tasks_not_posed == 2
+
+
+async def test_a_lost_lease_stops_the_work_and_the_task_is_rolled_again():
+    hanging, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang_at_first(task: Task, context: EpisodeContext) -> None:
+        if context.ticket.attempt > 1:
+            return
+        hanging.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    bench = Bench(PlayAgent(before=hang_at_first), groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        await hanging.wait()
+        bench.clock.advance(LIMITS.lease_s + 1)
+        await bench.buffer.stats()  # looking is what ends a lost lease
+        await cancelled.wait()
+        assert await bench.buffer.next_endings(1) == ["stored"]
+        assert bench.worker.counters.groups == {"lease_lost": 1, "stored": 1}
+
+
+async def test_leases_are_renewed_as_long_as_a_group_flies():
+    enough = asyncio.Event()
+
+    async def wait(task: Task, context: EpisodeContext) -> None:
+        await enough.wait()
+
+    bench = Bench(PlayAgent(before=wait), groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        for _ in range(4):
+            async with bench.buffer.renewed:
+                await bench.buffer.renewed.wait()
+            bench.clock.advance(0.6 * LIMITS.lease_s)
+        enough.set()
+        assert await bench.buffer.next_endings(1) == ["stored"]
+
+
+async def test_new_weights_wake_a_worker_that_was_refused():
+    bench = Bench(PlayAgent(), heartbeat_s=3600.0)  # nothing but the wake-up can help
+    await bench.learn()
+    await bench.publish(1)
+    async with asyncio.timeout(20):
+        working = asyncio.create_task(bench.worker.run(asyncio.Event()))
+        await bench.buffer.asked.wait()
+        assert bench.worker.groups_in_flight == 0
+        bench.inference.version = 1
+        bench.worker.weights_changed()
+        bench.worker.weights_changed()  # telling twice is harmless
+        assert await bench.buffer.next_endings(2) == ["stored", "stored"]
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
+async def test_a_draining_worker_finishes_what_flies_and_starts_nothing():
+    flying, finish = asyncio.Semaphore(0), asyncio.Event()
+
+    async def wait(task: Task, context: EpisodeContext) -> None:
+        flying.release()
+        await finish.wait()
+
+    bench = Bench(PlayAgent(before=wait), group_size=2, groups_in_flight=2)
+    await bench.learn()
+    async with bench.at_work() as stop:
+        for _ in range(4):
+            await flying.acquire()
+        stop.set()
+        finish.set()
+    assert bench.worker.counters.groups == {"stored": 2}
+    stats = await bench.buffer.stats()
+    assert (stats.issued, stats.ready, stats.reserved) == (2, 2, 0)
+
+
+async def test_a_draining_worker_hands_back_what_does_not_finish():
+    flying = asyncio.Semaphore(0)
+
+    async def hang_on_the_first_task(task: Task, context: EpisodeContext) -> None:
+        flying.release()
+        if task.prompt == "0":
+            await asyncio.Event().wait()
+
+    bench = Bench(PlayAgent(before=hang_on_the_first_task), group_size=2, groups_in_flight=2, drain_s=0.05)
+    await bench.learn(Limits(max_age=0, groups_per_step=2, lease_s=30.0, max_attempts=2, overtaken="wait"))
+    async with bench.at_work() as stop:
+        for _ in range(4):
+            await flying.acquire()
+        stop.set()
+    assert bench.worker.counters.groups == {"stored": 1, "abandoned": 1}
+    stats = await bench.buffer.stats()
+    assert (stats.reserved, stats.dropped) == (0, {"abandoned": 1})
+    assert bench.worker.groups_in_flight == 0
+
+
+async def test_the_failure_budget_stops_the_worker_loudly():
+    def fail(task: Task, context: EpisodeContext) -> None:
+        raise ConnectionError("the game server is gone")
+
+    bench = Bench(PlayAgent(before=fail), failure_budget=5)
+    await bench.learn()
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as raised:
+            await bench.worker.run(asyncio.Event())
+    spent = first_of_ours(raised.value)
+    assert isinstance(spent, FailureBudgetSpent)
+    assert "5 episodes failed in a row" in str(spent)
+    assert "the game server is gone" in str(spent)
+
+
+async def test_a_success_refills_the_failure_budget():
+    def fail_the_first(task: Task, context: EpisodeContext) -> None:
+        if context.sibling == 0:
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_the_first), group_size=2, groups_in_flight=1, failure_budget=2)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(6) == ["no_signal"] * 6
+
+
+async def test_a_ticket_that_comes_after_the_stop_is_handed_back():
+    bench = Bench(PlayAgent(), heartbeat_s=3600.0)  # one long request, which the first ticket answers
+    async with bench.at_work() as stop:
+        await bench.buffer.asked.wait()
+        stop.set()
+        await bench.learn()
+    assert bench.worker.counters.groups == {"abandoned": 2}
+    assert bench.worker.counters.episodes == 0
+
+
+async def test_the_seed_of_an_episode_tells_it_from_others_and_comes_back_in_a_repetition():
+    async def seeds_of(group_size: int) -> dict[tuple[int, int, int], int]:
+        seen: dict[tuple[int, int, int], int] = {}
+
+        def note(task: Task, context: EpisodeContext) -> None:
+            seen[context.ticket.task_index, context.ticket.attempt, context.sibling] = context.seed
+
+        bench = Bench(PlayAgent(before=note), group_size=group_size)
+        await bench.learn()
+        async with bench.at_work():
+            await bench.buffer.next_endings(4)
+        return seen
+
+    first, again = await seeds_of(3), await seeds_of(3)
+    assert len(set(first.values())) == len(first)
+    shared = first.keys() & again.keys()
+    assert len(shared) >= 12
+    assert all(first[episode] == again[episode] for episode in shared)
+
+
+async def test_the_counters_add_up():
+    bench = Bench(PlayAgent(), group_size=2)
+    await bench.learn()
+    async with bench.at_work():
+        await bench.buffer.next_endings(6)
+    counted = bench.worker.counters.snapshot()
+    assert counted["episodes"] == counted["scored/echo"] == 12
+    assert counted["reward_sum/echo"] == 6.0
+    assert counted["groups/stored"] == 6
+    assert counted["tokens"] == 12 * 2  # a digit and the end token
+    assert counted["forked"] == 0
