@@ -11,7 +11,7 @@ help:
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
 	@echo "make format     put the code into shape"
-	@echo "make bench      the benchmarks          make gpu-check  the tests that need a GPU"
+	@echo "make bench      the benchmarks          make gpu-check  what works on this GPU, and how fast"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"
 
 setup: .venv/.dev
@@ -20,7 +20,7 @@ demo: .venv/.run
 	@$(BIN)/async-rl run @ configs/quickstart.yaml
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
@@ -40,8 +40,8 @@ format: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python benchmarks/end_to_end.py
 
-gpu-check: .venv/.dev
-	$(BIN)/python -m pytest -m gpu tests/gpu
+gpu-check: .venv/.run
+	@$(BIN)/python benchmarks/gpu_check.py --json runs/gpu_check.json
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -198,6 +198,7 @@ class WorkerConfig(Section):
     """Groups that one worker rolls out at a time."""
     kv_cache_gb: PositiveFloat = 0.25
     kv_block_tokens: PositiveInt = 64
+    """Of one page of the KV cache. On GPUs it is rounded up to a multiple of 256, which is what FlashAttention reads."""
     episode_timeout_s: PositiveFloat = 300.0
     drain_s: PositiveFloat = 30.0
     """After SIGTERM, running groups have this long to finish before their tickets are handed back."""

@@ -210,7 +210,10 @@ class ReplayBuffer(Protocol):
         ...
 
     async def checkpoint(self, fence: int, step: int) -> None:
-        """A checkpoint of `step` is durable: TAKEN(<= step) -> SPENT, for good."""
+        """A checkpoint of `step` is durable: TAKEN(<= step) -> SPENT, for good.
+
+        Comes after `release(step)`: a spent group holds no slot.
+        """
         ...
 
     async def resign(self, fence: int) -> None:
@@ -264,6 +267,8 @@ class Member:
     version: int
     """What its engine serves; -1 before the first push."""
     device: str
+    gpu: str = ""
+    """Identifies the GPU behind `device` among all machines; empty on a CPU."""
 
 
 class Board(Protocol):

@@ -63,6 +63,9 @@ def write_summary(config: Config, console: Console) -> Path | None:
     _print_samples(read_samples(folder / "samples.jsonl"), console)
     _print_summary(summary, console)
     _draw(rows, summary, folder / "curves.png", console)
+    if summary.steps < config.learner.steps:
+        going_on = f"Stopped after step {summary.steps} of {config.learner.steps}. Go on: async-rl run @ {folder}/config.yaml"
+        console.print(going_on, soft_wrap=True, highlight=False, markup=False)
     console.print(str(path), soft_wrap=True, highlight=False, markup=False)
     return path
 

@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -56,7 +57,7 @@ class PipeBoard:
                 await self._append(topic, message)
 
     async def announce(self, member: Member, ttl_s: float) -> None:
-        await self.post("members", {"id": member.id, "host": member.host, "version": member.version, "device": member.device})
+        await self.post("members", asdict(member))
 
     async def leave(self, member_id: str) -> None: ...
 

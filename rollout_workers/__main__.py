@@ -23,13 +23,14 @@ from async_rl.protocols import Board, Member
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.telemetry import configure_logs
 from async_rl.tokenizers import open_tokenizer
+from async_rl.transport.gpus import gpu_of
 from async_rl.transport.receiver import WeightReceiver
 from buffer import open_board, open_buffer
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.tasks import TaskMix
 from rollout_workers.worker import Worker
 
-log = structlog.get_logger()
+log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which would count as a library
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ async def work(config: Config) -> None:
                 settings=config.worker,
                 seed=config.run.seed,
             )
-            member = Member(id=name, host=socket.gethostname(), version=-1, device=str(device))
+            member = Member(id=name, host=socket.gethostname(), version=-1, device=str(device), gpu=gpu_of(device))
             receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
 
             async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,9 @@ from torch.nn.attention.varlen import varlen_attn
 
 from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
 
+FUSED_DTYPES = (torch.bfloat16, torch.float16)
+"""What torch's fused kernels compute in."""
+
 
 class PackedAttention(MegatronModule):
     """Causal core attention over packed ("thd") rows and over plain batches, in torch alone."""
@@ -86,7 +89,7 @@ def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 
 
 def can_use_varlen(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and query.dtype in FUSED_DTYPES
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:

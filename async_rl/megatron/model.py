@@ -59,6 +59,7 @@ def build_model(
             rotary_base=shape.rope_theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
             share_embeddings_and_output_weights=shape.tied_embeddings,
         ).to(device)
+    _cast_parameters(model, dtype)
     initialize_parameters(model, shape, seed=seed)
     return model
 
@@ -120,9 +121,16 @@ def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packi
 def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
     """Token ids, positions and division of one row that holds all `sequences`."""
     lengths = [len(sequence) for sequence in sequences]
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
-    positions = torch.cat([torch.arange(length) for length in lengths])
+    device = sequences[0].device
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
     return torch.cat(list(sequences)), positions, packed_params(cu_seqlens, max(lengths))
+
+
+def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """torch's norms come as float32, whatever Megatron was asked for."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _layer_spec(shape: ModelShape, name: LayerSpec) -> ModuleSpec:

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+import structlog
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from async_rl.megatron.attention import can_use_varlen
+from async_rl.megatron.attention import FUSED_DTYPES, can_use_varlen
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
+
+log = structlog.get_logger("async_rl.megatron")
+
+FLASH_PAGE = 256
+"""FlashAttention 2, which is also torch's, reads pages of a multiple of this many tokens only."""
 
 MAX_PADDED_SCORES = 1 << 22
 """Prompts are padded to one batch only while their attention scores stay this few; longer ones go one by one."""
@@ -45,7 +51,7 @@ class PagedSelfAttention(SelfAttention):
             raise NotImplementedError("softmax_offset (attention sinks) is not supported by the paged attention")
         if q.shape[1] != 1:
             raise NotImplementedError("several query tokens per decoding request (speculation) are not supported")
-        if can_use_varlen(q) and varlen_reads_pages():
+        if can_use_varlen(q) and varlen_reads_pages(q.device, q.dtype, k.shape[1], *q.shape[2:], k.shape[2]):
             if is_decode_only:
                 cu_seqlens_q = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
             return _varlen_paged(q[:, 0], k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqlens_k, block_table)[:, None]
@@ -62,16 +68,34 @@ def attention_for(device: torch.device) -> type[SelfAttention]:
     return PagedSelfAttention
 
 
-def kernel_name(device: torch.device) -> str:
+def page_tokens(device: torch.device, wanted: int) -> int:
+    """The page size to use where `wanted` was asked for."""
+    return wanted if device.type == "cpu" else -(-wanted // FLASH_PAGE) * FLASH_PAGE
+
+
+def kernel_name(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> str:
     """What `attention_for` leads to, for the log."""
     if attention_for(device) is SelfAttention:
         return "flash-attention"
-    return "torch varlen" if device.type == "cuda" and varlen_reads_pages() else "torch gather"
+    is_fused = device.type == "cuda" and dtype in FUSED_DTYPES and varlen_reads_pages(device, dtype, page, heads, dim, kv_heads)
+    return "torch varlen" if is_fused else "torch gather"
 
 
 @cache
-def varlen_reads_pages() -> bool:
-    return {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+def varlen_reads_pages(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> bool:
+    """Whether torch's kernel takes our pages: found out by asking it once, because its limits differ between releases."""
+    if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
+        return False
+    query = torch.zeros(1, heads, dim, device=device, dtype=dtype)
+    pool = torch.zeros(1, page, kv_heads, dim, device=device, dtype=dtype)
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    bounds = torch.arange(2, dtype=torch.int32, device=device)
+    try:
+        _varlen_paged(query, pool, pool, bounds, 1, 1, one, torch.zeros(1, 1, dtype=torch.int32, device=device))
+    except (RuntimeError, ValueError) as error:
+        log.warning("torch's paged attention cannot be used; pages are gathered instead", reason=str(error).partition("\n")[0])
+        return False
+    return True
 
 
 def _varlen_paged(

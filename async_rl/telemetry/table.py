@@ -38,6 +38,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("episode/truncated", "share", "rollouts that a length limit cut"),
     _metric("episode/failed", "share", "rollouts that broke and have no reward"),
     _metric("policy/loss", "", "the loss that was minimised"),
+    _metric("policy/surrogate", "", "part of the loss that follows the advantages"),
     _metric("policy/kl_reference", "", "part of the loss that keeps the policy near the reference policy"),
     _metric("policy/entropy", "nats", "mean entropy of the trained policy at sampled tokens, where the objective asks for it"),
     _metric("policy/tokens", "tokens", "sampled tokens in the loss"),

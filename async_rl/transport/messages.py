@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from async_rl.protocols import Board
 from async_rl.types import VersionRecord
 
+Backend = Literal["nccl", "gloo"]
+"""What the attempt's process group is made of. gloo moves the tensors of GPUs through pinned host memory."""
+
 TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
 
@@ -49,6 +52,7 @@ class Offer(_OfPush):
     """Where the attempt's store listens."""
     manifest: str
     bucket_bytes: int
+    backend: Backend
 
 
 class Begin(_OfPush):

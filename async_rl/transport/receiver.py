@@ -179,6 +179,7 @@ class WeightReceiver:
             rank=begin.members.index(self._member.id) + 1,
             size=len(begin.members) + 1,
             device=self._device,
+            backend=offer.backend,
             timeouts=self._timeouts,
             released=Event(),
         )

@@ -25,11 +25,13 @@ from async_rl.errors import WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board
 from async_rl.transport.digest import specs_of
+from async_rl.transport.gpus import backend_among, gpu_of
 from async_rl.transport.membership import Membership
 from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
+    Backend,
     Begin,
     Cancel,
     Failed,
@@ -168,16 +170,23 @@ class WeightSender:
         meeting = await asyncio.to_thread(Meeting.open, self._wire.host, self._wire.rendezvous_timeout_s)
         released = Event()
         try:
-            ready = await self._gather(cargo, cohort, meeting, outcome)
+            backend = await self._backend_for(cohort)
+            ready = await self._gather(cargo, cohort, meeting, backend, outcome)
             if ready:
-                await self._begin(cargo, ready, meeting, released)
+                await self._begin(cargo, ready, meeting, backend, released)
                 await self._settle_accounts(ready, meeting, outcome)
         finally:
             released.set()
             meeting.close()
         return outcome
 
-    async def _gather(self, cargo: _Cargo, cohort: Sequence[str], meeting: Meeting, outcome: _Outcome) -> list[str]:
+    async def _backend_for(self, cohort: Sequence[str]) -> Backend:
+        members = await self._board.members()
+        return backend_among([gpu_of(self._device), *(member.gpu for member in members if member.id in cohort)])
+
+    async def _gather(
+        self, cargo: _Cargo, cohort: Sequence[str], meeting: Meeting, backend: Backend, outcome: _Outcome
+    ) -> list[str]:
         """Offer the version, and return who is ready for it."""
         await asyncio.to_thread(meeting.write_manifest, cargo.specs)
         offer = Offer(
@@ -189,6 +198,7 @@ class WeightSender:
             port=meeting.port,
             manifest=manifest_digest(cargo.specs),
             bucket_bytes=int(self._wire.bucket_mb * (1 << 20)),
+            backend=backend,
         )
         await post(self._board, TO_WORKERS, offer)
         await self._until(lambda: self._replies.keys() >= set(cohort), self._timeouts.operation_s)
@@ -203,10 +213,17 @@ class WeightSender:
                     self._lose(member, f"did not answer the offer within {self._timeouts.operation_s:g} s", outcome)
         return ready
 
-    async def _begin(self, cargo: _Cargo, ready: Sequence[str], meeting: Meeting, released: Event) -> None:
+    async def _begin(self, cargo: _Cargo, ready: Sequence[str], meeting: Meeting, backend: Backend, released: Event) -> None:
         """Send, and wait for everybody's report; give up at the first sign that the group is broken."""
         await post(self._board, TO_WORKERS, Begin(fence=self._fence, generation=self._generation, members=tuple(ready)))
-        seat = Seat(rank=0, size=len(ready) + 1, device=self._device, timeouts=self._timeouts, released=released)
+        seat = Seat(
+            rank=0,
+            size=len(ready) + 1,
+            device=self._device,
+            backend=backend,
+            timeouts=self._timeouts,
+            released=released,
+        )
 
         def send() -> None:
             with link(meeting, seat) as wire:

@@ -1,4 +1,4 @@
-"""Both ends' data movement over a torch process group of its own: gloo between CPUs, NCCL between CUDA devices.
+"""Both ends' data movement over a torch process group of its own: NCCL where everybody has a GPU to himself, else gloo.
 
     sender                                  receivers
     Meeting.open(host) ── address, offer ─▶ Meeting.join(address)      the store where ranks find each other
@@ -30,6 +30,7 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGl
 from async_rl.errors import WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport.digest import WeightsDigest, bytes_of
+from async_rl.transport.messages import Backend
 from async_rl.transport.plan import Transfer
 from async_rl.transport.staging import Staging
 
@@ -53,6 +54,7 @@ class Seat:
     rank: int
     size: int
     device: torch.device
+    backend: Backend
     timeouts: Timeouts
     released: Event
     """Set when nobody waits for this end any more."""
@@ -113,7 +115,7 @@ class Link:
 
     def wait(self, work: Work, within_s: float | None = None) -> None:
         with _as_wire_error("transfer"):
-            if self._seat.device.type == "cuda":
+            if self._seat.backend == "nccl":
                 self._wait_on_host(work, within_s if within_s is not None else self._seat.timeouts.operation_s)
             work.wait()
 
@@ -125,8 +127,9 @@ class Link:
         """Return once every rank has come here."""
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=within_s)
+        where = self._seat.device if self._seat.backend == "nccl" else "cpu"
         with _as_wire_error("all-reduce"):
-            work = self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=self._seat.device)], options)
+            work = self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=where)], options)
         self.wait(work, within_s)
 
     def _wait_on_host(self, work: Work, within_s: float) -> None:
@@ -143,10 +146,10 @@ def link(meeting: Meeting, seat: Seat) -> Iterator[Link]:
     """Meet the other ranks, then hold the group until the block ends."""
     with _as_wire_error("rendezvous"):
         _call_the_roll(meeting.store, seat)
-        group = _nccl(meeting.store, seat) if seat.device.type == "cuda" else _gloo(meeting, seat)
+        group = _nccl(meeting.store, seat) if seat.backend == "nccl" else _gloo(meeting, seat)
     try:
         wire = Link(group, seat)
-        if seat.device.type == "cuda":  # NCCL builds its communicator at the first operation
+        if seat.backend == "nccl":  # it builds its communicator at the first operation
             wire.agree(seat.timeouts.rendezvous_s)
         yield wire
     except BaseException:

@@ -14,7 +14,7 @@ from torch import Tensor
 from async_rl.config import WorkerConfig
 from async_rl.megatron import inference, parallel
 from async_rl.megatron.model import LayerSpec, build_model
-from async_rl.megatron.paged_attention import attention_for, kernel_name
+from async_rl.megatron.paged_attention import attention_for, kernel_name, page_tokens
 from async_rl.megatron.parameters import load_full
 from async_rl.model_shape import ModelShape
 from async_rl.protocols import Tokenizer
@@ -47,10 +47,12 @@ class EngineCore:
         tokenizer: Tokenizer,
         worker: WorkerConfig,
         device: torch.device,
+        dtype: torch.dtype,
         seed: int,
         layer_spec: LayerSpec,
     ) -> None:
         parallel.initialize(device=device)
+        block_tokens = page_tokens(device, worker.kv_block_tokens)
         self._shape = shape
         self._device = device
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed)
@@ -59,7 +61,7 @@ class EngineCore:
         self._model = build_model(
             shape,
             device=device,
-            dtype=parallel.resolve_dtype(device),
+            dtype=dtype,
             seed=seed,
             layer_spec=layer_spec,
             attention=attention_for(device),
@@ -69,10 +71,11 @@ class EngineCore:
             shape,
             self._sampler,
             kv_cache_gb=worker.kv_cache_gb,
-            block_tokens=worker.kv_block_tokens,
+            block_tokens=block_tokens,
             max_requests=MAX_RUNNING,
         )
-        log.info("engine is ready", device=str(device), attention=kernel_name(device), megatron_core=version("megatron-core"))
+        self.kernel = kernel_name(device, dtype, block_tokens, shape.heads, shape.head_dim, shape.kv_heads)
+        log.info("engine is ready", device=str(device), attention=self.kernel, megatron_core=version("megatron-core"))
 
     @property
     def version(self) -> int:

@@ -45,15 +45,25 @@ class MegatronEngine:
         *,
         device: torch.device,
         seed: int,
+        dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
     ) -> None:
-        """`sampling` holds the run's defaults; `seed` should differ between workers, or they sample alike."""
+        """`sampling` holds the run's defaults; `seed` should differ between workers, or they sample alike.
+
+        `dtype` None means what suits the device.
+        """
         self.tokenizer = tokenizer
-        self._device = device
+        self._dtype = dtype if dtype is not None else parallel.resolve_dtype(device)
         self._shape = shape
         self._defaults = sampling
         self._build = lambda: EngineCore(
-            shape=shape, tokenizer=tokenizer, worker=worker, device=device, seed=seed, layer_spec=layer_spec
+            shape=shape,
+            tokenizer=tokenizer,
+            worker=worker,
+            device=device,
+            dtype=self._dtype,
+            seed=seed,
+            layer_spec=layer_spec,
         )
         self._ids = itertools.count()
         self._commands: deque[Callable[[EngineCore], None]] = deque()
@@ -121,12 +131,17 @@ class MegatronEngine:
     @property
     def specs(self) -> list[ParameterSpec]:
         """What `swap` expects."""
-        return specs(self._shape, parallel.resolve_dtype(self._device))
+        return specs(self._shape, self._dtype)
 
     @property
     def version(self) -> int:
         """Of the weights that the next token is sampled with; -1 before the first."""
         return self._core.version if self._core is not None else -1
+
+    @property
+    def kernel(self) -> str:
+        """Which attention decodes."""
+        return self._core.kernel if self._core is not None else ""
 
     @property
     def metrics(self) -> EngineMetrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from dataclasses import replace
 
@@ -177,3 +178,19 @@ async def test_two_runs_in_one_server_never_meet(run: Run):
     assert (await other.stats()).issued == 0
     assert await other.take(fence, step=1, version=0, num_groups=1, wait_s=0) == []
     assert await other.commit("w", group(ticket)) == "lease_lost"
+
+
+async def test_a_reservation_cancelled_at_any_point_leaks_no_ticket(run: Run):
+    """Whatever the cancelled call had been given, the worker's next call brings it again."""
+    buffer, _ = await run.start()
+    for turns in range(60):  # event-loop turns granted before the cut: from "not sent" to "already answered"
+        reserving = asyncio.ensure_future(buffer.reserve("w", version=0, count=1, wait_s=1.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reserving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            for ticket in await reserving:  # it was quicker than the cut
+                await buffer.abandon("w", ticket.id, "abandoned")
+        tickets = await buffer.reserve("w", version=0, count=1, wait_s=1.0)
+        assert (await buffer.stats()).reserved == len(tickets) == 1
+        await buffer.abandon("w", tickets[0].id, "abandoned")

@@ -12,6 +12,7 @@ from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack, packed_params
 from async_rl.megatron.parameters import Split, gather_full, join, load_full, slice_for, specs, table
 from async_rl.model_shape import ModelShape
+from async_rl.transport.digest import specs_of
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
@@ -92,11 +93,11 @@ def test_a_snapshot_is_not_the_live_model() -> None:
     assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
 
 
-def test_specs_describe_the_snapshot() -> None:
-    snapshot = gather_full(model(), SHAPE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_specs_describe_the_snapshot(dtype: torch.dtype) -> None:
+    snapshot = gather_full(build_model(SHAPE, device=CPU, dtype=dtype, seed=1), SHAPE)
     assert snapshot is not None
-    described = [(spec.name, spec.shape, spec.dtype) for spec in specs(SHAPE, torch.float32)]
-    assert described == [(name, tuple(tensor.shape), "float32") for name, tensor in snapshot.items()]
+    assert specs_of(snapshot) == tuple(specs(SHAPE, dtype))
 
 
 @pytest.mark.parametrize("split", list(Split))

@@ -33,7 +33,7 @@ def train(config: Config) -> None:
             ages = {"staleness/age_0": 1, "staleness/age_2": 3}
             progress = {"progress/tokens": 100 * step, "progress/samples": 8 * step, "progress/wall_s": 0.5 * step}
             sinks.log(step, {"reward/mean": step / 10, "staleness/mean": 1.5, "staleness/max": 2, **ages, **progress})
-            sinks.log(step, {"time/push": 0.1})
+            sinks.log(step, {"weights/push_s": 0.1})
     rows = [{"step": step, "prompt": f"{step}=", "text": "[bold]456", "reward": None, "age": 1} for step in range(1, 11)]
     (config.run_folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 11, "pro')
 

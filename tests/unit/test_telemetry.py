@@ -74,9 +74,9 @@ def rows_of(folder: Path) -> dict[int, Mapping[str, float]]:
 def test_rows_of_a_step_add_up(tmp_path: Path) -> None:
     with open_sinks(config(tmp_path)) as sinks:
         sinks.log(1, {"reward/mean": 0.5, "optim/lr": 1e-3})
-        sinks.log(1, {"reward/mean": 0.25, "time/push": 2})
+        sinks.log(1, {"reward/mean": 0.25, "weights/push_s": 2})
         sinks.log(2, {"reward/mean": math.nan, "reward/std": math.inf})
-    assert rows_of(tmp_path) == {1: {"reward/mean": 0.25, "optim/lr": 1e-3, "time/push": 2}, 2: {}}
+    assert rows_of(tmp_path) == {1: {"reward/mean": 0.25, "optim/lr": 1e-3, "weights/push_s": 2}, 2: {}}
 
 
 def test_steps_that_are_trained_again_replace_the_lost_ones(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""The rollout worker's engine: what it says about its tokens, how fast it decodes, and new weights under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from async_rl.config import WorkerConfig
+from async_rl.megatron import parallel
+from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.parameters import gather_full, load_full
+from async_rl.model_shape import ModelShape
+from async_rl.protocols import GenerationArgs
+from async_rl.types import Completion, Message
+from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from rollout_workers.inference.engine import MegatronEngine
+
+DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
+MISMATCH = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (1.0, 0.03)}
+"""The largest and the mean difference of log-probabilities that still count as rounding."""
+
+
+class TokenIds:
+    """A tokenizer for models without a language; nothing ends a generation but its limit."""
+
+    end_id = -1
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) % self.vocab_size for character in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def render(self, prompt: str | Sequence[Message]) -> list[int]:
+        raise NotImplementedError("prompts are token ids here")
+
+    def render_reply(self, message: Message, *, after_end: bool) -> list[int]:
+        raise NotImplementedError("prompts are token ids here")
+
+
+def engine(machine: Machine, shape: ModelShape, *, dtype: torch.dtype | None = None, kv_cache_gb: float) -> MegatronEngine:
+    worker = WorkerConfig(kv_cache_gb=kv_cache_gb)
+    return MegatronEngine(shape, TokenIds(shape.vocab_size), worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
+
+
+def weights(machine: Machine, shape: ModelShape, dtype: torch.dtype, seed: int) -> Mapping[str, Tensor]:
+    parallel.initialize(device=machine.device)
+    full = gather_full(build_model(shape, device=machine.device, dtype=dtype, seed=seed), shape)
+    assert full is not None
+    return full
+
+
+def prompts(count: int, vocab_size: int, longest: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
+    return [torch.randint(4, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+async def generate(running: MegatronEngine, asked: Sequence[list[int]], budgets: Sequence[int]) -> list[Completion]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(running.generate(prompt, GenerationArgs(max_tokens=budget)))
+            for prompt, budget in zip(asked, budgets, strict=True)
+        ]
+    return [task.result() for task in tasks]
+
+
+def logprobs(machine: Machine, report: Report) -> None:
+    """The engine's log-probabilities against the learner's, for ragged requests that run together."""
+    for dtype, (largest, mean) in MISMATCH.items():
+        name = str(dtype).removeprefix("torch.")
+        full = weights(machine, SMALL, dtype, seed=1)
+        asked = prompts(40, SMALL.vocab_size, longest=150)
+        budgets = [1 + position % 40 for position in range(len(asked))]
+        found = asyncio.run(_sampled(machine, dtype, full, asked, budgets, report))
+        difference = _mismatch(machine, dtype, full, asked, found)
+        report.at_most(f"max_{name}", difference.max().item(), largest)
+        report.at_most(f"mean_{name}", difference.mean().item(), mean)
+
+
+async def _sampled(
+    machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], budgets: list[int], report: Report
+) -> list[Completion]:
+    async with engine(machine, SMALL, dtype=dtype, kv_cache_gb=0.5) as running:
+        await running.swap(0, full)
+        report.note(**{f"kernel_{str(dtype).removeprefix('torch.')}": running.kernel})
+        found = await generate(running, asked, budgets)
+    report.require([len(each.token_ids) for each in found] == budgets, "a generation did not have the length asked for")
+    return found
+
+
+def _mismatch(
+    machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], found: list[Completion]
+) -> Tensor:
+    model = build_model(SMALL, device=machine.device, dtype=dtype, seed=0)
+    load_full(model, SMALL, full)
+    rows = [torch.tensor([*prompt, *each.token_ids.tolist()]) for prompt, each in zip(asked, found, strict=True)]
+    with torch.no_grad():
+        logits = forward_packed(model, *pack([row.to(machine.device) for row in rows]))
+        targets = torch.cat([row.roll(-1) for row in rows]).to(machine.device)
+        scores = token_logprobs(logits, targets, vocab_size=SMALL.vocab_size).cpu()
+    differences, start = [], 0
+    for prompt, each, row in zip(asked, found, rows, strict=True):
+        first = start + len(prompt) - 1
+        differences.append(scores[first : first + len(each.token_ids)] - torch.from_numpy(each.logprobs))
+        start += len(row)
+    return torch.cat(differences).abs()
+
+
+def decode_small(machine: Machine, report: Report) -> None:
+    asyncio.run(_decode(machine, SMALL, report, tokens=256 if machine.is_gpu else 16, kv_cache_gb=1.0))
+
+
+def decode_600m(machine: Machine, report: Report) -> None:
+    machine.require_memory("a model of 0.6 B parameters", gib=24)
+    asyncio.run(_decode(machine, QWEN3_600M, report, tokens=256, kv_cache_gb=12.0))
+
+
+async def _decode(machine: Machine, shape: ModelShape, report: Report, *, tokens: int, kv_cache_gb: float) -> None:
+    """64 requests at once, each with a prompt of some hundred tokens; prefill is part of the time."""
+    batch = 64
+    full = weights(machine, shape, parallel.resolve_dtype(machine.device), seed=1)
+    asked = prompts(batch, shape.vocab_size, longest=256)
+    async with engine(machine, shape, kv_cache_gb=kv_cache_gb) as running:
+        await running.swap(0, full)
+        await generate(running, asked, [4] * batch)
+        before, started = running.metrics, time.perf_counter()
+        await generate(running, asked, [tokens] * batch)
+        spent, after = time.perf_counter() - started, running.metrics
+        steps = after.steps - before.steps
+        report.note(
+            kernel=running.kernel,
+            tokens_per_s=(after.tokens_generated - before.tokens_generated) / spent,
+            ms_per_step=1e3 * (after.busy_s - before.busy_s) / steps,
+            tokens_per_step=(after.tokens_generated - before.tokens_generated) / steps,
+        )
+
+
+def swap(machine: Machine, report: Report) -> None:
+    shape = QWEN3_600M if machine.is_gpu else SMALL
+    asyncio.run(_swap(machine, shape, report))
+
+
+async def _swap(machine: Machine, shape: ModelShape, report: Report) -> None:
+    """Two swaps under 16 running generations: each token carries its version, and nobody loses one."""
+    dtype, budget = parallel.resolve_dtype(machine.device), 96
+    sets = [weights(machine, shape, dtype, seed) for seed in (1, 2, 1)]
+    asked = prompts(16, shape.vocab_size, longest=64)
+    async with engine(machine, shape, kv_cache_gb=6.0 if machine.is_gpu else 0.5) as running:
+        await running.swap(0, sets[0])
+        async with asyncio.TaskGroup() as group:
+            generating = group.create_task(generate(running, asked, [budget] * len(asked)))
+            for number in (1, 2):
+                await _until_generated(running, number * len(asked) * budget // 3)
+                machine.synchronize()
+                started = time.perf_counter()
+                await running.swap(number, sets[number])
+                machine.synchronize()
+                report.note(**{f"swap_{number}_ms": 1e3 * (time.perf_counter() - started)})
+        found = generating.result()
+    report.note(weights_mib=sum(each.numel() * each.element_size() for each in sets[0].values()) / 2**20)
+    for each in found:
+        spans = each.versions
+        report.require(len(each.token_ids) == budget, "a generation ended early")
+        report.require([span.version for span in spans] == [0, 1, 2], f"a generation's versions are {spans}")
+        report.require([span.start for span in spans] == [0, *(span.stop for span in spans[:-1])], f"gaps between {spans}")
+        report.require(spans[-1].stop == budget, f"{spans} do not cover {budget} tokens")
+    report.require(len({each.versions for each in found}) <= 2, "the swap came between different steps for different requests")
+
+
+async def _until_generated(running: MegatronEngine, tokens: int) -> None:
+    while running.metrics.tokens_generated < tokens:  # noqa: ASYNC110  # the engine tells nobody how far it is
+        await asyncio.sleep(0.001)
+
+
+CHECKS: Checks = {"logprobs": logprobs, "decode small": decode_small, "decode 0.6B": decode_600m, "swap": swap}

@@ -1,0 +1,93 @@
+"""The machine, and the model that both sides share."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import torch.cuda.nccl
+from torch import Tensor, nn
+
+from async_rl.megatron import parallel
+from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.paged_attention import kernel_name, page_tokens
+from gpu_checks.report import SMALL, Checks, Machine, Report
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Of logits and gradients, relative to the largest of them. bfloat16 has 8 bits, and the two ways round differently."""
+
+
+def environment(machine: Machine, report: Report) -> None:
+    report.note(device=str(machine.device), python=platform.python_version(), torch=torch.__version__)
+    for package in ("megatron-core", "triton", "transformer-engine", "flash-attn"):
+        report.note(**{package: _version_of(package)})
+    parallel.initialize(device=machine.device)
+    dtype = parallel.resolve_dtype(machine.device)
+    page = page_tokens(machine.device, 64)
+    report.note(
+        dtype=str(dtype).removeprefix("torch."),
+        page_tokens=page,
+        kernel_small=kernel_name(machine.device, dtype, page, SMALL.heads, SMALL.head_dim, SMALL.kv_heads),
+        kernel_head_128=kernel_name(machine.device, dtype, page, 16, 128, 8),
+    )
+    if machine.is_gpu:
+        facts = torch.cuda.get_device_properties(machine.device)
+        report.note(
+            gpu=facts.name,
+            gpu_gib=facts.total_memory / 2**30,
+            gpus=torch.cuda.device_count(),
+            compute_capability=f"{facts.major}.{facts.minor}",
+            cuda=str(torch.version.cuda),
+            nccl=".".join(map(str, torch.cuda.nccl.version())),
+        )
+
+
+def packing(machine: Machine, report: Report) -> None:
+    """One packed row gives the logits and the gradients of its sequences on their own."""
+    parallel.initialize(device=machine.device)
+    for dtype, tolerance in TOLERANCES.items():
+        name = str(dtype).removeprefix("torch.")
+        generator = torch.Generator().manual_seed(2)
+        rows = [
+            torch.randint(0, SMALL.vocab_size, (length,), generator=generator).to(machine.device)
+            for length in (64, 1, 2, 30, 300)
+        ]
+        packed, separate = (build_model(SMALL, device=machine.device, dtype=dtype, seed=1) for _ in range(2))
+        together = forward_packed(packed, *pack(rows))
+        places = [torch.arange(len(row), device=machine.device)[None] for row in rows]
+        alone = torch.cat([separate(row[None], place, None)[0] for row, place in zip(rows, places, strict=True)])
+        report.at_most(f"logits_{name}", _distance(together, alone), tolerance)
+
+        direction = torch.randn(together.shape, generator=generator).to(machine.device)
+        (together.float() * direction).sum().backward()
+        (alone.float() * direction).sum().backward()
+        report.at_most(f"gradients_{name}", _gradient_distance(packed, separate), tolerance)
+
+
+def _gradient_distance(one: nn.Module, other: nn.Module) -> float:
+    found = 0.0
+    for left, right in zip(one.parameters(), other.parameters(), strict=True):
+        assert left.grad is not None
+        assert right.grad is not None
+        found = max(found, _distance(left.grad, right.grad))
+    return found
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return ((one - other).abs().max() / other.abs().max().clamp(min=1e-12)).item()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        pass
+    try:
+        return str(getattr(importlib.import_module(package.replace("-", "_")), "__version__", "without a version"))
+    except ImportError:
+        return "absent"
+
+
+CHECKS: Checks = {"environment": environment, "packing": packing}
