@@ -77,14 +77,20 @@ class Reporter:
 
 
 def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:
-    by_environment: dict[str, list[float]] = defaultdict(list)
-    for taken in groups:
-        by_environment[taken.group.task.environment] += [
-            r.reward for r in taken.group.rollouts if r.status is not Status.FAILED
-        ]
-    rewards = [reward for some in by_environment.values() for reward in some]
+    scored = [
+        (taken.group.task.environment, rollout)
+        for taken in groups
+        for rollout in taken.group.rollouts
+        if rollout.status is not Status.FAILED
+    ]
+    rewards = [rollout.reward for _, rollout in scored]
+    named: dict[str, list[float]] = defaultdict(list)
+    for environment, rollout in scored:
+        named[f"reward/{environment}/mean"].append(rollout.reward)
+        for part, value in rollout.reward_parts.items():
+            named[f"reward/{environment}/{part}"].append(value)
     row = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
-    return row | {f"reward/{name}/mean": float(np.mean(some)) for name, some in by_environment.items() if some}
+    return row | {name: float(np.mean(values)) for name, values in named.items()}
 
 
 def of_episodes(rollouts: list[Rollout]) -> dict[str, float]:

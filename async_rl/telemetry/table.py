@@ -33,6 +33,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("reward/mean", "", "mean reward of the step's scored rollouts"),
     _metric("reward/std", "", "standard deviation of the step's rewards"),
     _metric("reward/{environment}/mean", "", "mean reward of one environment's rollouts"),
+    _metric("reward/{environment}/{part}", "", "mean of one named part of an environment's reward"),
     _metric("episode/turns", "turns", "mean number of generations per rollout"),
     _metric("episode/length", "tokens", "mean number of sampled tokens per rollout"),
     _metric("episode/truncated", "share", "rollouts that a length limit cut"),
