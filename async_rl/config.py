@@ -285,9 +285,13 @@ class Config(Section):
             "sampling": self.sampling.model_dump(mode="json"),
             "batch.group_size": self.batch.group_size,
             "run.seed": self.run.seed,
+            "protocol": PROTOCOL,
         }
         return {key: json.dumps(value, sort_keys=True) for key, value in _flat(shared)}
 
+
+PROTOCOL = 1
+"""Of the messages between processes. Grows with every change that an older process would not understand."""
 
 HEARTBEAT_S = 1.0
 """Everything with a lease renews it this often."""

@@ -6,15 +6,18 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 
 from async_rl.config import Config
 from async_rl.config_files import load
 from async_rl.errors import ConfigError, boundary
 from async_rl.protocols import BufferStats
+from async_rl.telemetry import configure_logs
 from buffer import open_buffer
-from buffer.embedded_server import EmbeddedServer
+from buffer.embedded_server import EmbeddedServer, is_asleep
+from buffer.redis_buffer import RedisBuffer
 
 USAGE = """usage: buffer VERB @ config.yaml [--dotted.key value ...]
 
@@ -33,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{verb!r} is no verb of buffer; choose serve, stats or audit")
     config = load(rest)
     if verb == "serve":
+        configure_logs("buffer")
         return asyncio.run(_serve(config))
     if verb == "stats":
         return asyncio.run(_stats(config, as_json))
@@ -50,15 +54,24 @@ async def _serve(config: Config) -> int:
     return 0
 
 
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncGenerator[RedisBuffer]:
+    """The run's buffer. Of a run that has ended, its own server is woken for as long as it takes to look."""
+    async with AsyncExitStack() as stack:
+        if is_asleep(config):
+            await stack.enter_async_context(EmbeddedServer(config))
+        yield await stack.enter_async_context(open_buffer(config))
+
+
 async def _stats(config: Config, as_json: bool) -> int:
-    async with open_buffer(config) as buffer:
+    async with _opened(config) as buffer:
         stats = await buffer.stats()
     print(json.dumps(asdict(stats)) if as_json else _table(stats))
     return 0
 
 
 async def _audit(config: Config, as_json: bool) -> int:
-    async with open_buffer(config) as buffer:
+    async with _opened(config) as buffer:
         found = await buffer.audit()
         refused = await buffer.quarantined()
     if as_json:

@@ -212,6 +212,19 @@ async def _lock(folder: Path) -> int:
     return descriptor
 
 
+def is_asleep(config: Config) -> bool:
+    """The run has data of its own, and nobody serves it."""
+    path = config.redis_folder / "server.lock"
+    if config.redis.url or not path.exists():
+        return False
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def _sweep(folder: Path) -> None:
     """A server that is killed while it rewrites its file leaves the half-written copy behind, for ever."""
     for pattern in ("temp-*.aof", "temp-*.rdb"):

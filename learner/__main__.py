@@ -32,7 +32,7 @@ from learner.publish import Publisher
 from learner.ranks import follow
 from learner.report import Reporter
 
-log = structlog.get_logger()
+log = structlog.get_logger("learner")  # __name__ is __main__, which would count as a library
 
 
 def main() -> None:
@@ -48,9 +48,9 @@ def main() -> None:
 
 
 async def lead(config: Config, objective: Objective) -> None:
-    stop = drain_on_signals()
     with stall_watchdog():
         async with open_buffer(config) as buffer, open_board(config) as board:
+            stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
             await board.agree("learner", config.fleet_facts)
             fence = await buffer.acquire(f"{socket.gethostname()}:{os.getpid()}", config.limits)
             await run_with(lambda: learn(config, objective, buffer, board, fence, stop), hold=lambda: hold(buffer, fence))
@@ -80,6 +80,7 @@ async def learn(
                 staleness=config.staleness,
                 objective=objective,
                 shards=compute.num_shards,
+                num_workers=lambda: fleet.num_workers,
             )
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import structlog
 
 from async_rl.config import BatchConfig, StalenessConfig
 from async_rl.protocols import ReplayBuffer
@@ -14,10 +13,8 @@ from async_rl.types import TakenGroup
 from learner.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 
-log = structlog.get_logger()
-
 PATIENCE_S = 5.0
-"""One wait inside the buffer; between two of them the learner says what it is waiting for."""
+"""One wait inside the buffer; between two of them the deadline for stragglers is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,10 +38,12 @@ class Feed:
         staleness: StalenessConfig,
         objective: Objective,
         shards: int,
+        num_workers: Callable[[], int],
     ):
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
         self._objective, self._shards = objective, shards
+        self._num_workers = num_workers
 
     async def next(self, step: int, version: int) -> Meal:
         """The batch that will train weights `version`. Waits for as long as it takes."""
@@ -68,9 +67,11 @@ class Feed:
             )
             if groups:
                 return groups
-            stats = await self._buffer.stats()
-            log.info(
-                f"step {step} waits for rollouts",
-                ready=f"{stats.ready} of {self._batch.groups_per_step} groups",
-                being_rolled_out=stats.reserved,
-            )
+
+    async def what_is_missing(self) -> str:
+        """For a person who wonders why nothing happens."""
+        stats, workers = await self._buffer.stats(), self._num_workers()
+        if workers == 0:
+            return "no worker is there yet; start one with `async-rl worker`"
+        ready = f"{stats.ready} of {self._batch.groups_per_step} groups are ready"
+        return f"{ready}, {stats.reserved} are being rolled out by {workers} workers"

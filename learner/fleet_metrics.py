@@ -51,10 +51,17 @@ class FleetMetrics:
         last = self._heard.get(worker)
         self._heard[worker] = Heard(before=last.now if last is not None else now, now=now)
 
+    @property
+    def num_workers(self) -> int:
+        return len(self._recent())
+
+    def _recent(self) -> list[Heard]:
+        since = time.monotonic() - FORGET_S
+        return [heard for heard in self._heard.values() if heard.now.at > since]
+
     def row(self) -> dict[str, float]:
         """One row for the fleet, from those heard of lately."""
-        recent = time.monotonic() - FORGET_S
-        fleet = [heard for heard in self._heard.values() if heard.now.at > recent]
+        fleet = self._recent()
 
         def total(counter: str) -> float:
             return sum(heard.now.counters.get(counter, 0.0) for heard in fleet)

@@ -117,10 +117,11 @@ class Loop:
     async def _is_served(self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool]) -> bool:
         """True with the next meal on the table, False when the run is to stop.
 
-        The other ranks hear from us meanwhile, so that no collective of theirs times out.
+        Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
         """
         while not (await asyncio.wait([upcoming, stopping], timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self._trainer.idle()
+            log.info(f"waits for rollouts: {await self._feed.what_is_missing()}")
         return not self._stop.is_set()
 
     async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
@@ -166,4 +167,4 @@ class Loop:
         self._saved_step = progress.step
 
 
-IDLE_S = 30.0
+IDLE_S = 5.0

@@ -47,8 +47,8 @@ async def work(config: Config) -> None:
     tasks = TaskMix.from_config(config.environments, config.run.seed)
     device = resolve_device(config.device)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    stop = drain_on_signals()
     async with open_buffer(config) as buffer, open_board(config) as board:
+        stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
         engine = MegatronEngine(
             shape,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from async_rl.errors import (
+    BufferUnreachable,
     ConfigError,
     Diverged,
     FailureBudgetSpent,
@@ -21,6 +22,7 @@ FATAL_EXIT_CODES = frozenset(
         ConfigError,
         LearnerAlreadyRunning,
         FleetMismatch,
+        BufferUnreachable,  # it was waited for already, as long as redis.connect_timeout_s says
         Diverged,
         FailureBudgetSpent,
         RestartLimit,

@@ -1,0 +1,59 @@
+"""Each process started by hand, in the wrong order, and processes that do not belong to the run."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from run_history import check, last_step, lives
+from run_processes import Program, audit, program, read_config, until, write_config
+
+from async_rl.errors import FleetMismatch, LearnerAlreadyRunning
+
+
+@pytest.mark.timeout(600)
+def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "by-hand", learner={"steps": 10_000, "checkpoint_every": 50})
+    config = read_config(path)
+    with ExitStack() as started:
+
+        def start(*arguments: object) -> Program:
+            return started.enter_context(program(tmp_path, *arguments))
+
+        worker = start("worker", "@", path)
+        worker.until_says("waits for Redis at unix://")
+        learner = start("learner", "@", path)
+        learner.until_says("`async-rl buffer serve` starts it")
+        server = start("buffer", "serve", "@", path)
+        until(lambda: last_step(config) >= 1, "the run trains", while_alive=learner)
+
+        second = start("learner", "@", path)
+        stranger = start("worker", "@", path, "--model.size.hidden", 64)
+        assert (second.exit_code(), stranger.exit_code()) == (LearnerAlreadyRunning.exit_code, FleetMismatch.exit_code)
+        assert "holds run by-hand; stop it, or give this run another run.name" in the_sentence(second)
+        assert "model.size.hidden is 64 here and 32 in the run" in the_sentence(stranger)
+
+        learner.signal(signal.SIGTERM)
+        assert learner.exit_code() == 0, learner.output
+        worker.signal(signal.SIGTERM)
+        assert worker.exit_code() == 0, worker.output
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0, server.output
+    (life,) = lives(config)
+    check(config, steps=len(life.steps))
+    assert audit(tmp_path, path)["clean"]
+
+
+def the_sentence(refused: Program) -> str:
+    (sentence,) = refused.output.splitlines()
+    return sentence
+
+
+def test_a_process_that_still_waits_for_redis_ends_at_once(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "lonely", redis={"connect_timeout_s": 10_000})
+    with program(tmp_path, "worker", "@", path) as worker:
+        worker.until_says("waits for Redis")
+        worker.signal(signal.SIGTERM)
+        assert worker.exit_code() == -signal.SIGTERM
