@@ -15,6 +15,8 @@ from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqPara
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """What torch's fused kernels compute in."""
+WORTHWHILE_PADDING = 2.0
+"""Sequences are computed as one padded batch while that is at most this many times their tokens."""
 
 
 class PackedAttention(MegatronModule):
@@ -62,11 +64,13 @@ class PackedAttention(MegatronModule):
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
         if can_use_varlen(query):
             return varlen_attention(query, key, value, packing, self._scale).flatten(1)
-        bounds = packing.cu_seqlens_q.tolist()
+        lengths = [stop - start for start, stop in pairwise(packing.cu_seqlens_q.tolist())]
+        if len(lengths) * max(lengths) <= WORTHWHILE_PADDING * len(query):
+            return _padded(query, key, value, packing, self._scale).flatten(1)
+        # `split` and not slices: the gradient of a slice is as large as what it was cut from.
         pieces = [
-            _one_sequence(query[start:stop], key[start:stop], value[start:stop], self._scale)
-            for start, stop in pairwise(bounds)
-            if stop > start
+            _attend(q[None], k[None], v[None], self._scale)[0]
+            for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
         ]
         return torch.cat(pieces).flatten(1)
 
@@ -82,10 +86,21 @@ def refuse_unsupported(config: TransformerConfig) -> None:
         )
 
 
-def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+    """All sequences at once, as a batch. Nobody attends to what stands behind a sequence's end: that is what causal means."""
+    starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
+    offsets = torch.arange(packing.max_seqlen_q, device=query.device)
+    places = (starts[:, None] + offsets).clamp_(max=len(query) - 1)
+    q, k, v = (tensor.index_select(0, places.flatten()).unflatten(0, places.shape) for tensor in (query, key, value))
+    kept = (offsets < lengths[:, None]).flatten().nonzero()[:, 0]
+    return _attend(q, k, v, scale).flatten(0, 1).index_select(0, kept)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """[sequences, length, heads, dim] -> alike."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    return out.transpose(1, 2)
 
 
 def can_use_varlen(query: Tensor) -> bool:
