@@ -279,8 +279,8 @@ class Config(Section):
     def fleet_facts(self) -> dict[str, str]:
         """What every process of a run must agree on, by dotted key; a worker that differs is refused with the key's name."""
         shared: dict[str, object] = {
-            "model": self.model.model_dump(mode="json", exclude={"layer_spec"}),
-            "tokenizer": self.tokenizer.model_dump(mode="json"),
+            "model": _by_content(self.model.model_dump(mode="json", exclude={"layer_spec"}), "config.json"),
+            "tokenizer": _by_content(self.tokenizer.model_dump(mode="json"), "tokenizer.json"),
             "environments": [environment.model_dump(mode="json") for environment in self.environments],
             "sampling": self.sampling.model_dump(mode="json"),
             "batch.group_size": self.batch.group_size,
@@ -295,6 +295,15 @@ PROTOCOL = 1
 
 HEARTBEAT_S = 1.0
 """Everything with a lease renews it this often."""
+
+
+def _by_content(section: dict[str, object], file: str) -> dict[str, object]:
+    """A folder may lie elsewhere on every machine: what counts is what it says."""
+    if not section.get("folder"):
+        return section
+    path = Path(str(section["folder"])) / file
+    says = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else f"no {file}"
+    return section | {"folder": says}
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
