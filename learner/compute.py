@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -69,14 +69,22 @@ class Compute:
     async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
         return await self._call(self._snapshot, record_of)
 
-    async def save(self, progress: Progress, position: BufferPosition) -> None:
+    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None:
+        """`still_ours` is asked when everything is written and nothing valid yet: a learner that slept through its
+        successor's beginning must not leave it a checkpoint of another life.
+        """
+        loop = asyncio.get_running_loop()
+
+        def confirm() -> None:
+            asyncio.run_coroutine_threadsafe(_awaited(still_ours()), loop).result()
+
         extra = {
             "step": progress.step,
             "version": progress.version,
             "timeline": progress.timeline,
             "position": POSITION.dump_python(position, mode="json"),
         }
-        await self._call(self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep)
+        await self._call(self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep, confirm=confirm)
 
     async def load(self) -> Resumed | None:
         extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)
@@ -97,3 +105,7 @@ class Compute:
         except asyncio.CancelledError:
             await asyncio.wait([call])
             raise
+
+
+async def _awaited(result: Awaitable[None]) -> None:
+    await result

@@ -37,7 +37,7 @@ class Trainer(Protocol):
 
     async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer: ...
 
-    async def save(self, progress: Progress, position: BufferPosition) -> None: ...
+    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None: ...
 
     async def idle(self) -> None: ...
 
@@ -160,7 +160,8 @@ class Loop:
     async def _save(self, progress: Progress) -> None:
         if progress.step == self._saved_step:
             return
-        await self._trainer.save(progress, await self._buffer.position(self._fence, progress.step))
+        position = await self._buffer.position(self._fence, progress.step)
+        await self._trainer.save(progress, position, still_ours=lambda: self._buffer.hold(self._fence))
         # A spent group holds no slot, and slots return only with the version trained on it.
         await self._publisher.until_live(progress.version)
         await self._buffer.checkpoint(self._fence, progress.step)

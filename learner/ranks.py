@@ -84,10 +84,15 @@ class Crew:
         assert gathered is not None
         return gathered
 
-    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int) -> None:
-        """A checkpoint that is durable when this returns; all but the newest `keep` are removed. `extra` must fit JSON."""
+    def save(
+        self, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int, confirm: Callable[[], None] = lambda: None
+    ) -> None:
+        """A checkpoint that is durable when this returns; all but the newest `keep` are removed. `extra` must fit JSON.
+
+        `confirm` is called when everything is written and before it counts; if it raises, there is no checkpoint.
+        """
         with self._told(Order.SAVE, {"folder": str(folder), "step": step}):
-            self._hand.save(folder, step, extra)
+            self._hand.save(folder, step, extra, confirm)
         checkpoint.prune(folder, keep)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
@@ -168,7 +173,7 @@ class _Hand:
         bins, counts = shard_from_bytes(shards[parallel_state.get_data_parallel_rank()])
         return train_step(self.model, self._objective.policy_loss, bins, counts, temperature=self._temperature)
 
-    def save(self, folder: Path, step: int, extra: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, step: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None) -> None:
         draft, failure, facts = checkpoint.draft(folder, step), None, None
         if dist.get_rank() == 0:
             failure = _failure_of(draft.open)
@@ -181,6 +186,7 @@ class _Hand:
         _agree(failure, "write its part of a checkpoint")
         if dist.get_rank() == 0:
             manifest = Manifest(format=checkpoint.FORMAT, step=step, layout=self.model.layout, files=files, extra=dict(extra))
+            confirm()
             failure = _failure_of(lambda: draft.commit(manifest))
         _agree(failure, "complete a checkpoint")
 

@@ -9,10 +9,15 @@ from async_rl.protocols import GenerationArgs
 from async_rl.types import Task
 from rollout_workers.agents import RewardOnlyAgent
 
+STEPS = {(str(digit), str((digit + 1) % 10)) for digit in range(10)}
+
 
 @dataclass(kw_only=True)
 class Counting(RewardOnlyAgent):
-    """`3=` → `4567890123...`; the reward is the share of the `length` places that are one more than the place before."""
+    """`3=` → `4567890123...`; the reward is the share of the `length` places that are one more than the place before.
+
+    After a slip, counting on from there is right again: so every step is worth learning, wherever it stands.
+    """
 
     length: int = 16
 
@@ -20,14 +25,12 @@ class Counting(RewardOnlyAgent):
 
     def task(self, index: int) -> Task:
         start = self.random(index).randrange(10)
-        return self.new_task(index, f"{start}=", answer=str(start))
+        answer = "".join(str((start + step) % 10) for step in range(1, self.length + 1))
+        return self.new_task(index, f"{start}=", answer=answer)
 
     async def reward(self, task: Task, response: str) -> float:
-        right = sum(before + after in STEPS for before, after in pairwise(task.answer + response))
-        return right / self.length
+        begins_right = response[:1] == task.answer[0]
+        return (begins_right + sum(step in STEPS for step in pairwise(response))) / self.length
 
     def generation_args(self, task: Task) -> GenerationArgs:
         return GenerationArgs(max_tokens=self.length)
-
-
-STEPS = frozenset(f"{digit}{(digit + 1) % 10}" for digit in range(10))

@@ -8,7 +8,7 @@ import pytest
 import structlog
 import torch
 
-from async_rl.errors import CheckpointError
+from async_rl.errors import CheckpointError, FenceLost
 from learner import checkpoint
 from learner.checkpoint import MANIFEST, Damaged, FileFacts, Manifest
 from learner.layout import Layout
@@ -151,3 +151,15 @@ def test_a_file_of_another_checkpoint_is_damage_too(tmp_path: Path) -> None:
     draft.commit(manifest)
     with pytest.raises(Damaged, match="is not what"):
         checkpoint.read_rank(draft.final, checkpoint.read_manifest(draft.final), 0)
+
+
+def test_a_learner_that_lost_the_run_leaves_no_checkpoint(crew: Crew, tmp_path: Path) -> None:
+    """Everything was written before it learned that a successor had begun; none of it counts."""
+    crew.save(tmp_path, step=1, extra={"step": 1}, keep=2)
+
+    def confirm() -> None:
+        raise FenceLost("a newer learner took over")
+
+    with pytest.raises(FenceLost):
+        crew.save(tmp_path, step=2, extra={"step": 2}, keep=2, confirm=confirm)
+    assert successor().load(tmp_path) == {"step": 1}

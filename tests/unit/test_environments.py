@@ -71,12 +71,13 @@ def test_even_digits_poses_digits_and_an_equals_sign():
     assert all(isinstance(prompt, str) and re.fullmatch(r"\d{7}=", prompt) for prompt in prompts)
 
 
-@pytest.mark.parametrize(("errors", "reward"), [(0, 1.0), (1, 0.75), (4, 0.0)])
-async def test_counting_pays_each_right_place(errors: int, reward: float):
+@pytest.mark.parametrize(
+    ("said", "reward"), [("4567", 1.0), ("4x67", 0.5), ("5678", 0.75), ("4890", 0.75), ("4444", 0.25), ("", 0.0), ("7531", 0.0)]
+)
+async def test_counting_pays_each_right_step(said: str, reward: float):
     agent = Counting(name="counting", length=4)
-    answer = agent.task(0).answer
-    rollout = await play(agent, lambda text: "x" * errors + answer[errors:])
-    assert rollout.reward == reward
+    index = next(index for index in range(100) if agent.task(index).prompt == "3=")
+    assert (await play(agent, lambda text: said, index)).reward == reward
 
 
 def test_counting_goes_around_the_clock():
