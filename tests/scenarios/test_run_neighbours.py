@@ -13,7 +13,7 @@ from run_processes import Program, audit, program, read_config, until, write_con
 
 from async_rl.errors import FenceLost
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_two_runs_share_one_redis(tmp_path: Path, redis_server: str) -> None:
@@ -29,6 +29,7 @@ def test_two_runs_share_one_redis(tmp_path: Path, redis_server: str) -> None:
     assert tags == {f"{{{name}}}" for name in names}
 
 
+@pytest.mark.slow
 def test_a_learner_that_slept_through_its_successor_changes_nothing(tmp_path: Path) -> None:
     path = write_config(tmp_path, "fenced", learner={"steps": 10_000, "checkpoint_every": 10})
     config = read_config(path)
