@@ -15,7 +15,7 @@ from typing import NoReturn
 import async_rl
 from async_rl.commands import Role, command, environment
 from async_rl.config import Config
-from async_rl.config_files import DEFAULT, leaves, load, load_with_origins, parse
+from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse
 from async_rl.errors import ConfigError, boundary
 from async_rl.packages import guard
 
@@ -99,11 +99,7 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
         guard()
         flags = [word for word in args if word == "--json"] if module == "buffer" else []
         config_args = [word for word in args if word not in flags]
-        config = load(config_args)
-        if not config.run.name:
-            raise ConfigError(
-                "run.name is not set: processes that are started one by one find each other by it (--run.name NAME)"
-            )
+        config = load_named(config_args)
         ranks = config.learner.parallel.processes if module == "learner" else 1
         line = command(module, [*words, *config_args, *flags], ranks=ranks)
         sys.stdout.flush()

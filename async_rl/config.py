@@ -94,7 +94,7 @@ TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(dis
 
 class EnvironmentConfig(Section):
     type: str
-    """A registered name, or `module:attribute` of a class of yours."""
+    """A registered name, or a class of yours: `package.module:Class` or `path/to/file.py:Class`."""
     name: str = ""
     """How it is called in metrics; unset means its type."""
     weight: PositiveFloat = 1.0
@@ -261,6 +261,21 @@ class Config(Section):
     @property
     def run_folder(self) -> Path:
         return (self.run.folder / self.run.name).absolute()
+
+    def seen_from_anywhere(self) -> Config:
+        """The same run, with every path absolute."""
+        tree = self.model_dump()
+        tree["run"]["folder"] = self.run_folder.parent
+        for section, key in (("model", "folder"), ("tokenizer", "folder"), ("redis", "password_file")):
+            if path := tree[section].get(key):
+                tree[section][key] = Path(path).absolute()
+        for environment in tree["environments"]:
+            file, _, name = environment["type"].rpartition(":")
+            if file.endswith(".py"):
+                environment["type"] = f"{Path(file).absolute()}:{name}"
+        if self.learner.objective.endswith((".yaml", ".yml")):
+            tree["learner"]["objective"] = str(Path(self.learner.objective).absolute())
+        return Config.model_validate(tree)
 
     @property
     def redis_folder(self) -> Path:

@@ -47,6 +47,14 @@ def load(args: Sequence[str]) -> Config:
     return load_with_origins(args).config
 
 
+def load_named(args: Sequence[str]) -> Config:
+    """Of a process that others must find: the run needs a name."""
+    config = load(args)
+    if not config.run.name:
+        raise ConfigError("run.name is not set: processes that are started one by one find each other by it (--run.name NAME)")
+    return config
+
+
 def load_with_origins(args: Sequence[str]) -> Loaded:
     files, overrides = parse(args)
     tree = Branch(children={}, origin=DEFAULT)

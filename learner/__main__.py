@@ -12,7 +12,7 @@ from contextlib import closing
 import structlog
 
 from async_rl.config import HEARTBEAT_S, Config
-from async_rl.config_files import load
+from async_rl.config_files import load_named
 from async_rl.errors import boundary
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
@@ -38,7 +38,7 @@ log = structlog.get_logger("learner")  # __name__ is __main__, which would count
 def main() -> None:
     with boundary("async-rl learner"):
         guard()
-        config = load(sys.argv[1:])
+        config = load_named(sys.argv[1:])
         configure_logs("learner")
         objective = load_objective(config.learner.objective)
         if int(os.environ.get("RANK", "0")) == 0:

@@ -73,5 +73,12 @@ class Feed:
         stats, workers = await self._buffer.stats(), self._num_workers()
         if workers == 0:
             return "no worker is there yet; start one with `async-rl worker`"
-        ready = f"{stats.ready} of {self._batch.groups_per_step} groups are ready"
-        return f"{ready}, {stats.reserved} are being rolled out by {workers} workers"
+        wanted, no_signal = self._batch.groups_per_step, stats.dropped.get("no_signal", 0)
+        said = f"{stats.reserved} groups are being rolled out by {workers} workers"
+        if stats.ready < wanted:
+            said = f"{stats.ready} of {wanted} groups are ready, {said}"
+        else:
+            said = f"enough are ready, but {said} and would be too old later (staleness.overtaken: wait)"
+        if no_signal > stats.spent + stats.taken:
+            said += f"; {no_signal} were dropped because all rewards in them were equal (batch.drop_no_signal)"
+        return said

@@ -14,7 +14,7 @@ import structlog
 from torch import Tensor
 
 from async_rl.config import HEARTBEAT_S, Config
-from async_rl.config_files import load
+from async_rl.config_files import load_named
 from async_rl.errors import boundary
 from async_rl.megatron.parallel import resolve_device
 from async_rl.model_shape import model_shape
@@ -36,7 +36,7 @@ log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which wou
 def main() -> None:
     with boundary("async-rl worker"):
         guard()
-        config = load(sys.argv[1:])
+        config = load_named(sys.argv[1:])
         configure_logs("worker")
         asyncio.run(work(config))
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -96,7 +98,13 @@ def _is_being_cancelled() -> bool:
 
 
 def _failure(boundary: str, error: BaseException) -> Failure:
-    return Failure(boundary=boundary, kind=type(error).__name__, message=str(error))
+    return Failure(boundary=boundary, kind=type(error).__name__, message=f"{error}{_place_of(error)}")
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised: whoever wrote the environment wants to go there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _checked(rollout: object) -> Rollout:

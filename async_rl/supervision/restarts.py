@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from async_rl.errors import (
     BufferUnreachable,
+    CheckpointError,
     ConfigError,
     Diverged,
     FailureBudgetSpent,
@@ -19,6 +20,7 @@ from async_rl.errors import (
 FATAL_EXIT_CODES = frozenset(
     kind.exit_code
     for kind in (
+        CheckpointError,
         ConfigError,
         LearnerAlreadyRunning,
         FleetMismatch,

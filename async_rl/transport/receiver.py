@@ -239,7 +239,7 @@ class WeightReceiver:
             self._spare, self._staged = staging, None
             self._member = replace(self._member, version=live.version)
         await self._announce()
-        _log.info("serves new weights", member=self._member.id, version=live.version)
+        _log.debug("serves new weights", member=self._member.id, version=live.version)
 
     async def _ask_if_left_behind(self, live: VersionRecord) -> None:
         on_its_way = self._offer is not None or (self._receiving is not None and not self._receiving.task.done())

@@ -70,9 +70,16 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str]):
 
 
 def test_no_server_is_exit_code_6(config: Path):
-    result = buffer("stats", "@", config, "--redis.connect_timeout_s", "0.2")
+    result = buffer("stats", "@", config, "--redis.url", "unix:///nowhere/redis.sock", "--redis.connect_timeout_s", "0.2")
     assert result.returncode == 6
-    assert "no Redis has answered" in result.stderr
+    assert "/nowhere/redis.sock" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_does_not_exist_is_a_mistake(config: Path):
+    result = buffer("audit", "@", config)
+    assert result.returncode == 2
+    assert "there is no run in" in result.stderr
 
 
 def test_importing_the_buffer_costs_no_torch_and_no_redis():
