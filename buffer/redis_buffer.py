@@ -74,14 +74,15 @@ class RedisBuffer:
                 reply = await self._change("reserve", worker, request, version, count)
             except _ServerFull:
                 return []
-            if reply:
-                self._open_requests.pop(worker, None)
             return [
                 Ticket(id=ticket.decode(), task_index=task, version=born, attempt=attempt)
                 for ticket, task, born, attempt in _rows(reply, 4)
             ]
 
-        return await self._until(attempt, keys.slots_channel(self._run), wait_s)
+        tickets = await self._until(attempt, keys.slots_channel(self._run), wait_s)
+        if tickets:
+            del self._open_requests[worker]
+        return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
         if not tickets:

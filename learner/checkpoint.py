@@ -103,7 +103,11 @@ def file_of(rank: int) -> str:
 def candidates(root: Path) -> list[Path]:
     """Every complete checkpoint, newest first."""
     found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)] if root.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -131,9 +135,14 @@ def read_rank(checkpoint: Path, manifest: Manifest, rank: int) -> dict[str, Tens
         raise Damaged(f"{path} cannot be read ({error})") from error
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep`. The manifest goes first, so that a half-removed one is not taken for whole."""
-    for checkpoint in candidates(root)[keep:]:
+def prune(root: Path, keep: int, *, newest: int) -> None:
+    """Remove all but the newest `keep` up to step `newest`, and what lies above it: that is of a life that was given up.
+
+    The manifest goes first, so that a half-removed one is not taken for whole.
+    """
+    found = candidates(root)
+    above = [checkpoint for checkpoint in found if _step_of(checkpoint) > newest]
+    for checkpoint in [*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep:]]:
         (checkpoint / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(checkpoint, ignore_errors=True)
 

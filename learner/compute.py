@@ -100,11 +100,17 @@ class Compute:
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
         call = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError as error:  # every task group around us may send its own
+                cancelled = error
+        if cancelled is not None:
+            if not call.cancelled():
+                call.exception()  # looked at, so that nobody reports it as forgotten
+            raise cancelled
+        return call.result()
 
 
 async def _awaited(result: Awaitable[None]) -> None:

@@ -106,7 +106,12 @@ class Loop:
                 idle_s, meal = time.monotonic() - idle_since, upcoming.result()
                 if meal.step < self._schedule.steps:
                     upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version + 1), name="feed")
+                trained = progress.version
                 progress = await self._train(progress, meal, idle_s)
+                if progress.version == trained and not upcoming.done():  # skipped: the next batch trains these very weights
+                    upcoming.cancel()
+                    await asyncio.wait([upcoming])
+                    upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version), name="feed")
                 if progress.step % self._schedule.checkpoint_every == 0:
                     await self._save(progress)
             upcoming.cancel()

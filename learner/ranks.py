@@ -93,7 +93,7 @@ class Crew:
         """
         with self._told(Order.SAVE, {"folder": str(folder), "step": step}):
             self._hand.save(folder, step, extra, confirm)
-        checkpoint.prune(folder, keep)
+        checkpoint.prune(folder, keep, newest=step)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint that is whole. Returns its `extra`; None where there is no checkpoint."""

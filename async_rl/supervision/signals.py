@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 
@@ -23,7 +24,8 @@ def drain_on_signals() -> asyncio.Event:
         seen += 1
         if seen > 1:
             os._exit(128 + number)
-        loop.call_soon_threadsafe(draining.set)
+        with suppress(RuntimeError):  # the loop has ended, and with it what could be drained
+            loop.call_soon_threadsafe(draining.set)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

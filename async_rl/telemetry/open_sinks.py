@@ -8,25 +8,37 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Self
 
+import structlog
+
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.table import UnknownMetric, find_metric
 
+log = structlog.get_logger(__name__)
+
 
 class Sinks:
     """A MetricsSink that hands each row to several others. Leaving its `with` closes them."""
 
     def __init__(self, sinks: Sequence[MetricsSink]) -> None:
-        self._sinks = sinks
+        self._sinks = list(sinks)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name in metrics:
             if find_metric(name) is None:
                 warnings.warn(f"the metric {name!r} is not in async_rl/telemetry/table.py", UnknownMetric, stacklevel=2)
-        for sink in self._sinks:
-            sink.log(step, metrics)
+        for sink in list(self._sinks):
+            try:
+                sink.log(step, metrics)
+            except (Exception, SystemExit) as error:  # rich ends the program when its terminal is gone
+                if isinstance(sink, JsonlSink):
+                    raise
+                self._sinks.remove(sink)
+                log.warning(
+                    f"{type(sink).__name__} broke and is left out from now on", reason=str(error) or type(error).__name__
+                )
 
     def __enter__(self) -> Self:
         return self

@@ -139,15 +139,24 @@ class WeightSender:
             staged: list[str] = []
             dropped: dict[str, str] = {}
             failures: Counter[str] = Counter()
-            waiting = await self.needy(record.version)
-            while waiting:
-                outcome = await self._attempt(cargo, waiting)
+            cohorts = [await self.needy(record.version)]
+            while cohorts:
+                if not (cohort := cohorts.pop(0)):
+                    continue
+                outcome = await self._attempt(cargo, cohort)
                 staged += outcome.staged
                 dropped |= outcome.dropped
-                if not outcome.dropped:  # else whoever was lost explains it
-                    failures.update(outcome.failed.keys())
-                waiting = [member for member in outcome.failed if failures[member] < _MAX_FAILURES]
-                dropped |= {member: reason for member, reason in outcome.failed.items() if member not in waiting}
+                failed = list(outcome.failed)
+                if len(cohort) > 1:
+                    # Whoever was lost explains why the others failed. If nobody was, one broke it for all: halves tell who.
+                    middle = 0 if outcome.dropped else len(failed) // 2
+                    cohorts += [failed[:middle], failed[middle:]]
+                    continue
+                failures.update(failed)
+                if failures[cohort[0]] < _MAX_FAILURES:
+                    cohorts.append(failed)
+                else:
+                    dropped |= outcome.failed
             for member in (*staged, *dropped):
                 self._membership.settle(member, record.version)
             for member, reason in dropped.items():
@@ -289,7 +298,9 @@ class WeightSender:
             self._membership.hello(message.member)
             return
         self._membership.alive(message.member)
-        if message.attempt == (self._fence, self._generation):
+        # The first failure says why; a later one only that the attempt was called off.
+        has_failed = isinstance(self._replies.get(message.member), Failed)
+        if message.attempt == (self._fence, self._generation) and not has_failed:
             self._replies[message.member] = message
 
 

@@ -113,6 +113,8 @@ class EngineCore:
         if number <= self.version:
             raise ValueError(f"weights of version {number} cannot replace version {self.version}: versions only grow")
         load_full(self._model, self._shape, tensors)
+        if self._device.type == "cuda":  # the caller may overwrite `tensors` on another stream as soon as we return
+            torch.cuda.current_stream(self._device).synchronize()
         self._sampler.version = number
 
     def step(self) -> None:

@@ -163,3 +163,15 @@ def test_a_learner_that_lost_the_run_leaves_no_checkpoint(crew: Crew, tmp_path: 
     with pytest.raises(FenceLost):
         crew.save(tmp_path, step=2, extra={"step": 2}, keep=2, confirm=confirm)
     assert successor().load(tmp_path) == {"step": 1}
+
+
+def test_what_lies_above_the_step_just_saved_is_of_a_life_that_was_given_up(crew: Crew, tmp_path: Path) -> None:
+    crew.save(tmp_path, step=10, extra={"step": 10}, keep=1)
+    crew.save(tmp_path, step=20, extra={"step": 20}, keep=2)
+    flip_a_byte(tmp_path / "step-00000020")
+    resumed = successor()
+    with structlog.testing.capture_logs():
+        assert resumed.load(tmp_path) == {"step": 10}
+    resumed.save(tmp_path, step=12, extra={"step": 12}, keep=1)
+    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000012"]
+    assert successor().load(tmp_path) == {"step": 12}

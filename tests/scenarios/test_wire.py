@@ -17,8 +17,11 @@ from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError, first_of_ours
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
+from async_rl.transport.messages import Offer
 from async_rl.transport.receiver import WeightReceiver
 from async_rl.transport.sender import WeightSender
+from async_rl.transport.staging import Staging
+from async_rl.transport.wire_process_group import Seat
 from buffer.board import RedisBoard
 
 WIRE = WireConfig(bucket_mb=0.25)
@@ -168,7 +171,7 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
 
 
 async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: RedisBoard) -> None:
-    wire = WireConfig(bucket_mb=0.25, operation_timeout_s=2.0)
+    wire = WireConfig(bucket_mb=0.25, operation_timeout_s=2.0, rendezvous_timeout_s=4.0)
     worker = Worker(board, "w", weights(0), wire)
     old, new, stale = (weights(seed=seed) for seed in (1, 2, 3))
     async with running(worker), WeightSender(board, wire, "cpu", fence=1) as first:
@@ -270,3 +273,26 @@ async def test_the_process_groups_of_others_are_left_alone(board: RedisBoard) ->
     finally:
         if is_ours:
             torch.distributed.destroy_process_group()
+
+
+class Deaf(WeightReceiver):
+    """Answers on the board, but cannot be reached: what a firewall between it and the learner looks like."""
+
+    def _receive_blocking(self, offer: Offer, seat: Seat, spare: Staging | None) -> tuple[Staging, str]:
+        raise WireError("cannot reach the learner")
+
+
+async def test_one_that_cannot_be_reached_costs_the_others_nothing(board: RedisBoard) -> None:
+    wire = WireConfig(bucket_mb=0.25, operation_timeout_s=2.0, rendezvous_timeout_s=4.0)
+    pushed = weights(seed=1)
+    workers = [Worker(board, f"w{number}", pushed, wire) for number in range(3)]
+    deaf = Worker(board, "deaf", pushed, wire)
+    deaf._receiver = Deaf(
+        board, Member(id="deaf", host="localhost", version=-1, device="cpu"), specs_of(pushed), wire, lease_s=10.0
+    )
+    async with running(*workers, deaf), WeightSender(board, wire, "cpu", fence=1) as sender:
+        await all_needy(sender, 1, *workers, deaf)
+        report = await sender.push(record_of(1, pushed), pushed)
+    assert set(report.staged) == {"w0", "w1", "w2"}
+    assert "cannot reach the learner" in report.dropped["deaf"]
+    assert list(report.dropped) == ["deaf"]

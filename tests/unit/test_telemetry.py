@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import structlog
 from rich.console import Console
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.telemetry import METRICS, UnknownMetric, find_metric, open_sinks, read_rows
+from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_rows
 from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.writer_thread import WriterThread
@@ -290,3 +291,19 @@ def test_rows_are_plain_json(tmp_path: Path) -> None:
     row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert row["step"] == 5
     assert row["reward/mean"] is None
+
+
+class Broken:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise SystemExit(1)  # what rich does when nobody reads its output any more
+
+    def close(self) -> None: ...
+
+
+def test_a_sink_that_breaks_ends_nothing(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    with Sinks([JsonlSink(path, resumed_after=0), Broken()]) as sinks, structlog.testing.capture_logs() as logged:
+        sinks.log(1, {"reward/mean": 0.1})
+        sinks.log(2, {"reward/mean": 0.2})
+    assert [row.step for row in read_rows(path)] == [1, 2]
+    assert ["Broken broke" in each["event"] for each in logged] == [True]

@@ -1,0 +1,110 @@
+"""The learner's loop over the reference buffer: a step that is skipped must not starve those after it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from async_rl.config import BatchConfig, StalenessConfig
+from async_rl.transport.sender import PushReport
+from async_rl.types import BufferPosition, VersionRecord
+from buffer.memory_buffer import MemoryBuffer
+from learner.batch import PackedBatch
+from learner.feed import Feed
+from learner.loop import Loop, Progress, Schedule, Stepped
+from learner.objective import load_objective
+from learner.publish import Offer, Publisher
+from learner.step import StepResult
+
+sys.path.append(str(Path(__file__).parents[1] / "contracts"))
+from groups import group
+
+from runs import limits
+
+SKIPPED = 2
+STEPS = 5
+
+
+class Trainer:
+    """Trains nothing; its second step is not finite."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        self._steps += 1
+        return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=self._steps == SKIPPED, metrics={})
+
+    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
+        return Offer(record=record_of("digest"), tensors={})
+
+    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None:
+        await still_ours()
+
+    async def idle(self) -> None: ...
+
+
+class NobodyToSendTo:
+    async def needed(self, version: int) -> list[str]:
+        return await asyncio.Future()
+
+    async def push(self, record: VersionRecord, tensors: Mapping[str, Tensor]) -> PushReport:
+        return PushReport(staged=(), dropped={}, num_bytes=0, seconds=0.0)
+
+    async def flip(self, record: VersionRecord) -> None: ...
+
+
+async def roll_out(buffer: MemoryBuffer) -> None:
+    while True:
+        live = (await buffer.stats()).version
+        for ticket in await buffer.reserve("w", version=live, count=2, wait_s=0.05):
+            await buffer.commit("w", group(ticket))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("max_age", [0, 1, 2])
+async def test_a_skipped_step_is_followed_by_others(max_age: int):
+    buffer = MemoryBuffer()
+    fence = await buffer.acquire("learner", limits(max_age=max_age))
+    await buffer.recover(fence, None)
+    publisher = Publisher(buffer=buffer, fence=fence, sender=NobodyToSendTo())  # pyright: ignore[reportArgumentType]
+    feed = Feed(
+        buffer=buffer,
+        fence=fence,
+        batch=BatchConfig(groups_per_step=2, group_size=2),
+        staleness=StalenessConfig(max_age=max_age),
+        objective=load_objective("async_default"),
+        shards=1,
+        num_workers=lambda: 1,
+    )
+    done: list[Stepped] = []
+
+    async def report(stepped: Stepped) -> None:
+        done.append(stepped)
+
+    schedule = Schedule(steps=STEPS, checkpoint_every=100, max_bad_steps=3)
+    loop = Loop(
+        buffer=buffer,
+        fence=fence,
+        trainer=Trainer(),
+        feed=feed,
+        publisher=publisher,
+        schedule=schedule,
+        report=report,
+        stop=asyncio.Event(),
+    )
+    start = Progress(step=0, version=await buffer.issue(fence), timeline="t")
+    async with asyncio.TaskGroup() as tasks:
+        beside = [tasks.create_task(roll_out(buffer)), tasks.create_task(publisher.run())]
+        end = await loop.run(start)
+        for task in beside:
+            task.cancel()
+    assert end.step == STEPS
+    assert end.version == start.version + STEPS - 1, "a skipped step makes no version"
+    assert all(taken.age <= max_age for stepped in done for taken in stepped.meal.groups)
+    assert (await buffer.audit()).is_clean
