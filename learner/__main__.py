@@ -17,7 +17,7 @@ from async_rl.errors import boundary
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, ReplayBuffer
-from async_rl.supervision import drain_on_signals, run_with, stall_watchdog
+from async_rl.supervision import die_with_parent, drain_on_signals, run_with, stall_watchdog
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.sender import WeightSender
@@ -40,6 +40,8 @@ def main() -> None:
         guard()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank 0 would hold the run against its own successor
+            die_with_parent()
         objective = load_objective(config.learner.objective)
         if int(os.environ.get("RANK", "0")) == 0:
             asyncio.run(lead(config, objective))
