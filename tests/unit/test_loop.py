@@ -23,7 +23,6 @@ from learner.step import StepResult
 
 sys.path.append(str(Path(__file__).parents[1] / "contracts"))
 from groups import group
-
 from runs import limits
 
 SKIPPED = 2
