@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from async_rl.config import HEARTBEAT_S
 from async_rl.protocols import Board
+from async_rl.telemetry import WORKER_METRICS
 
-TOPIC = "worker-metrics"
 FORGET_S = 10 * HEARTBEAT_S
 """A worker that says nothing for so long is not counted any more."""
 
@@ -42,7 +42,7 @@ class FleetMetrics:
         """consumes: snapshots (board.read)    produces: the latest of each worker    unblocked by: any worker"""
         position = "$"
         while True:
-            for at, message in await self._board.read(TOPIC, after=position, wait_s=HEARTBEAT_S):
+            for at, message in await self._board.read(WORKER_METRICS, after=position, wait_s=HEARTBEAT_S):
                 position = at
                 self._hear(message["worker"], message["counters"])
 

@@ -21,7 +21,7 @@ from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, Member
 from async_rl.supervision import drain_on_signals, run_with
-from async_rl.telemetry import configure_logs
+from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
 from async_rl.transport.receiver import WeightReceiver
@@ -90,7 +90,7 @@ async def post_metrics(board: Board, worker: Worker) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         counters = {**worker.counters.snapshot(), "inflight": worker.groups_in_flight}
-        await board.post("worker-metrics", {"worker": worker.name, "counters": counters})
+        await board.post(WORKER_METRICS, {"worker": worker.name, "counters": counters})
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from async_rl.telemetry.logs import configure_logs
 from async_rl.telemetry.open_sinks import Sinks, open_sinks
 from async_rl.telemetry.rows import MetricRow, read_rows
-from async_rl.telemetry.table import METRICS, Metric, UnknownMetric, find_metric
+from async_rl.telemetry.table import METRICS, WORKER_METRICS, Metric, UnknownMetric, find_metric
 
 __all__ = [
     "METRICS",
+    "WORKER_METRICS",
     "Metric",
     "MetricRow",
     "Sinks",

@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+WORKER_METRICS = "worker-metrics"
+"""The board's topic on which workers post their counters, and from which the run's one writer adds them up."""
+
 
 class UnknownMetric(UserWarning):
     """Something logged a name that the table does not have. Where warnings are errors, this is one."""
