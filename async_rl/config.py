@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from async_rl.protocols import GenerationArgs, Limits
+from async_rl.protocols import GenerationArgs, Limits, Selector
 from async_rl.types import Scalar
 
 
@@ -29,13 +30,32 @@ class RunConfig(Section):
 
 class RedisConfig(Section):
     url: str = ""
-    """redis://, rediss:// or unix:// of a server of yours. Empty: `async-rl run` and `buffer serve` start one."""
+    """Empty: `async-rl run` and `buffer serve` start a server. One of yours: redis://HOST:PORT, rediss:// (TLS), unix:///PATH,
+    redis+sentinel://HOST:PORT,HOST:PORT/MASTER or redis+cluster://HOST:PORT,HOST:PORT (rediss+... is TLS too)."""
+    user: str = ""
+    """Of the server's ACL; `async-rl buffer users create` makes one for each role. Empty is the default user."""
     password_file: Path | None = None
-    """A file that holds the password, so that it never appears in a command line."""
+    """A file that holds the password, so that it never appears in a command line; else ASYNC_RL_REDIS_PASSWORD is asked."""
+    ca_file: Path | None = None
+    """Who signed the server's certificate. Unset means whom this machine trusts."""
+    cert_file: Path | None = None
+    """Our own certificate, for servers that want one."""
+    key_file: Path | None = None
+    """The key of `cert_file`."""
+    insecure: bool = False
+    """Allows a server that is reached over a network without TLS or without a password."""
     max_memory_mb: PositiveInt = 512
     """Of a server that we start. A full server makes workers wait; it never evicts."""
     connect_timeout_s: PositiveFloat = 60.0
     """How long a process waits for Redis to answer before it gives up."""
+
+    @model_validator(mode="after")
+    def _tls_files_fit(self) -> RedisConfig:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("redis.cert_file and redis.key_file belong together: give both or none")
+        if (self.ca_file or self.cert_file) and not self.url.startswith("rediss"):
+            raise ValueError("redis.ca_file and redis.cert_file are for TLS, so redis.url must begin with rediss")
+        return self
 
 
 class ModelSize(Section):
@@ -99,6 +119,8 @@ class EnvironmentConfig(Section):
     """How it is called in metrics; unset means its type."""
     weight: PositiveFloat = 1.0
     """Share of the tasks."""
+    max_share: float = Field(default=1.0, gt=0, le=1)
+    """At most this share of a batch's groups, so that an environment of quick episodes does not crowd out the others."""
     args: dict[str, Scalar] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
@@ -120,18 +142,52 @@ class SamplingConfig(Section):
 
 
 class StalenessConfig(Section):
-    max_age: int = Field(default=2, ge=0)
-    """A group trains only weights that are at most this many versions newer than its oldest token. 0 is on-policy."""
-    overtaken: Literal["wait", "drop"] = "wait"
-    """When a straggler would become too old: the learner waits for it, or lets it go and has its task rolled again."""
+    max_age: float = Field(default=2, ge=0, le=1_000_000)
+    """A group trains only weights that are at most this many versions newer than its oldest token. 0 is on-policy. A
+    fraction gives fewer groups in flight: 0.5 means half a step's groups more than a step needs, none older than 1."""
+    selector: Selector = "windowed_fifo"
+    """Which groups leave first: the oldest, waiting for a straggler that would become too old (windowed_fifo) or letting it
+    go and having its task rolled again (fifo); the freshest; any (uniform); by priority (prioritized)."""
     wait_deadline_s: PositiveFloat = 600.0
     """After waiting this long for stragglers, the learner lets them go after all."""
+
+
+class ReplayConfig(Section):
+    """Training a group more than once. The defaults do not."""
+
+    max_uses: PositiveInt = 1
+    """How many steps one group may train."""
+    samples_per_insert: PositiveFloat | None = None
+    """Hold the average number of uses near this: workers pause when they are ahead of it, the learner when it is."""
+    min_groups: PositiveInt = 1
+    """With samples_per_insert: no step before this many groups are ready."""
+    error_buffer: PositiveFloat | None = None
+    """With samples_per_insert: how far uses may deviate from it, to either side. Unset means a step's groups times
+    max(1, samples_per_insert)."""
+    priority: str = "advantage"
+    """What a group's further uses depend on with staleness.selector: prioritized. `advantage` (mean |advantage|), `age`
+    (the younger the likelier), or a function of yours, `package.module:function`."""
+
+
+class RetentionConfig(Section):
+    """What becomes of groups whose training is durable."""
+
+    keep_steps: int = Field(default=0, ge=0)
+    """Their payloads stay in the buffer for this many steps, to be looked at."""
+    archive: bool = False
+    """Write them to append-only files in the run's folder (docs/archive.md)."""
+    archive_max_gb: PositiveFloat = 10.0
+    """The oldest files go when there is more."""
+    archive_max_days: PositiveFloat | None = None
+    """Files older than this go too."""
 
 
 class BatchConfig(Section):
     groups_per_step: PositiveInt = 8
     group_size: PositiveInt = 8
     """Sibling rollouts of one task."""
+    tokens_per_step: PositiveInt | None = None
+    """A step takes fewer than groups_per_step groups when these would hold more tokens than this."""
     bin_tokens: PositiveInt = 4096
     """Capacity of one packed micro-batch row."""
     drop_no_signal: bool = True
@@ -231,6 +287,8 @@ class Config(Section):
     environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
     sampling: SamplingConfig = SamplingConfig()
     staleness: StalenessConfig = StalenessConfig()
+    replay: ReplayConfig = ReplayConfig()
+    retention: RetentionConfig = RetentionConfig()
     batch: BatchConfig = BatchConfig()
     leases: LeaseConfig = LeaseConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -248,15 +306,80 @@ class Config(Section):
             raise ValueError(f"leases.member_s and leases.learner_s must exceed two heartbeats ({2 * HEARTBEAT_S:g} s)")
         return self
 
+    @model_validator(mode="after")
+    def _replay_is_possible(self) -> Config:
+        limits, replay = self.limits, self.replay
+        if replay.max_uses > limits.age_bound + 1:
+            raise ValueError(
+                f"replay.max_uses ({replay.max_uses}) is never reached: a group is used once a step, and "
+                f"staleness.max_age ({self.staleness.max_age:g}) lets it train {limits.age_bound + 1} steps at most"
+            )
+        if replay.samples_per_insert is None:
+            return self
+        if replay.samples_per_insert > replay.max_uses:
+            raise ValueError(
+                f"replay.samples_per_insert ({replay.samples_per_insert:g}) is above replay.max_uses ({replay.max_uses})"
+            )
+        needed = limits.groups_per_step + replay.samples_per_insert
+        if 2 * limits.error_buffer < needed:
+            raise ValueError(
+                f"replay.error_buffer ({limits.error_buffer:g}) is too small: workers and learner would wait for each other; "
+                f"it must be at least {needed / 2:g}"
+            )
+        if replay.min_groups > limits.slots:
+            raise ValueError(f"replay.min_groups ({replay.min_groups}) is above the buffer's {limits.slots} slots")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_fill_a_batch(self) -> Config:
+        quotas = self.limits.quotas
+        if len(quotas) == len(self.environments) and sum(quotas.values()) < self.batch.groups_per_step:
+            raise ValueError(
+                f"environments' max_share: together they allow {sum(quotas.values())} groups of "
+                f"batch.groups_per_step ({self.batch.groups_per_step}); raise one of them"
+            )
+        return self
+
     @property
     def limits(self) -> Limits:
+        groups_per_step, samples_per_insert = self.batch.groups_per_step, self.replay.samples_per_insert
+        own, default = self.replay.error_buffer, groups_per_step * max(1.0, samples_per_insert or 0.0)
         return Limits(
             max_age=self.staleness.max_age,
-            groups_per_step=self.batch.groups_per_step,
+            groups_per_step=groups_per_step,
             lease_s=self.leases.ticket_s,
             max_attempts=self.leases.max_attempts,
-            overtaken=self.staleness.overtaken,
+            selector=self.staleness.selector,
+            max_uses=self.replay.max_uses,
+            samples_per_insert=samples_per_insert,
+            min_size=self.replay.min_groups,
+            error_buffer=own if own is not None else default,
+            quotas={
+                environment.label: ceil(environment.max_share * groups_per_step)
+                for environment in self.environments
+                if environment.max_share < 1
+            },
+            keep_steps=self.keep_steps,
         )
+
+    @property
+    def keep_steps(self) -> int:
+        """An archive needs its groups for as long as it may take to write them."""
+        archiving = ARCHIVE_CHECKPOINTS * self.learner.checkpoint_every if self.retention.archive else 0
+        return max(self.retention.keep_steps, archiving)
+
+    @property
+    def most_groups(self) -> int:
+        """That the buffer ever holds with a payload: in its slots, since the last checkpoint (twice, for one that is
+        being written), kept, and waiting to be used again.
+        """
+        again = self.limits.age_bound + 1 if self.replay.max_uses > 1 else 0
+        steps = 2 * self.learner.checkpoint_every + self.keep_steps + again
+        return self.limits.slots + steps * self.batch.groups_per_step
+
+    def buffer_mb(self, tokens_per_rollout: int) -> float:
+        """The memory for that many groups, if every rollout were as long as it may be and had one sample."""
+        return self.most_groups * self.batch.group_size * tokens_per_rollout * PAYLOAD_BYTES_PER_TOKEN / 2**20
 
     @property
     def run_folder(self) -> Path:
@@ -305,7 +428,13 @@ class Config(Section):
         return {key: json.dumps(value, sort_keys=True) for key, value in _flat(shared)}
 
 
-PROTOCOL = 1
+PAYLOAD_BYTES_PER_TOKEN = 16
+"""Nine for id, mask and log-probability, the rest for text and the server's own needs."""
+
+ARCHIVE_CHECKPOINTS = 4
+"""A group waits for the archive this many checkpoints at most; then it is let go, and counted."""
+
+PROTOCOL = 2
 """Of the messages between processes. Grows with every change that an older process would not understand."""
 
 HEARTBEAT_S = 1.0

@@ -12,7 +12,8 @@ AsyncRLError (1)
 ├── CheckpointError (10)         a checkpoint is damaged or belongs to another layout
 ├── ServiceStopped (11)          a part that should run for ever ended
 ├── RestartLimit (12)            a child process keeps dying
-└── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
+├── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
+└── ServerRewound (14)           Redis has lost what it once confirmed; the learner starts again from its checkpoint
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class RestartLimit(AsyncRLError):
 
 class IntruderPackage(AsyncRLError):
     exit_code = 13
+
+
+class ServerRewound(AsyncRLError):
+    exit_code = 14
 
 
 def first_of_ours(error: BaseException) -> AsyncRLError | None:

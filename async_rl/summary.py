@@ -57,7 +57,7 @@ def write_summary(config: Config, console: Console) -> Path | None:
     if not rows:
         console.print("No step was trained, so there is nothing to sum up.")
         return None
-    summary = summarise(rows, run=config.run.name, max_age=config.staleness.max_age)
+    summary = summarise(rows, run=config.run.name, max_age=config.limits.age_bound)
     path = folder / "summary.json"
     path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     _print_samples(read_samples(folder / "samples.jsonl"), console)

@@ -174,6 +174,11 @@ class RolloutGroup:
     def num_sampled(self) -> int:
         return sum(rollout.num_sampled for rollout in self.rollouts)
 
+    @property
+    def num_tokens(self) -> int:
+        """What the group takes of a packed batch."""
+        return sum(len(sample) for rollout in self.rollouts for sample in rollout.samples)
+
     def _versions(self) -> Iterable[int]:
         return (span.version for rollout in self.rollouts for sample in rollout.samples for span in sample.versions)
 
@@ -243,6 +248,8 @@ class OutstandingTicket(NamedTuple):
     task_index: int
     attempt: int
     failures: int
+    steps: tuple[int, ...] = ()
+    """Which of the checkpoint's steps its group has trained: where a group may train several."""
 
     @property
     def again(self) -> PendingTask:
@@ -267,7 +274,21 @@ class BufferPosition:
     def __post_init__(self) -> None:
         # A checkpoint's JSON turns tuples into lists.
         object.__setattr__(self, "redo", tuple(PendingTask(*pending) for pending in self.redo))
-        object.__setattr__(self, "outstanding", tuple(OutstandingTicket(*ticket) for ticket in self.outstanding))
+        object.__setattr__(self, "outstanding", tuple(_outstanding(*ticket) for ticket in self.outstanding))
+
+
+def _outstanding(number: int, task_index: int, attempt: int, failures: int, steps: Sequence[int] = ()) -> OutstandingTicket:
+    return OutstandingTicket(number, task_index, attempt, failures, tuple(steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentGroup:
+    """A group whose training is durable, as the buffer still holds it."""
+
+    id: str
+    step: int
+    """The last one that it trained."""
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,34 @@
-"""Pure: may one more group start, and does a task whose ticket came to nothing start again?
+"""Pure: may one more group start, who gets it, and does a task whose ticket came to nothing start again?
 
 The Redis scripts decide the same in `scripts/reserve.lua` and `scripts/prelude.lua`; the contract suite keeps them equal.
 """
 
 from __future__ import annotations
 
+from math import ceil, floor
+
 from async_rl.protocols import Drop, Limits
 
 
-def free_slots(limits: Limits | None, *, used: int, live_version: int, worker_version: int) -> int:
-    """How many tickets may be given to a worker whose engine holds `worker_version`.
+def free_tickets(limits: Limits, *, used: int, reserved: int, owed: float) -> int:
+    """By the slots, and by how far inserts may run ahead of samples.
 
     `used` may exceed the slots: groups that come back after a crash are charged again. Then everybody just waits.
     """
-    if limits is None or live_version < 0 or worker_version < live_version:
-        return 0
-    return max(0, limits.slots - used)
+    free = limits.slots - used
+    if limits.samples_per_insert is None:
+        return free
+    return min(free, floor((limits.max_diff - owed) / limits.samples_per_insert) - reserved)
+
+
+def share(free: int, *, asked: int, ahead: int, queue: int) -> int:
+    """First come, first served; and nobody takes more than an equal share while others wait."""
+    return max(0, min(asked, free - ahead, ceil(free / queue)))
+
+
+def may_sample(limits: Limits, *, ready: int, owed: float, uses: int) -> bool:
+    """Whether the learner may use groups `uses` times more before further ones arrive."""
+    return limits.samples_per_insert is None or (ready >= limits.min_size and owed - uses >= limits.min_diff)
 
 
 def counts_as_failure(reason: Drop | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import combinations
 
 from async_rl.protocols import Audit, BufferStats
 
@@ -17,7 +18,11 @@ class Snapshot:
     leased: AbstractSet[str]
     reserved: AbstractSet[str]
     ready: AbstractSet[str]
+    again: AbstractSet[str]
     taken: AbstractSet[str]
+    kept: AbstractSet[str]
+    drawn: AbstractSet[str]
+    """Groups in the lottery."""
     recorded: AbstractSet[str]
     """Tickets whose record is kept."""
     payloads: Mapping[str, int]
@@ -29,17 +34,19 @@ def audit(snapshot: Snapshot) -> Audit:
 
 
 def _misplaced(snapshot: Snapshot) -> list[str]:
-    alive = snapshot.reserved | snapshot.ready | snapshot.taken
-    held = snapshot.ready | snapshot.taken
+    places = {name: getattr(snapshot, name) for name in ("reserved", "ready", "again", "taken", "kept")}
+    somewhere: AbstractSet[str] = set().union(*places.values())
+    held = somewhere - snapshot.reserved
     payloads = snapshot.payloads.keys()
     suspects: dict[str, AbstractSet[str]] = {
-        "both reserved and ready": snapshot.reserved & snapshot.ready,
-        "both reserved and taken": snapshot.reserved & snapshot.taken,
-        "both ready and taken": snapshot.ready & snapshot.taken,
+        f"both {one} and {other}": places[one] & places[other] for one, other in combinations(places, 2)
+    } | {
         "reserved without a lease": snapshot.reserved - snapshot.leased,
         "leased without being reserved": snapshot.leased - snapshot.reserved,
-        "alive without a record": alive - snapshot.recorded,
-        "recorded without being alive": snapshot.recorded - alive,
+        "ready outside the lottery": (snapshot.ready | snapshot.again) - snapshot.drawn,
+        "in the lottery without being ready": snapshot.drawn - snapshot.ready - snapshot.again,
+        "somewhere without a record": somewhere - snapshot.recorded,
+        "recorded without being anywhere": snapshot.recorded - somewhere,
         "without their payload": held - payloads,
         "strays: a payload that no group owns": payloads - held,
     }
@@ -49,7 +56,7 @@ def _misplaced(snapshot: Snapshot) -> list[str]:
 def _miscounted(snapshot: Snapshot) -> list[str]:
     stats = snapshot.stats
     ended = stats.spent + sum(stats.dropped.values()) + stats.quarantined
-    placed = stats.reserved + stats.ready + stats.taken + ended
+    placed = stats.reserved + stats.ready + stats.again + stats.taken + ended
     problems: list[str] = []
     if placed != stats.issued:
         problems.append(f"{stats.issued} tickets were issued, but {placed} are accounted for")

@@ -10,47 +10,80 @@ _DIGITS = 9
 
 def buffer_keys(run: str) -> list[str]:
     """What `scripts/prelude.lua` names KEYS, in its order."""
-    return [f"{{{run}}}:{name}" for name in _BUFFER_NAMES]
+    return [key(run, name) for name in _BUFFER_NAMES]
 
 
 def board_keys(run: str) -> list[str]:
     """What the board's scripts name KEYS, in their order."""
-    return [f"{{{run}}}:{name}" for name in _BOARD_NAMES]
+    return [key(run, name) for name in _BOARD_NAMES]
+
+
+def key(run: str, name: str) -> str:
+    return f"{{{run}}}:{name}"
 
 
 def topic(run: str, name: str) -> str:
-    return f"{{{run}}}:topic:{name}"
+    return key(run, f"topic:{name}")
 
 
 def payloads(run: str) -> str:
-    return f"{{{run}}}:payloads"
+    return key(run, "payloads")
+
+
+def records(run: str) -> str:
+    return key(run, "records")
+
+
+def kept(run: str) -> str:
+    return key(run, "kept")
+
+
+def overrides(run: str) -> str:
+    return key(run, "overrides")
+
+
+def redo(run: str) -> str:
+    return key(run, "redo")
 
 
 def state(run: str) -> str:
-    return f"{{{run}}}:state"
+    return key(run, "state")
 
 
 def versions(run: str) -> str:
-    return f"{{{run}}}:versions"
+    return key(run, "versions")
+
+
+def tally(run: str) -> str:
+    return key(run, "tally")
 
 
 def quarantine(run: str) -> str:
-    return f"{{{run}}}:quarantine"
+    return key(run, "quarantine")
+
+
+def quarantine_payloads(run: str) -> str:
+    return key(run, "quarantine_payloads")
 
 
 def slots_channel(run: str) -> str:
     """Rings when a worker that waits for a ticket should look again."""
-    return f"{{{run}}}:on:slots"
+    return key(run, "on:slots")
 
 
 def ready_channel(run: str) -> str:
     """Rings when a learner that waits for groups should look again."""
-    return f"{{{run}}}:on:ready"
+    return key(run, "on:ready")
 
 
 def learner_channel(run: str) -> str:
     """Rings when the learner's lease is taken, renewed or given up."""
-    return f"{{{run}}}:on:learner"
+    return key(run, "on:learner")
+
+
+def events_channel(run: str) -> str:
+    """Says "EVENT TICKET" for whoever likes to watch: stored, dropped:REASON, quarantined, taken, spent."""
+    return key(run, "on:events")
 
 
 def ticket_id(number: int) -> str:
@@ -69,16 +102,26 @@ _BUFFER_NAMES = (
     "reserved",  # zset: reserved ticket -> its version
     "ready",  # zset: ready group -> its oldest version; equal scores sort by id, so by admission
     "taken",  # zset: taken group -> the step it was taken for
-    "records",  # hash: ticket that has not ended -> its few numbers
-    "payloads",  # hash: ready or taken group -> its bytes
+    "again",  # zset: group that has trained a step and may train another -> its oldest version
+    "kept",  # zset: spent group whose payload is retained -> the last step that it trained
+    "lottery",  # zset: ready group, trained before or not -> its draw (uniform and prioritized selection)
+    "weights",  # hash: group -> its priority, where it is not 1
+    "records",  # hash: ticket that has not ended, or is kept -> its few numbers (records.py)
+    "payloads",  # hash: ready, taken or kept group -> its bytes
     "redo",  # list: tasks to roll again, first come, first served
     "ended",  # hash: ticket that ended lately -> what a repeated commit is told
-    "quarantine",  # list: reports on refused payloads, newest first
+    "quarantine",  # hash: refused group -> the report on it
+    "quarantine_payloads",  # hash: refused group -> its bytes, while there is room for them
     "requests",  # hash: worker -> its latest reservation, so that a retry gets the same tickets
+    "waiting",  # zset: worker that waits for a ticket -> its place in the queue
+    "asked",  # zset: worker that waits for a ticket -> when it asked last, in the server's milliseconds
     "versions",  # hash: version -> what it is
+    "tally",  # hash: environment|NAME|WHAT or worker|NAME|WHAT -> count since the run began
+    "overrides",  # hash: limits that were changed while the run goes on
     "on:slots",
     "on:ready",
     "on:learner",
+    "on:events",
 )
 
 _BOARD_NAMES = (

@@ -10,15 +10,15 @@ import json
 import logging
 import time
 import uuid
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
-from typing import Any, Literal, TypeVar, cast
+from itertools import count, islice
+from typing import Any, TypeVar, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from async_rl.errors import FenceLost, LearnerAlreadyRunning
+from async_rl.errors import AsyncRLError, FenceLost, LearnerAlreadyRunning
+from async_rl.failpoints import failpoint
 from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -26,6 +26,7 @@ from async_rl.types import (
     PendingTask,
     Recovery,
     RolloutGroup,
+    SpentGroup,
     TakenGroup,
     Ticket,
     VersionRecord,
@@ -33,6 +34,9 @@ from async_rl.types import (
 from buffer import keys
 from buffer.auditing import Snapshot, audit
 from buffer.codec import BadPayload, decode, encode
+from buffer.limits_text import read_limits, write_changes, write_limits
+from buffer.memory_ledger import rewound, surviving_steps
+from buffer.records import Record, parse
 from buffer.redis_client import Server, listen
 from buffer.script_library import Argument, ScriptLibrary
 from buffer.validation import problem_with
@@ -41,12 +45,10 @@ RECHECK_S = 1.0
 """Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""
 PAYLOADS_AT_ONCE = 32
 """Groups per read: replies of some megabytes keep the server available to others in between."""
+TICKETS_AT_ONCE = 128
+"""Per call of a script: no script keeps the server to itself for long."""
 VERSIONS_KEPT = 4096
 """Rows of the version table."""
-HEAD_BYTES = 256
-"""Of a refused payload, kept with the report."""
-
-NOTHING_SAVED = BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class RedisBuffer:
 
         async def attempt() -> list[Ticket]:
             try:
-                reply = await self._change("reserve", worker, request, version, count)
+                reply = await self._change("reserve", _name(worker), request, version, count, int(wait_s > 0))
             except _ServerFull:
                 return []
             return [
@@ -91,41 +93,44 @@ class RedisBuffer:
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
-            return _answer(await self._change("drop", worker, group.id, "no_signal"), instead_of_dropped="no_signal")
+            result = await self._change("drop", worker, group.id, "no_signal", group.task.environment)
+            return _answer(result, instead_of_dropped="no_signal")
+        problem, payload = problem_with(group), b""
         try:
-            problem = problem_with(group)
-            payload = encode(group) if problem is None else b""
-        except BadPayload as error:
-            problem, payload = str(error), b""
+            payload = encode(group)
+        except (BadPayload, OverflowError, TypeError, ValueError) as error:
+            problem = problem or str(error)
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
-            return _answer(await self._change("quarantine", worker, group.id, problem, ""))
-        return await self._store(worker, group, payload)
+            refused = worker, group.id, problem, group.task.environment, payload
+            return _answer(await self._with_room(group.id, "quarantine", *refused))
+        versions = group.oldest_version, group.newest_version
+        stored = worker, group.id, *versions, group.num_tokens, group.task.environment, payload
+        return _answer(await self._with_room(group.id, "commit", *stored))
 
-    async def _store(self, worker: str, group: RolloutGroup, payload: bytes) -> CommitResult:
+    async def _with_room(self, group: str, script: str, *arguments: Argument) -> Any:
+        """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
         while True:
             try:
-                versions = group.oldest_version, group.newest_version
-                return _answer(await self._change("commit", worker, group.id, *versions, payload))
+                return await self._change(script, *arguments)
             except _ServerFull:
-                log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group.id)
+                log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
+            if await self._change("starve"):
+                continue  # kept payloads made room
             async with listen(self._server, keys.slots_channel(self._run)) as bell:
                 await bell.ring(RECHECK_S)
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
-        await self._change("drop", worker, ticket, reason)
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
+        await self._change("drop", worker, ticket, reason, environment)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits) -> int:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
+        words = [word for pair in write_limits(limits).items() for word in pair]
         async with listen(self._server, keys.learner_channel(self._run)) as bell:
             while True:
-                is_ours, *rest = await self._change(
-                    "acquire",
-                    *(owner, request, self._learner_lease_ms, limits.max_age, limits.groups_per_step),
-                    *(round(limits.lease_s * 1000), limits.max_attempts, limits.overtaken),
-                )
+                is_ours, *rest = await self._change("acquire", owner, request, self._learner_lease_ms, *words)
                 if is_ours:
                     return rest[0]
                 holder, renewals, incarnation, left_ms = rest
@@ -143,11 +148,22 @@ class RedisBuffer:
         await self._change("resign", fence)
 
     async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
-        saved = position if position is not None else NOTHING_SAVED
-        redo = [" ".join(map(str, task)) for task in saved.redo]
-        outstanding = [" ".join(map(str, ticket)) for ticket in saved.outstanding]
-        counters = saved.step, saved.version, saved.next_ticket, saved.next_task
-        version, returned, spent = await self._change("recover", fence, *counters, len(redo), *redo, *outstanding)
+        """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
+        next_ticket = position.next_ticket if position is not None else 0
+        is_older = await self._change("recover", fence, next_ticket)
+        spent, returned, alive = 0, 0, set[str]()
+        async for records in self._records():
+            alive |= records.keys()
+            verdicts = [word for pair in _verdicts(records, position) for word in pair]
+            if verdicts:
+                ended, ready = await self._change("settle", fence, *verdicts)
+                spent, returned = spent + ended, returned + ready
+        if is_older and position is not None:
+            lost = [ticket.again for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
+            for tasks in _pieces([*position.redo, *lost]):
+                await self._change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
+        saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
+        version = await self._change("recovered", fence, saved.step, saved.version, saved.next_ticket, saved.next_task)
         return Recovery(version=version, returned=returned, spent=spent)
 
     async def take(
@@ -158,46 +174,55 @@ class RedisBuffer:
         version: int,
         num_groups: int,
         wait_s: float,
-        overtaken: Literal["wait", "drop"] | None = None,
+        max_tokens: int | None = None,
+        patient: bool = True,
     ) -> list[TakenGroup]:
+        wanted = step, version, num_groups, max_tokens if max_tokens is not None else 0, int(patient)
+
         async def attempt() -> list[TakenGroup]:
-            while reply := await self._change("take", fence, step, version, num_groups, overtaken or ""):
+            while reply := await self._change("take", fence, *wanted):
                 groups, refused = await self._read(reply)
-                for ticket, reason, head in refused:
+                for ticket, reason in refused:
                     log.error("group %s cannot be used and is quarantined: %s", ticket, reason)
-                    await self._change("refuse", fence, ticket, reason, head)
+                    await self._change("refuse", fence, ticket, reason)
                 if not refused:
                     return groups
             return []
 
         return await self._until(attempt, keys.ready_channel(self._run), wait_s)
 
-    async def _read(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str, bytes]]]:
+    async def _read(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
-        refused: list[tuple[str, str, bytes]] = []
+        refused: list[tuple[str, str]] = []
         rows = _rows(reply, 4)
-        payloads = await self._payloads([row[0] for row in rows])
+        payloads = await self._payloads([row[0].decode() for row in rows])
         for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
             try:
                 group = _checked(payload, ticket.decode(), oldest)
             except BadPayload as error:
-                refused.append((ticket.decode(), str(error), (payload or b"")[:HEAD_BYTES].hex().encode()))
+                refused.append((ticket.decode(), str(error)))
             else:
                 groups.append(TakenGroup(group=group, version_at_commit=version_at_commit, version_at_take=version_at_take))
         return groups, refused
 
-    async def _payloads(self, tickets: Sequence[bytes]) -> list[bytes | None]:
+    async def _payloads(self, tickets: Sequence[str]) -> list[bytes | None]:
         async def fetch() -> list[list[bytes | None]]:
             pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=False)
-            for start in range(0, len(tickets), PAYLOADS_AT_ONCE):
-                pipeline.hmget(keys.payloads(self._run), tickets[start : start + PAYLOADS_AT_ONCE])
+            for some in _pieces(tickets, PAYLOADS_AT_ONCE):
+                pipeline.hmget(keys.payloads(self._run), some)
             return await pipeline.execute()
 
-        replies = await self._server.ask(fetch)
+        replies = await self._server.ask(fetch) if tickets else []
         return [payload for reply in replies for payload in reply]
 
-    async def issue(self, fence: int) -> int:
-        return await self._change("issue", fence)
+    async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
+        for some in _pieces(list(weights.items())):
+            await self._change(
+                "prioritize", fence, *(word for ticket, weight in some for word in (ticket, repr(float(weight))))
+            )
+
+    async def issue(self, fence: int, *, after: int) -> int:
+        return await self._change("issue", fence, after)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
         await self._change("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
@@ -206,50 +231,132 @@ class RedisBuffer:
         await self._change("release", fence, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
-        version, next_ticket, next_task, redo, outstanding = await self._change("position", fence, step)
+        """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and a task that goes back to the
+        list meanwhile stands in it, because that is read last.
+        """
+        version, next_ticket, next_task = await self._change("position", fence)
+        outstanding: dict[int, OutstandingTicket] = {}
+        async for records in self._records():
+            for ticket, record in records.items():
+                number = keys.ticket_number(ticket)
+                if number < next_ticket and _is_outstanding(record, step):
+                    outstanding[number] = OutstandingTicket(
+                        number, record.task_index, record.attempt, record.failures, _until_step(record, step)
+                    )
+        redo = [PendingTask(*map(int, task.split())) for task in await self._ask("lrange", keys.redo(self._run), 0, -1)]
+        again = set(redo)
         return BufferPosition(
             step=step,
             version=version,
             next_ticket=next_ticket,
             next_task=next_task,
-            redo=tuple(PendingTask(*map(int, task.split())) for task in redo),
-            outstanding=tuple(sorted(OutstandingTicket(*map(int, ticket.split())) for ticket in outstanding)),
+            redo=tuple(redo),
+            outstanding=tuple(ticket for _, ticket in sorted(outstanding.items()) if ticket.again not in again),
         )
 
     async def checkpoint(self, fence: int, step: int) -> None:
-        await self._change("checkpoint", fence, step)
+        while await self._change("checkpoint", fence, step):
+            pass
+
+    async def spent_groups(self, limit: int) -> list[SpentGroup]:
+        kept: list[tuple[bytes, float]] = await self._ask("zrange", keys.kept(self._run), 0, limit - 1, withscores=True)
+        payloads = await self._payloads([ticket.decode() for ticket, _ in kept])
+        return [
+            SpentGroup(id=ticket.decode(), step=int(step), payload=payload)
+            for (ticket, step), payload in zip(kept, payloads, strict=True)
+            if payload is not None
+        ]
+
+    async def discard(self, fence: int, groups: Sequence[str]) -> None:
+        for some in _pieces(groups):
+            await self._change("discard", fence, *some)
 
     # -- anybody ----------------------------------------------------------------------------------------------------
+    async def limits(self) -> Limits | None:
+        """Those in force; None before the first learner."""
+        return read_limits({name.decode(): value.decode() for name, value in (await self._state()).items()})
+
+    async def overrides(self) -> dict[str, str]:
+        """What was changed while the run goes on, as it stands in Redis."""
+        found = await self._ask("hgetall", keys.overrides(self._run))
+        return {name.decode(): value.decode() for name, value in found.items()}
+
+    async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
+        await self._change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
+
+    async def _state(self) -> dict[bytes, bytes]:
+        return await self._ask("hgetall", keys.state(self._run))
+
     async def stats(self) -> BufferStats:
         return _stats(await self._change("stats", ""))
 
     async def audit(self) -> Audit:
         reply = await self._change("stats", "everything")
-        leased, reserved, ready, taken, recorded, payloads = reply[-6:]
+        leased, reserved, ready, again, taken, kept, drawn, recorded = (_texts(tickets) for tickets in reply[-9:-1])
         return audit(
             Snapshot(
-                stats=_stats(reply),
-                leased=_texts(leased),
-                reserved=_texts(reserved),
-                ready=_texts(ready),
-                taken=_texts(taken),
-                recorded=_texts(recorded),
-                payloads={ticket.decode(): size for ticket, size in _rows(payloads, 2)},
+                stats=_stats(reply[:-9]),
+                leased=leased,
+                reserved=reserved,
+                ready=ready,
+                again=again,
+                taken=taken,
+                kept=kept,
+                drawn=drawn,
+                recorded=recorded,
+                payloads={ticket.decode(errors="replace"): size for ticket, size in _rows(reply[-1], 2)},
             )
         )
 
+    # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
         """The latest reports on refused payloads, newest first."""
-        redis = cast("Any", self._server.commands)
-        reports = await self._server.ask(lambda: redis.lrange(keys.quarantine(self._run), 0, -1))
-        return [json.loads(report) for report in reports]
+        reports = [json.loads(report) for report in await self._ask("hvals", keys.quarantine(self._run))]
+        return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
+
+    async def quarantined_payload(self, ticket: str) -> bytes | None:
+        return await self._ask("hget", keys.quarantine_payloads(self._run), ticket)
+
+    async def readmit(self, ticket: str) -> str:
+        """ "stored", or why the group stays in quarantine."""
+        payload = await self.quarantined_payload(ticket)
+        try:
+            group = _checked(payload, ticket)
+        except BadPayload as error:
+            return str(error)
+        versions = group.oldest_version, group.newest_version
+        return (await self._change("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
+
+    async def forget(self, tickets: Sequence[str]) -> int:
+        """Delete reports and payloads; returns how many there were."""
+        return await self._change("forget", *tickets)
 
     # -- talking to the server --------------------------------------------------------------------------------------
     async def _change(self, script: str, *arguments: Argument) -> Any:
+        failpoint(f"{script}.before")
         try:
-            return await self._scripts.run(script, *arguments)
+            reply = await self._scripts.run(script, *arguments)
         except ResponseError as error:
-            raise _translated(error, arguments) from error
+            raise _translated(error, script, arguments) from None
+        failpoint(f"{script}.after")
+        return reply
+
+    async def _ask(self, command: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await self._server.ask(lambda: getattr(self._server.commands, command)(*arguments, **options))
+        except ResponseError as error:
+            raise _translated(error, command, arguments) from None
+
+    async def _records(self) -> AsyncIterator[dict[str, Record]]:
+        """Every ticket that is there from the beginning to the end, some at a time, perhaps more than once."""
+        cursor = 0
+        while True:
+            cursor, found = await self._ask("hscan", keys.records(self._run), cursor, count=TICKETS_AT_ONCE)
+            records = {ticket.decode(): parse(text) for ticket, text in found.items()}
+            for some in _pieces(list(records.items())):  # a small hash comes as a whole, whatever was asked for
+                yield dict(some)
+            if int(cursor) == 0:
+                return
 
     async def _until(self, attempt: Callable[[], Awaitable[list[T]]], channel: str, wait_s: float) -> list[T]:
         found = await attempt()
@@ -266,18 +373,27 @@ class _ServerFull(Exception):
     """maxmemory is reached: nothing was changed."""
 
 
-def _translated(error: ResponseError, arguments: Sequence[Argument]) -> Exception:
+class UnexpectedReply(AsyncRLError):
+    """The server refused a change for a reason that is not ours."""
+
+
+def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]) -> Exception:
     """What the server's refusal means. Its text may quote a payload, so it is never passed on."""
     text = str(error)
     if text.startswith("FENCELOST"):
-        current = text.split()[1]
-        return FenceLost(f"learner {arguments[0]!s} was replaced by learner {current} and may change nothing any more")
+        return FenceLost(f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may change nothing any more")
+    if text.startswith("REWOUND"):
+        return rewound()
     if isinstance(error, OutOfMemoryError) or "OOM " in text[:200]:
         return _ServerFull()
-    return error
+    kind = text.split(" ", 1)[0][:40]
+    return UnexpectedReply(
+        f"Redis refused {script!r} ({kind if kind.isalpha() else 'an error'}): has somebody else written to this run's keys? "
+        "`async-rl buffer audit` tells what does not belong"
+    )
 
 
-def _checked(payload: bytes | None, ticket: str, oldest_version: int) -> RolloutGroup:
+def _checked(payload: bytes | None, ticket: str, oldest_version: int | None = None) -> RolloutGroup:
     """The group in a payload that somebody else may have written."""
     if payload is None:
         raise BadPayload("its payload is gone")
@@ -286,9 +402,28 @@ def _checked(payload: bytes | None, ticket: str, oldest_version: int) -> Rollout
         raise BadPayload(problem)
     if group.id != ticket:
         raise BadPayload("it carries the id of another ticket")
-    if group.oldest_version != oldest_version:
+    if oldest_version is not None and group.oldest_version != oldest_version:
         raise BadPayload("its oldest version is not the one that was committed")
     return group
+
+
+def _verdicts(records: Mapping[str, Record], position: BufferPosition | None) -> Iterator[tuple[str, str]]:
+    """What recovery makes of each ticket: see scripts/settle.lua."""
+    outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
+    for ticket, record in records.items():
+        if record.state == "kept":
+            continue
+        number = keys.ticket_number(ticket)
+        steps = surviving_steps(number, record.state, record.steps, position, outstanding)
+        yield ticket, "ended" if steps is None else ",".join(map(str, steps)) or "-"
+
+
+def _is_outstanding(record: Record, step: int) -> bool:
+    return record.state != "kept" and (record.state != "taken" or record.steps[-1] > step)
+
+
+def _until_step(record: Record, step: int) -> tuple[int, ...]:
+    return tuple(used for used in record.steps if used <= step)
 
 
 def _answer(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") -> CommitResult:
@@ -296,28 +431,36 @@ def _answer(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") ->
     return instead_of_dropped if text == "dropped" else cast("CommitResult", text)
 
 
+def _name(worker: str) -> str:
+    if "\t" in worker:
+        raise ValueError(f"the name of a worker holds no tab: {worker!r}")
+    return worker
+
+
+def _pieces(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
+    rest = iter(elements)
+    while some := list(islice(rest, length)):
+        yield some
+
+
 def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
     return list(zip(*(flat[column::width] for column in range(width)), strict=True))
 
 
 def _texts(reply: list[bytes]) -> set[str]:
-    return {text.decode() for text in reply}
+    return {text.decode(errors="replace") for text in reply}
 
 
 def _stats(reply: list[Any]) -> BufferStats:
-    reserved, ready, taken, spent, quarantined, issued, slots, slots_used, version, fence, size, dropped, versions = reply[:13]
+    said: dict[str, Any] = {name.decode(): value for name, value in _rows(reply, 2)}
     return BufferStats(
-        reserved=reserved,
-        ready=ready,
-        taken=taken,
-        spent=spent,
-        dropped={reason.decode(): int(number) for reason, number in _rows(dropped, 2)},
-        quarantined=quarantined,
-        issued=issued,
-        slots=slots,
-        slots_used=slots_used,
-        version=version,
-        fence=fence,
-        bytes=size,
-        ready_by_version=dict(Counter(cast("list[int]", versions))),
+        **{
+            name: said[name]
+            for name in ("reserved", "ready", "again", "taken", "kept", "spent", "quarantined", "issued", "expired")
+        },
+        **{name: said[name] for name in ("slots", "slots_used", "version", "fence", "bytes")},
+        owed=float(said["owed"]),
+        starving=said["starving"] == 1,
+        dropped={reason.decode(): int(number) for reason, number in _rows(said["dropped"], 2)},
+        ready_by_version=dict(_rows(said["ready_by_version"], 2)),
     )

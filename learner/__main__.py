@@ -8,6 +8,7 @@ import socket
 import sys
 import uuid
 from contextlib import closing
+from pathlib import Path
 
 import structlog
 
@@ -28,6 +29,7 @@ from learner.fleet_metrics import FleetMetrics
 from learner.journal import Journal
 from learner.loop import Loop, Progress, Schedule, Stepped
 from learner.objective import Objective, load_objective
+from learner.priorities import load_priority, weigh
 from learner.publish import Publisher
 from learner.ranks import follow
 from learner.report import Reporter
@@ -71,7 +73,8 @@ async def learn(
 ) -> None:
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
     async with Compute.open(config, objective, shape) as compute:
-        progress = await resume(compute, buffer, fence)
+        priority = load_priority(config.replay.priority)
+        progress = await resume(compute, buffer, fence, config.run_folder)
         async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender)
             fleet = FleetMetrics(board)
@@ -93,7 +96,8 @@ async def learn(
                 reporter = Reporter(sink=sink, run_folder=config.run_folder, publisher=publisher, before=before)
 
                 async def report(stepped: Stepped) -> None:
-                    journal.add(stepped)
+                    if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
+                        await buffer.prioritize(fence, weigh(stepped.meal, priority))
                     reporter.write(stepped, await buffer.stats(), fleet.row())
 
                 loop = Loop(
@@ -107,17 +111,19 @@ async def learn(
                         checkpoint_every=config.learner.checkpoint_every,
                         max_bad_steps=config.learner.max_bad_steps,
                     ),
+                    record=journal.add,
                     report=report,
                     stop=stop,
                 )
                 await run_with(lambda: loop.run(progress), publisher=publisher.run, fleet_metrics=fleet.run)
 
 
-async def resume(compute: Compute, buffer: ReplayBuffer, fence: int) -> Progress:
+async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> Progress:
     """Take over what the previous learner left; its weights get a version of their own in this timeline."""
     found = await compute.load()
     recovery = await buffer.recover(fence, found.position if found else None)
-    progress = Progress(step=found.step if found else 0, version=await buffer.issue(fence), timeline=uuid.uuid4().hex[:8])
+    version = await buffer.issue(fence, after=max(recovery.version, Journal.highest_version(run_folder)))
+    progress = Progress(step=found.step if found else 0, version=version, timeline=uuid.uuid4().hex[:8])
     if found or recovery.version >= 0:
         log.info(
             f"goes on from step {progress.step} as version {progress.version}",

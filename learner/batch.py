@@ -62,6 +62,8 @@ class PackedBatch:
     counts: StepCounts
     metrics: Mapping[str, float]
     """How much there is to learn from, and how well the bins are filled."""
+    magnitudes: tuple[float, ...]
+    """Mean |advantage| of each group's rollouts."""
 
     @property
     def num_shards(self) -> int:
@@ -88,7 +90,10 @@ def pack_batch(groups: Sequence[TakenGroup], *, objective: Objective, capacity: 
     # every rank runs at least one backward pass, because the others wait for it there
     shards = tuple(tuple(_fill([rows[index] for index in members]) for members in bins or [[]]) for bins in planned)
     counts = _count(rows)
-    return PackedBatch(shards=shards, counts=counts, metrics=_describe(advantages, counts, shards, capacity))
+    owners = np.array([place for place, _ in rollouts], np.int64)
+    magnitudes = tuple(float(np.abs(advantages[owners == place]).mean()) for place in range(len(groups)))
+    metrics = _describe(advantages, counts, shards, capacity)
+    return PackedBatch(shards=shards, counts=counts, metrics=metrics, magnitudes=magnitudes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

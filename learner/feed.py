@@ -63,7 +63,8 @@ class Feed:
                 version=version,
                 num_groups=self._batch.groups_per_step,
                 wait_s=PATIENCE_S,
-                overtaken=None if patient else "drop",
+                max_tokens=self._batch.tokens_per_step,
+                patient=patient,
             )
             if groups:
                 return groups
@@ -75,10 +76,12 @@ class Feed:
             return "no worker is there yet; start one with `async-rl worker`"
         wanted, no_signal = self._batch.groups_per_step, stats.dropped.get("no_signal", 0)
         said = f"{stats.reserved} groups are being rolled out by {workers} workers"
-        if stats.ready < wanted:
-            said = f"{stats.ready} of {wanted} groups are ready, {said}"
+        if stats.starving:
+            said = f"the Redis server is full, and commits wait for a checkpoint to free memory (redis.max_memory_mb); {said}"
+        elif stats.ready + stats.again < wanted:
+            said = f"{stats.ready + stats.again} of {wanted} groups are ready, {said}"
         else:
-            said = f"enough are ready, but {said} and would be too old later (staleness.overtaken: wait)"
+            said = f"enough are ready, but {said} and would be too old later (staleness.selector: windowed_fifo)"
         if no_signal > stats.spent + stats.taken:
             said += f"; {no_signal} were dropped because all rewards in them were equal (batch.drop_no_signal)"
         return said

@@ -4,8 +4,9 @@
     {"step": 1, "version": 1, "timeline": "3d13b251",
      "groups": [{"id": "t000000000", "task": "counting/0/0", "oldest_version": 0}, ...]}
 
-As in metrics.jsonl, `resumed_after` supersedes every row above that step before it. A row is written before the checkpoint
-that contains its step, so a step that a resume keeps is never missing here.
+As in metrics.jsonl, `resumed_after` supersedes every row above that step before it. A row is written before its version can be
+seen and before the checkpoint that contains its step, so neither a version that was used nor a step that a resume keeps is
+ever missing here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from learner.loop import Progress, Stepped
+from learner.feed import Meal
+from learner.loop import Progress
+
+TAIL_BYTES = 4 * 2**20
+ROWS_READ = 8
+"""Of the end of a journal: versions only grow."""
 
 
 class Journal:
@@ -28,19 +34,34 @@ class Journal:
             self._file.write(b"\n")
         self._append({"resumed_after": start.step, "version": start.version, "timeline": start.timeline})
 
+    @staticmethod
+    def highest_version(run_folder: Path) -> int:
+        """That anybody may have seen; -1 before the first. A Redis that was emptied or set back does not know it any more."""
+        path = run_folder / "trained.jsonl"
+        if not path.exists():
+            return -1
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[-ROWS_READ:]
+        return max((json.loads(line)["version"] for line in lines if _is_whole(line)), default=-1)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_problem: object) -> None:
         self._file.close()
 
-    def add(self, stepped: Stepped) -> None:
-        progress = stepped.progress
+    def add(self, progress: Progress, meal: Meal) -> None:
         groups = [
             {"id": group.id, "task": group.task.key, "oldest_version": group.oldest_version}
-            for group in (taken.group for taken in stepped.meal.groups)
+            for group in (taken.group for taken in meal.groups)
         ]
         self._append({"step": progress.step, "version": progress.version, "timeline": progress.timeline, "groups": groups})
 
     def _append(self, row: Mapping[str, object]) -> None:
         self._file.write(json.dumps(row).encode() + b"\n")
+
+
+def _is_whole(line: bytes) -> bool:
+    """Not empty, and not the rest of a row that a crash cut."""
+    return line.startswith(b"{") and line.endswith(b"}")

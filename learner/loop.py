@@ -80,12 +80,14 @@ class Loop:
         feed: Feed,
         publisher: Publisher,
         schedule: Schedule,
+        record: Callable[[Progress, Meal], None],
         report: Callable[[Stepped], Awaitable[None]],
         stop: asyncio.Event,
     ):
         self._buffer, self._fence = buffer, fence
         self._trainer, self._feed, self._publisher = trainer, feed, publisher
-        self._schedule, self._report, self._stop = schedule, report, stop
+        self._schedule, self._stop = schedule, stop
+        self._record, self._report = record, report
         self._bad_steps = 0
         self._saved_step = -1
 
@@ -101,7 +103,7 @@ class Loop:
             upcoming = tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
             while progress.step < self._schedule.steps:
                 idle_since = time.monotonic()
-                if not await self._is_served(upcoming, stopping):
+                if not await self._is_served(upcoming, stopping, progress):
                     break
                 idle_s, meal = time.monotonic() - idle_since, upcoming.result()
                 if meal.step < self._schedule.steps:
@@ -119,7 +121,7 @@ class Loop:
         await self._save(progress)
         return progress
 
-    async def _is_served(self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool]) -> bool:
+    async def _is_served(self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool], progress: Progress) -> bool:
         """True with the next meal on the table, False when the run is to stop.
 
         Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
@@ -127,6 +129,8 @@ class Loop:
         while not (await asyncio.wait([upcoming, stopping], timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self._trainer.idle()
             log.info(f"waits for rollouts: {await self._feed.what_is_missing()}")
+            if (await self._buffer.stats()).starving:  # what was trained keeps the memory that the next batch needs
+                await self._save(progress)
         return not self._stop.is_set()
 
     async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
@@ -136,8 +140,9 @@ class Loop:
             progress = await self._skip(progress, meal)
         else:
             self._bad_steps = 0
-            version = await self._buffer.issue(self._fence)
+            version = await self._buffer.issue(self._fence, after=progress.version)
             progress = replace(progress, step=meal.step, version=version)
+            self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
             await self._offer(progress)
         step_s = time.monotonic() - started
         await self._report(Stepped(progress=progress, meal=meal, result=result, step_s=step_s, idle_s=idle_s))
@@ -154,7 +159,9 @@ class Loop:
         log.warning(f"step {meal.step} skipped: its loss or gradient is not finite")
         await self._publisher.until_live(progress.version)
         await self._buffer.release(self._fence, meal.step)
-        return replace(progress, step=meal.step)
+        progress = replace(progress, step=meal.step)
+        self._record(progress, meal)
+        return progress
 
     async def _offer(self, progress: Progress) -> None:
         def record(digest: str) -> VersionRecord:

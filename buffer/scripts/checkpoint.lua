@@ -1,6 +1,20 @@
--- fence, step
+-- fence, step -> how many groups of these steps are still to be settled: then it is called again
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', TAKEN, '-inf', ARGV[2])) do spend(id) end
+local step = tonumber(ARGV[2])
+call('HSET', STATE, 'saved', math.max(get('saved', -1), step))
+call('HDEL', STATE, 'starving')
+release(step) -- a spent group holds no slot
+for _, id in ipairs(call('ZRANGEBYSCORE', TAKEN, '-inf', step, 'LIMIT', 0, AT_ONCE)) do
+  local record = read(id)
+  if record then spend(id, record) else call('ZREM', TAKEN, id) end
+end
+local expired = call('ZRANGEBYSCORE', KEPT, '-inf', step - get('keep_steps', 0), 'LIMIT', 0, AT_ONCE)
+for _, id in ipairs(expired) do
+  call('ZREM', KEPT, id)
+  discard(id)
+end
+call('HINCRBY', STATE, 'expired', #expired)
 wake_workers()
+return call('ZCOUNT', TAKEN, '-inf', step) + call('ZCOUNT', KEPT, '-inf', step - get('keep_steps', 0))

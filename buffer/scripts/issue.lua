@@ -1,7 +1,9 @@
--- fence -> the next version number
+-- fence, the version that the learner has -> the next one; asked again, the same
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
-local version = get('highest', -1) + 1
-redis.call('HSET', STATE, 'highest', version)
+local after = tonumber(ARGV[2])
+local highest = get('highest', -1)
+local version = highest == after + 1 and highest or math.max(highest, after) + 1
+call('HSET', STATE, 'highest', version)
 return version

@@ -1,127 +1,260 @@
--- What every script of the buffer starts with. A ticket that has not ended has a record:
--- task index, attempt, failures, ticket version, oldest token's version, version at commit, version at take, worker.
+-- What every script of the buffer starts with: names for KEYS, records, and how tickets change their state.
 local STATE, DROPPED, LEASES, RESERVED, READY, TAKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local RECORDS, PAYLOADS, REDO, ENDED = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local QUARANTINE, REQUESTS, VERSIONS = KEYS[11], KEYS[12], KEYS[13]
-local ON_SLOTS, ON_READY, ON_LEARNER = KEYS[14], KEYS[15], KEYS[16]
+local AGAIN, KEPT, LOTTERY, WEIGHTS, RECORDS, PAYLOADS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local REDO, ENDED, QUARANTINE, QUARANTINE_PAYLOADS, REQUESTS = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
+local WAITING, ASKED, VERSIONS, TALLY, OVERRIDES = KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22]
+local ON_SLOTS, ON_READY, ON_LEARNER, ON_EVENTS = KEYS[23], KEYS[24], KEYS[25], KEYS[26]
 
-local COLLECTED_AT_ONCE = 64
+local AT_ONCE = 128 -- tickets that one script may end beside its own work
 local ENDED_REMEMBERED = 10000
+local QUARANTINE_KEPT, QUARANTINE_BYTES = 100, 16 * 1024 * 1024
+
+local call = redis.call
 
 local function get(field, default)
-  return tonumber(redis.call('HGET', STATE, field) or default)
+  return tonumber(call('HGET', STATE, field)) or default
 end
 
 local function now_ms()
-  local time = redis.call('TIME')
+  local time = call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
 -- A full server refuses a script's first write if it could take memory, but not what follows a deletion.
 -- Whatever frees memory in the end, or keeps a lease alive, must go through.
 local function even_when_full()
-  redis.call('HDEL', STATE, '')
+  call('HDEL', STATE, '')
 end
 
+-- A smaller fence than ours, or none: the server was emptied or set back under a learner that lives.
 local function fence_lost(fence)
-  local current = redis.call('HGET', STATE, 'fence')
-  if fence ~= current then return redis.error_reply('FENCELOST ' .. (current or '0')) end
+  local current = call('HGET', STATE, 'fence')
+  if fence == current then return nil end
+  if (tonumber(current) or 0) < tonumber(fence) then return redis.error_reply('REWOUND') end
+  return redis.error_reply('FENCELOST ' .. current)
 end
 
+-- The largest age that a group may have: slots may be a fraction of a step's groups, ages are whole.
+local function age_bound()
+  return math.ceil(get('max_age', 0))
+end
+
+local function slots()
+  return math.floor((get('max_age', -1) + 1) * get('groups_per_step', 0))
+end
+
+-- Groups in training count whether they train for the first time or again: docs/buffer.md has the arithmetic.
+local function slots_used()
+  return call('ZCARD', RESERVED) + call('ZCARD', READY) + call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
+end
+
+-- How many tickets may be given: by the slots, and by how far inserts may run ahead of samples.
+local function free_tickets()
+  local free, samples_per_insert = slots() - slots_used(), get('samples_per_insert', nil)
+  if not samples_per_insert then return free end
+  local room = math.floor((get('max_diff', 0) - get('owed', 0)) / samples_per_insert)
+  return math.min(free, room - call('ZCARD', RESERVED))
+end
+
+-- -- records: buffer/records.py reads and writes the same ------------------------------------------------------------
 local function ticket_number(id)
   return tonumber(string.sub(id, 2))
 end
 
+local function ticket_id(number)
+  return string.format('t%09d', number)
+end
+
+local FIELDS = '^(%a+) (%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%S+) ([^\t]*)\t(.*)$'
 local function read(id)
-  local text = redis.call('HGET', RECORDS, id)
-  if not text then return nil end
-  local task, attempt, failures, version, oldest, committed, taken, worker =
-    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  local state, task, attempt, failures, version, oldest, committed, taken, tokens, steps, worker, environment =
+    string.match(call('HGET', RECORDS, id) or '', FIELDS)
+  if not state then return nil end
+  local used = {}
+  for step in string.gmatch(steps, '%d+') do used[#used + 1] = tonumber(step) end
   return {
-    task = tonumber(task), attempt = tonumber(attempt), failures = tonumber(failures), version = tonumber(version),
-    oldest = tonumber(oldest), committed = tonumber(committed), taken = tonumber(taken), worker = worker,
+    state = state, task = tonumber(task), attempt = tonumber(attempt), failures = tonumber(failures),
+    version = tonumber(version), oldest = tonumber(oldest), committed = tonumber(committed), taken = tonumber(taken),
+    tokens = tonumber(tokens), steps = used, worker = worker, environment = environment,
   }
 end
 
 local function write(id, record)
-  redis.call('HSET', RECORDS, id, string.format('%d %d %d %d %d %d %d %s', record.task, record.attempt, record.failures,
-    record.version, record.oldest, record.committed, record.taken, record.worker))
+  call('HSET', RECORDS, id, string.format('%s %d %d %d %d %d %d %d %d %s %s\t%s', record.state, record.task, record.attempt,
+    record.failures, record.version, record.oldest, record.committed, record.taken, record.tokens,
+    #record.steps > 0 and table.concat(record.steps, ',') or '-', record.worker, record.environment))
 end
 
 -- The record of a ticket that this worker may still commit.
 local function held(id, worker)
   local record = read(id)
-  if record and record.committed < 0 and record.worker == worker then return record end
+  if record and record.state == 'reserved' and record.worker == worker then return record end
 end
 
 local function answer_again(id)
   local record = read(id)
-  if record then return record.committed < 0 and 'lease_lost' or 'already' end
-  return redis.call('HGET', ENDED, id) or 'lease_lost'
+  if record then return record.state == 'reserved' and 'lease_lost' or 'already' end
+  return call('HGET', ENDED, id) or 'lease_lost'
 end
 
+-- -- telling others --------------------------------------------------------------------------------------------------
 local function wake_workers()
-  redis.call('PUBLISH', ON_SLOTS, '')
+  call('PUBLISH', ON_SLOTS, '')
 end
 
 -- A learner that waits has left word how many groups it misses; while nobody waits, nobody is called.
 local function wake_learner()
-  local wanted = redis.call('HGET', STATE, 'wanted')
-  if wanted and redis.call('ZCARD', READY) >= tonumber(wanted) then redis.call('PUBLISH', ON_READY, '') end
+  local wanted = get('wanted', nil)
+  if wanted and call('ZCARD', LOTTERY) >= wanted then call('PUBLISH', ON_READY, '') end
 end
 
-local function finish(id, answer)
-  redis.call('ZREM', LEASES, id)
-  redis.call('ZREM', RESERVED, id)
-  redis.call('ZREM', READY, id)
-  redis.call('ZREM', TAKEN, id)
-  local size = redis.call('HSTRLEN', PAYLOADS, id)
+local function count(record, what, number)
+  call('HINCRBY', TALLY, 'environment|' .. record.environment .. '|' .. what, number)
+  call('HINCRBY', TALLY, 'worker|' .. record.worker .. '|' .. what, number)
+end
+
+local function tell(event, id, record)
+  call('PUBLISH', ON_EVENTS, event .. ' ' .. id)
+  count(record, event, 1)
+end
+
+-- -- the lottery: a group's draw is a moment, exponentially distributed with its weight as the rate. Taking the earliest
+-- moments samples without replacement in proportion to the weights, and who waits long is never forgotten. ------------
+local function weight_of(id)
+  if call('HGET', STATE, 'selector') == 'uniform' then return 1 end
+  return tonumber(call('HGET', WEIGHTS, id)) or 1
+end
+
+local function enter_lottery(id, record)
+  local chance = (tonumber(string.sub(redis.sha1hex(id .. '/' .. #record.steps), 1, 13), 16) + 1) / 4503599627370497
+  call('ZADD', LOTTERY, string.format('%.17g', get('lottery_time', 0) - math.log(chance) / weight_of(id)), id)
+end
+
+-- -- changes of state ------------------------------------------------------------------------------------------------
+local SETS = { reserved = RESERVED, ready = READY, again = AGAIN, taken = TAKEN, kept = KEPT }
+
+local function leave(id, record)
+  call('ZREM', SETS[record.state], id)
+  if record.state == 'reserved' then call('ZREM', LEASES, id) end
+  if record.state == 'ready' or record.state == 'again' then call('ZREM', LOTTERY, id) end
+end
+
+local function enter(id, record, state, score)
+  record.state = state
+  call('ZADD', SETS[state], score, id)
+  if state == 'ready' or state == 'again' then enter_lottery(id, record) end
+  write(id, record)
+end
+
+local function owe(uses)
+  if uses ~= 0 and call('HEXISTS', STATE, 'samples_per_insert') == 1 then call('HINCRBYFLOAT', STATE, 'owed', uses) end
+end
+
+local function delete_payload(id)
+  local size = call('HSTRLEN', PAYLOADS, id)
   if size > 0 then
-    redis.call('HDEL', PAYLOADS, id)
-    redis.call('HINCRBY', STATE, 'bytes', -size)
+    call('HDEL', PAYLOADS, id)
+    call('HINCRBY', STATE, 'bytes', -size)
   end
-  redis.call('HDEL', RECORDS, id)
-  -- reserve.lua forgets the ticket that is this many numbers behind; one that ends even later is not remembered at all.
-  if ticket_number(id) > get('next_ticket', 0) - ENDED_REMEMBERED then redis.call('HSET', ENDED, id, answer) end
 end
 
-local function spend(id)
-  redis.call('HINCRBY', STATE, 'spent', 1)
-  finish(id, 'already')
+-- For the books the ticket has ended: nothing of it stays but counts, and for a while the answer to a repeated commit.
+local function close(id, record, answer)
+  leave(id, record)
+  call('HDEL', WEIGHTS, id)
+  if record.state ~= 'reserved' then owe(math.min(0, #record.steps - get('samples_per_insert', 0))) end
+  -- reserve.lua forgets the ticket that is this many numbers behind; one that ends even later is not remembered at all.
+  if ticket_number(id) > get('next_ticket', 0) - ENDED_REMEMBERED then call('HSET', ENDED, id, answer) end
+end
+
+local function discard(id)
+  delete_payload(id)
+  call('HDEL', RECORDS, id)
+end
+
+local function spend(id, record)
+  call('HINCRBY', STATE, 'spent', 1)
+  tell('spent', id, record)
+  close(id, record, 'already')
+  if get('keep_steps', 0) > 0 and call('HEXISTS', PAYLOADS, id) == 1 then
+    enter(id, record, 'kept', record.steps[#record.steps] or math.max(get('saved', 0), 0))
+  else
+    discard(id)
+  end
 end
 
 local function roll_again(record, failed)
   local failures = record.failures + (failed and 1 or 0)
   if failed and failures >= get('max_attempts', 1) then return end
-  redis.call('RPUSH', REDO, string.format('%d %d %d', record.task, record.attempt + 1, failures))
+  call('RPUSH', REDO, string.format('%d %d %d', record.task, record.attempt + 1, failures))
 end
 
 local function drop(id, record, reason)
-  redis.call('HINCRBY', DROPPED, reason, 1)
-  finish(id, reason == 'no_signal' and 'no_signal' or record.committed >= 0 and 'already' or 'lease_lost')
+  call('HINCRBY', DROPPED, reason, 1)
+  tell('dropped:' .. reason, id, record)
+  close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already')
+  discard(id)
   if reason ~= 'no_signal' then roll_again(record, reason == 'failed') end
   wake_workers()
   wake_learner()
 end
 
-local QUARANTINE_REPORTS = 100
-local function quarantine(id, record, reason, head)
-  redis.call('HINCRBY', STATE, 'quarantined', 1)
-  finish(id, 'quarantined')
-  redis.call('LPUSH', QUARANTINE, cjson.encode({ ticket = id, worker = record.worker, task = record.task, reason = reason, head = head }))
-  redis.call('LTRIM', QUARANTINE, 0, QUARANTINE_REPORTS - 1)
+-- Quarantine is bounded: the oldest reports go first, and no payload is kept that does not fit.
+local function report(id, record, reason, payload)
+  local size = #payload
+  call('HSET', QUARANTINE, id, cjson.encode({ ticket = id, worker = record.worker, environment = record.environment,
+    task = record.task, reason = reason, time = math.floor(now_ms() / 1000), size = size }))
+  if size > 0 and get('quarantine_bytes', 0) + size <= QUARANTINE_BYTES then
+    call('HSET', QUARANTINE_PAYLOADS, id, payload)
+    call('HINCRBY', STATE, 'quarantine_bytes', size)
+  end
+end
+
+local function forget_report(id)
+  local size = call('HSTRLEN', QUARANTINE_PAYLOADS, id)
+  call('HDEL', QUARANTINE_PAYLOADS, id)
+  if size > 0 then call('HINCRBY', STATE, 'quarantine_bytes', -size) end
+  return call('HDEL', QUARANTINE, id)
+end
+
+local function quarantine(id, record, reason, payload)
+  call('HINCRBY', STATE, 'quarantined', 1)
+  tell('quarantined', id, record)
+  close(id, record, 'quarantined')
+  discard(id)
+  if call('HLEN', QUARANTINE) >= QUARANTINE_KEPT then
+    local reports = call('HKEYS', QUARANTINE)
+    table.sort(reports)
+    forget_report(reports[1])
+  end
+  report(id, record, reason, payload)
   roll_again(record, true)
   wake_workers()
   wake_learner()
 end
 
 local function collect_lost_leases()
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, COLLECTED_AT_ONCE)) do
-    drop(id, read(id), 'lease_lost')
+  for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, AT_ONCE)) do
+    local record = read(id)
+    if record then drop(id, record, 'lease_lost') else call('ZREM', LEASES, id) end
   end
 end
 
-local function slots_used()
+-- Weights trained on these steps are live: slots return, and groups that may train again are ready again.
+local function release(step)
   local released = get('released', -1)
-  return redis.call('ZCARD', RESERVED) + redis.call('ZCARD', READY) + redis.call('ZCOUNT', TAKEN, released + 1, '+inf')
+  if step <= released then return end
+  call('HSET', STATE, 'released', step)
+  local max_uses = get('max_uses', 1)
+  if max_uses > 1 then
+    for _, id in ipairs(call('ZRANGEBYSCORE', TAKEN, '(' .. released, step)) do
+      local record = read(id)
+      if record and #record.steps < max_uses then
+        leave(id, record)
+        enter(id, record, 'again', record.oldest)
+      end
+    end
+    wake_learner()
+  end
+  wake_workers()
 end

@@ -1,6 +1,7 @@
--- worker, ticket id, reason, head of the payload -> what became of it
+-- worker, ticket id, reason, environment, payload -> what became of it
 even_when_full()
 local record = held(ARGV[2], ARGV[1])
 if not record then return answer_again(ARGV[2]) end
-quarantine(ARGV[2], record, ARGV[3], ARGV[4])
+record.environment = ARGV[4]
+quarantine(ARGV[2], record, ARGV[3], ARGV[5])
 return 'quarantined'

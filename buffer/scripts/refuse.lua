@@ -1,6 +1,9 @@
--- fence, ticket id, reason, head of the payload: the learner cannot use a group that it has taken
+-- fence, ticket id, reason: the learner cannot use a group that it has taken
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
-local record = redis.call('ZSCORE', TAKEN, ARGV[2]) and read(ARGV[2])
-if record then quarantine(ARGV[2], record, ARGV[3], ARGV[4]) end
+local step, record = call('ZSCORE', TAKEN, ARGV[2]), read(ARGV[2])
+if not step or not record then return end
+-- That step's batch is incomplete: its next `take` looks for another group.
+if tonumber(step) == get('step', -1) then call('HSET', STATE, 'step', tonumber(step) - 1) end
+quarantine(ARGV[2], record, ARGV[3], call('HGET', PAYLOADS, ARGV[2]) or '')

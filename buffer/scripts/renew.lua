@@ -3,7 +3,7 @@ even_when_full()
 local expires, lost = now_ms() + get('lease_ms', 0), {}
 for index = 2, #ARGV do
   if held(ARGV[index], ARGV[1]) then
-    redis.call('ZADD', LEASES, expires, ARGV[index])
+    call('ZADD', LEASES, expires, ARGV[index])
   else
     lost[#lost + 1] = ARGV[index]
   end

@@ -1,10 +1,11 @@
--- worker, request, version, count -> ticket id, task index, version, attempt; and so on
-local worker, request, version, count = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- worker, request, version, count, 1 if the worker waits -> ticket id, task index, version, attempt; and so on
+local worker, request, version, count, waits = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
+local SILENT_MS = 2500 -- a worker that waits asks at least once a second
 
-local function describe(numbers)
+local function describe(first, length)
   local tickets = {}
-  for _, number in ipairs(numbers) do
-    local id = string.format('t%09d', number)
+  for number = first, first + length - 1 do
+    local id = ticket_id(number)
     local record = held(id, worker)
     if record then
       for _, value in ipairs({ id, record.task, record.version, record.attempt }) do tickets[#tickets + 1] = value end
@@ -13,40 +14,55 @@ local function describe(numbers)
   return tickets
 end
 
-local function range(first, length)
-  local numbers = {}
-  for offset = 0, length - 1 do numbers[#numbers + 1] = first + offset end
-  return numbers
-end
-
 -- The reply to this very request was lost on its way: give the same tickets again.
-local last, first, length = string.match(redis.call('HGET', REQUESTS, worker) or '', '^(%S+) (%d+) (%d+)$')
+local last, first, length = string.match(call('HGET', REQUESTS, worker) or '', '^(%S+) (%d+) (%d+)$')
 if last == request then
-  local again = describe(range(tonumber(first), tonumber(length)))
+  local again = describe(tonumber(first), tonumber(length))
   if #again > 0 then return again end
 end
 
 -- Refused by a full server, and with it the whole script: a reservation is no reason to take the last memory.
-redis.call('HSET', STATE, 'full', 0)
+call('HSET', STATE, 'full', 0)
 collect_lost_leases()
 
-local live, max_age = get('live', -1), get('max_age', -1)
-if max_age < 0 or live < 0 or version < live then return {} end
-count = math.min(count, (max_age + 1) * get('groups_per_step', 0) - slots_used())
-if count <= 0 then return {} end
+local live = get('live', -1)
+if live < 0 or version < live or call('HEXISTS', STATE, 'recovering') == 1 then return {} end
 
-local start, expires = get('next_ticket', 0), now_ms() + get('lease_ms', 0)
-for _, number in ipairs(range(start, count)) do
-  local id = string.format('t%09d', number)
-  local task, attempt, failures = string.match(redis.call('LPOP', REDO) or '', '^(%d+) (%d+) (%d+)$')
-  if not task then task, attempt, failures = redis.call('HINCRBY', STATE, 'next_task', 1) - 1, 1, 0 end
-  write(id, { task = task, attempt = attempt, failures = failures, version = live, oldest = -1, committed = -1, taken = -1, worker = worker })
-  redis.call('ZADD', LEASES, expires, id)
-  redis.call('ZADD', RESERVED, live, id)
-  if number >= ENDED_REMEMBERED then redis.call('HDEL', ENDED, string.format('t%09d', number - ENDED_REMEMBERED)) end
+-- First come, first served; and nobody takes more than an equal share while others wait.
+local free, now = free_tickets(), now_ms()
+for _, silent in ipairs(call('ZRANGEBYSCORE', ASKED, '-inf', now - SILENT_MS, 'LIMIT', 0, AT_ONCE)) do
+  call('ZREM', ASKED, silent)
+  call('ZREM', WAITING, silent)
 end
-redis.call('HINCRBY', STATE, 'next_ticket', count)
-redis.call('HINCRBY', STATE, 'issued', count)
-redis.call('HSET', REQUESTS, worker, string.format('%s %d %d', request, start, count))
-redis.call('EXPIRE', REQUESTS, 3600)
-return describe(range(start, count))
+local ahead = call('ZRANK', WAITING, worker) or call('ZCARD', WAITING)
+local queue = call('ZCARD', WAITING) + (call('ZSCORE', WAITING, worker) and 0 or 1)
+count = math.max(0, math.min(count, free - ahead, math.ceil(free / queue)))
+if count == 0 then
+  if waits then
+    if not call('ZSCORE', WAITING, worker) then call('ZADD', WAITING, call('HINCRBY', STATE, 'turns', 1), worker) end
+    call('ZADD', ASKED, now, worker)
+  end
+  return {}
+end
+call('ZREM', WAITING, worker)
+call('ZREM', ASKED, worker)
+if free > count and queue > 1 then wake_workers() end
+
+local start, expires = get('next_ticket', 0), now + get('lease_ms', 0)
+for number = start, start + count - 1 do
+  local id = ticket_id(number)
+  local task, attempt, failures = string.match(call('LPOP', REDO) or '', '^(%d+) (%d+) (%d+)$')
+  if not task then task, attempt, failures = call('HINCRBY', STATE, 'next_task', 1) - 1, 1, 0 end
+  local record = {
+    task = task, attempt = attempt, failures = failures, version = live, oldest = -1, committed = -1, taken = -1,
+    tokens = 0, steps = {}, worker = worker, environment = '',
+  }
+  enter(id, record, 'reserved', live)
+  call('ZADD', LEASES, expires, id)
+  if number >= ENDED_REMEMBERED then call('HDEL', ENDED, ticket_id(number - ENDED_REMEMBERED)) end
+end
+call('HINCRBY', STATE, 'next_ticket', count)
+call('HINCRBY', STATE, 'issued', count)
+call('HSET', REQUESTS, worker, string.format('%s %d %d', request, start, count))
+call('EXPIRE', REQUESTS, 3600)
+return describe(start, count)

@@ -1,25 +1,46 @@
--- "" or "everything"
--- -> reserved, ready, taken, spent, quarantined, issued, slots, slots used, live version, fence, bytes, dropped by reason,
---    the oldest version of every ready group; with "everything" also the leased, reserved, ready, taken and recorded
---    tickets, and the payloads as ticket and size in turn
+-- "" or "everything" -> name and value in turn
+-- with "everything" then the members of each set of tickets, the recorded tickets, and the payloads as ticket and size in turn
 even_when_full()
 collect_lost_leases()
-local versions = {}
-for index, value in ipairs(redis.call('ZRANGE', READY, 0, -1, 'WITHSCORES')) do
-  if index % 2 == 0 then versions[#versions + 1] = tonumber(value) end
+local reply = {}
+local function say(name, value)
+  reply[#reply + 1] = name
+  reply[#reply + 1] = value
 end
-local reply = {
-  redis.call('ZCARD', RESERVED), redis.call('ZCARD', READY), redis.call('ZCARD', TAKEN), get('spent', 0), get('quarantined', 0),
-  get('issued', 0), (get('max_age', -1) + 1) * get('groups_per_step', 0), slots_used(), get('live', -1), get('fence', 0),
-  get('bytes', 0), redis.call('HGETALL', DROPPED), versions,
-}
+for name, set in pairs(SETS) do say(name, call('ZCARD', set)) end
+for _, name in ipairs({ 'spent', 'quarantined', 'issued', 'bytes', 'fence', 'expired', 'starving', 'recovering' }) do
+  say(name, get(name, 0))
+end
+say('version', get('live', -1))
+say('slots', slots())
+say('slots_used', slots_used())
+say('owed', tostring(get('owed', 0)))
+say('dropped', call('HGETALL', DROPPED))
+
+-- By version, of the newest versions one by one; what is older stands together under the oldest.
+local versions, live = {}, get('live', -1)
+local oldest = tonumber(call('ZRANGE', READY, 0, 0, 'WITHSCORES')[2])
+if oldest then
+  local first = math.max(oldest, live - 63)
+  for version = first, live do
+    local count = call('ZCOUNT', READY, version == first and '-inf' or version, version)
+    if count > 0 then
+      versions[#versions + 1] = version == first and oldest or version
+      versions[#versions + 1] = count
+    end
+  end
+end
+say('ready_by_version', versions)
+
 if ARGV[1] == 'everything' then
-  for _, set in ipairs({ LEASES, RESERVED, READY, TAKEN }) do reply[#reply + 1] = redis.call('ZRANGE', set, 0, -1) end
-  reply[#reply + 1] = redis.call('HKEYS', RECORDS)
+  for _, set in ipairs({ LEASES, RESERVED, READY, AGAIN, TAKEN, KEPT, LOTTERY }) do
+    reply[#reply + 1] = call('ZRANGE', set, 0, -1)
+  end
+  reply[#reply + 1] = call('HKEYS', RECORDS)
   local sizes = {}
-  for _, id in ipairs(redis.call('HKEYS', PAYLOADS)) do
+  for _, id in ipairs(call('HKEYS', PAYLOADS)) do
     sizes[#sizes + 1] = id
-    sizes[#sizes + 1] = redis.call('HSTRLEN', PAYLOADS, id)
+    sizes[#sizes + 1] = call('HSTRLEN', PAYLOADS, id)
   end
   reply[#reply + 1] = sizes
 end

@@ -1,54 +1,138 @@
--- fence, step, version, num_groups, overtaken ("" for the limits' own)
+-- fence, step, version, num_groups, most tokens (0 for any number), 1 to wait for stragglers
 -- -> group id, oldest version, version at commit, version at take; and so on
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
 local step, version, num_groups = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local overtaken = ARGV[5] ~= '' and ARGV[5] or redis.call('HGET', STATE, 'overtaken')
-local max_age = get('max_age', 0)
+local max_tokens, patient = tonumber(ARGV[5]), ARGV[6] == '1'
+local max_age, selector = age_bound(), call('HGET', STATE, 'selector')
 local oldest_fresh = version - max_age
-local STALE_AT_ONCE = 256
 
+-- Steps follow each other. A gap means that this server has lost what it once confirmed (a failover, a backup): groups that
+-- were trained might be ready again, so nothing is given before a recovery.
+local last_step = get('step', step - 1)
+if step > last_step + 1 then return redis.error_reply('REWOUND') end
+
+local function describe(ids)
+  local reply = {}
+  for _, id in ipairs(ids) do
+    local record = read(id)
+    for _, value in ipairs({ id, record.oldest, record.committed, record.taken }) do reply[#reply + 1] = value end
+  end
+  return reply
+end
+
+local batch = call('ZRANGEBYSCORE', TAKEN, step, step)
+if step <= last_step then return describe(batch) end
+
+-- -- too old for these weights ---------------------------------------------------------------------------------------
 collect_lost_leases()
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', READY, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, STALE_AT_ONCE)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', READY, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, AT_ONCE)) do
   drop(id, read(id), 'stale')
 end
+for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, AT_ONCE)) do
+  local record = read(id)
+  local last_use = record.steps[#record.steps]
+  if last_use <= get('saved', -1) then
+    spend(id, record)
+  else -- as if it had never come back: the checkpoint of its last step spends it
+    leave(id, record)
+    enter(id, record, 'taken', last_use)
+  end
+end
 
--- buffer/selection.py is this function in Python; docs/buffer.md has the proof.
-local function choose(missing)
-  local batch = redis.call('ZRANGEBYSCORE', READY, oldest_fresh, '+inf', 'LIMIT', 0, missing)
-  if #batch < missing then return {} end
-  if overtaken == 'wait' then
-    local latest_deadline = tonumber(redis.call('ZSCORE', READY, batch[#batch])) + max_age
-    for deadline = version, math.min(latest_deadline - 1, version + max_age) do
-      local stragglers = redis.call('ZCOUNT', RESERVED, oldest_fresh, deadline - max_age)
-      if stragglers > num_groups * (deadline - version) then return {} end
+-- -- buffer/selection.py is the rest in Python; docs/buffer.md has the proof ------------------------------------------
+local quotas = cjson.decode(call('HGET', STATE, 'quotas') or '{}')
+local SCANNED_MOST = 4 * num_groups + 256
+
+local function candidates()
+  local most = SCANNED_MOST
+  if selector == 'uniform' or selector == 'prioritized' then return call('ZRANGE', LOTTERY, 0, most - 1) end
+  if next(quotas) == nil then most = num_groups end
+  local command, first, last = 'ZRANGEBYSCORE', oldest_fresh, '+inf'
+  if selector == 'freshest' then command, first, last = 'ZREVRANGEBYSCORE', '+inf', oldest_fresh end
+  local ids = call(command, READY, first, last, 'LIMIT', 0, most)
+  for _, id in ipairs(call(command, AGAIN, first, last, 'LIMIT', 0, most - #ids)) do ids[#ids + 1] = id end
+  return ids
+end
+
+local function is_fresh_enough(record)
+  return record and record.oldest >= oldest_fresh
+end
+
+local chosen, skipped, tokens, of_environment, is_full = {}, {}, 0, {}, false
+local function add(id, record)
+  if max_tokens > 0 and #batch + #chosen > 0 and tokens + record.tokens > max_tokens then
+    is_full = true
+    return
+  end
+  tokens = tokens + record.tokens
+  of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
+  chosen[#chosen + 1] = { id = id, record = record }
+  is_full = #batch + #chosen >= num_groups
+end
+
+for _, id in ipairs(batch) do
+  local record = read(id)
+  tokens = tokens + record.tokens
+  of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
+end
+for _, id in ipairs(candidates()) do
+  if is_full then break end
+  local record = read(id)
+  if is_fresh_enough(record) then
+    local quota = quotas[record.environment]
+    if quota and (of_environment[record.environment] or 0) >= quota and record.oldest > oldest_fresh then
+      skipped[#skipped + 1] = { id = id, record = record }
+    else
+      add(id, record)
     end
   end
-  return batch
+end
+-- Quotas shape a batch; they never stop a run in which nothing else can come.
+local in_training = call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
+if not is_full and call('ZCARD', RESERVED) == 0 and in_training == 0 and free_tickets() <= 0 then
+  for _, candidate in ipairs(skipped) do
+    if is_full then break end
+    add(candidate.id, candidate.record)
+  end
 end
 
-local taken = redis.call('ZRANGEBYSCORE', TAKEN, step, step)
-local missing = num_groups - #taken
-if missing > 0 then
-  local batch = choose(missing)
-  if #batch == 0 then
-    redis.call('HSET', STATE, 'wanted', missing)
-    return {}
+local function must_wait()
+  if not is_full then return true end
+  if call('HEXISTS', STATE, 'samples_per_insert') == 1 then
+    if call('ZCARD', LOTTERY) < get('min_size', 1) or get('owed', 0) - #chosen < get('min_diff', 0) then return true end
   end
-  for _, id in ipairs(batch) do
-    local record = read(id)
-    record.taken = version
-    write(id, record)
-    redis.call('ZREM', READY, id)
-    redis.call('ZADD', TAKEN, step, id)
-    taken[#taken + 1] = id
+  if selector ~= 'windowed_fifo' or not patient then return false end
+  local horizon = version - 1 -- the last version at which somebody in the batch could leave no later
+  for _, candidate in ipairs(chosen) do
+    local is_first_use = #candidate.record.steps == 0
+    horizon = math.max(horizon, is_first_use and candidate.record.oldest + max_age - 1 or version + max_age)
   end
+  for deadline = version, math.min(horizon, version + max_age) do
+    if call('ZCOUNT', RESERVED, oldest_fresh, deadline - max_age) > num_groups * (deadline - version) then return true end
+  end
+  return false
 end
-redis.call('HDEL', STATE, 'wanted')
-local reply = {}
-for _, id in ipairs(taken) do
-  local record = read(id)
-  for _, value in ipairs({ id, record.oldest, record.committed, record.taken }) do reply[#reply + 1] = value end
+
+if must_wait() then
+  call('HSET', STATE, 'wanted', math.max(1, num_groups - #batch))
+  return {}
 end
-return reply
+for _, candidate in ipairs(chosen) do
+  local id, record = candidate.id, candidate.record
+  local draw = tonumber(call('ZSCORE', LOTTERY, id))
+  if draw and (selector == 'uniform' or selector == 'prioritized') then
+    call('HSET', STATE, 'lottery_time', string.format('%.17g', math.max(draw, get('lottery_time', 0))))
+  end
+  leave(id, record)
+  record.taken = version
+  record.steps[#record.steps + 1] = step
+  enter(id, record, 'taken', step)
+  batch[#batch + 1] = id
+end
+owe(-#chosen)
+call('HSET', STATE, 'step', step)
+call('HDEL', STATE, 'wanted')
+call('PUBLISH', ON_EVENTS, 'taken ' .. step)
+return describe(batch)

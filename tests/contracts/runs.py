@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from async_rl.protocols import Limits, ReplayBuffer
-from async_rl.types import VersionRecord
+from async_rl.types import BufferPosition, VersionRecord
 
 LEARNER_LEASE_S = 1.0
 
@@ -24,17 +24,23 @@ class Run:
     async def start(self, suffix: str = "", **changed: object) -> tuple[ReplayBuffer, int]:
         """A buffer whose learner has published version 0, and the learner's fence."""
         buffer = await self.open(suffix)
-        fence = await buffer.acquire("learner", limits(**changed))
-        await publish(buffer, fence)
-        return buffer, fence
+        return buffer, await started(buffer, **changed)
 
 
 def limits(**changed: object) -> Limits:
-    chosen = {"max_age": 2, "groups_per_step": 2, "lease_s": 60.0, "max_attempts": 2, "overtaken": "wait"} | changed
+    chosen = {"max_age": 2, "groups_per_step": 2, "lease_s": 60.0, "max_attempts": 2} | changed
     return Limits(**chosen)  # pyright: ignore[reportArgumentType]
 
 
-async def publish(buffer: ReplayBuffer, fence: int) -> int:
-    version = await buffer.issue(fence)
+async def started(buffer: ReplayBuffer, position: BufferPosition | None = None, **changed: object) -> int:
+    """The fence of a learner that has taken over and published a version."""
+    fence = await buffer.acquire("learner", limits(**changed))
+    recovery = await buffer.recover(fence, position)
+    await publish(buffer, fence, after=recovery.version)
+    return fence
+
+
+async def publish(buffer: ReplayBuffer, fence: int, after: int | None = None) -> int:
+    version = await buffer.issue(fence, after=after if after is not None else (await buffer.stats()).version)
     await buffer.publish(fence, VersionRecord(version=version, timeline="t", step=version, digest="d"))
     return version

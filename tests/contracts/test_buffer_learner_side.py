@@ -60,15 +60,17 @@ async def test_a_resigned_lease_is_free_at_once(run: Run):
     async with asyncio.TaskGroup() as tasks:
         successor = tasks.create_task((await run.open()).acquire("successor", limits()))
         await buffer.resign(fence)
-    assert successor.result() == fence + 1
+    assert successor.result() > fence
 
 
 RECORD = VersionRecord(version=5, timeline="t", step=5, digest="d")
 LEARNER_CALLS = {
+    "discard": lambda buffer, fence: buffer.discard(fence, ["t000000000"]),
+    "prioritize": lambda buffer, fence: buffer.prioritize(fence, {"t000000000": 2.0}),
     "hold": lambda buffer, fence: buffer.hold(fence),
     "recover": lambda buffer, fence: buffer.recover(fence, None),
     "take": lambda buffer, fence: buffer.take(fence, step=9, version=0, num_groups=1, wait_s=0),
-    "issue": lambda buffer, fence: buffer.issue(fence),
+    "issue": lambda buffer, fence: buffer.issue(fence, after=0),
     "publish": lambda buffer, fence: buffer.publish(fence, RECORD),
     "release": lambda buffer, fence: buffer.release(fence, 9),
     "position": lambda buffer, fence: buffer.position(fence, 9),
@@ -130,7 +132,7 @@ async def test_no_group_beyond_max_age_is_ever_returned(run: Run):
     await ready(buffer, 2)
     await publish(buffer, fence)
     await ready(buffer, 2, version=1)
-    batch = await buffer.take(fence, step=1, version=2, num_groups=2, wait_s=0, overtaken="drop")
+    batch = await buffer.take(fence, step=1, version=2, num_groups=2, wait_s=0, patient=False)
     assert [(entry.group.id, entry.age) for entry in batch] == [("t000000002", 1), ("t000000003", 1)]
     stats = await buffer.stats()
     assert stats.dropped == {"stale": 2}
@@ -165,18 +167,18 @@ async def test_a_straggler_in_its_last_version_is_waited_for_or_let_go(run: Run)
     assert await taken(buffer, fence, step=3, version=2, num_groups=1) == [other.id]
 
 
-async def test_overtaken_drop_does_not_wait(run: Run):
+async def test_an_impatient_take_does_not_wait(run: Run):
     buffer, fence = await run.start(max_age=0, groups_per_step=2)
     await buffer.reserve("slow", version=0, count=1, wait_s=0)
     await ready(buffer, 1)
     await publish(buffer, fence)
-    assert await taken(buffer, fence, step=1, num_groups=1, overtaken="wait") == ["t000000001"]
+    assert await taken(buffer, fence, step=1, num_groups=1) == ["t000000001"]
     buffer, fence = await run.start("-second", max_age=1, groups_per_step=1)
     await buffer.reserve("slow", version=0, count=1, wait_s=0)
     await publish(buffer, fence)
     [group_of_1] = await ready(buffer, 1, version=1)
     assert await taken(buffer, fence, step=1, version=1, num_groups=1) == []
-    assert await taken(buffer, fence, step=1, version=1, num_groups=1, overtaken="drop") == [group_of_1.id]
+    assert await taken(buffer, fence, step=1, version=1, num_groups=1, patient=False) == [group_of_1.id]
 
 
 async def test_a_straggler_that_is_given_up_no_longer_holds_the_learner(run: Run):
@@ -193,7 +195,7 @@ async def test_a_straggler_that_is_given_up_no_longer_holds_the_learner(run: Run
 # -- versions -----------------------------------------------------------------------------------------------------------
 async def test_versions_are_never_used_twice_and_only_grow(run: Run):
     buffer, fence = await run.start()
-    assert [await buffer.issue(fence) for _ in range(3)] == [1, 2, 3]
+    assert [await buffer.issue(fence, after=version) for version in (0, 0, 1, 2)] == [1, 1, 2, 3]
     await buffer.publish(fence, VersionRecord(version=3, timeline="t", step=1, digest="d"))
     await buffer.publish(fence, VersionRecord(version=2, timeline="t", step=0, digest="d"))
     assert (await buffer.stats()).version == 3
@@ -201,7 +203,7 @@ async def test_versions_are_never_used_twice_and_only_grow(run: Run):
     fence = await buffer.acquire("next", limits())
     position = BufferPosition(step=0, version=9, next_ticket=0, next_task=0)
     assert (await buffer.recover(fence, position)).version == 9
-    assert await buffer.issue(fence) == 10
+    assert await buffer.issue(fence, after=9) == 10
 
 
 # -- crashes ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from runs import limits
 
-from async_rl.errors import FenceLost
+from async_rl.errors import FenceLost, ServerRewound
 from async_rl.protocols import ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, Ticket, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
@@ -39,9 +39,11 @@ class BothBuffers(RuleBasedStateMachine):
         self.buffers: list[ReplayBuffer] = [MemoryBuffer(), RedisBuffer(self.server, f"machine-{next(_runs)}")]
         self.tickets: list[Ticket] = []
         self.position: BufferPosition | None = None
-        self.fence = self.live = 0
+        self.fences = [0, 0]
+        self.live = -1
         self.step = 1
         self.acquire()
+        self.recover()
         self.publish()
 
     async def _connect(self) -> Server:
@@ -56,20 +58,24 @@ class BothBuffers(RuleBasedStateMachine):
         assert answers[0] == answers[1]
         return answers[0]
 
+    def fence(self, buffer: ReplayBuffer) -> int:
+        return self.fences[self.buffers.index(buffer)]
+
     async def _answer(self, call: Callable[[ReplayBuffer], Awaitable[object]], buffer: ReplayBuffer) -> object:
         try:
             answer = await call(buffer)
-        except FenceLost as error:
-            return str(error)
+        except (FenceLost, ServerRewound) as error:
+            return type(error)
         if isinstance(answer, list) and answer and isinstance(answer[0], TakenGroup):
             return [(entry.group.id, entry.version_at_commit, entry.version_at_take) for entry in answer]
         return answer
 
     @rule()
     def acquire(self) -> None:
-        self.both(lambda buffer: buffer.resign(self.fence))
+        if self.live >= 0:
+            self.both(lambda buffer: buffer.resign(self.fence(buffer)))
         rules = limits(max_age=2, groups_per_step=2, max_attempts=2, lease_s=10_000)
-        self.fence = self.both(lambda buffer: buffer.acquire("learner", rules))
+        self.fences = [self.runner.run(buffer.acquire("learner", rules)) for buffer in self.buffers]
 
     @rule(worker=st.sampled_from("ab"), count=st.integers(1, 4), behind=st.integers(0, 1))
     def reserve(self, worker: str, count: int, behind: int) -> None:
@@ -96,41 +102,42 @@ class BothBuffers(RuleBasedStateMachine):
     def renew(self, worker: str) -> None:
         self.both(lambda buffer: buffer.renew(worker, [ticket.id for ticket in self.tickets[-5:]]))
 
-    @rule(ahead=st.integers(0, 2), groups=st.integers(1, 3), overtaken=st.sampled_from(["wait", "drop", None]))
-    def take(self, ahead: int, groups: int, overtaken: Literal["wait", "drop"] | None) -> None:
+    @rule(ahead=st.integers(0, 2), groups=st.integers(1, 3), patient=st.booleans())
+    def take(self, ahead: int, groups: int, patient: bool) -> None:
         step, version = self.step, self.live + ahead
         taken = self.both(
-            lambda buffer: buffer.take(self.fence, step=step, version=version, num_groups=groups, wait_s=0, overtaken=overtaken)
+            lambda buffer: buffer.take(self.fence(buffer), step=step, version=version, num_groups=groups, wait_s=0, patient=patient)
         )
         if taken:
             self.step += 1
 
     @rule()
     def publish(self) -> None:
-        self.live = self.both(lambda buffer: buffer.issue(self.fence))
+        self.live = self.both(lambda buffer: buffer.issue(self.fence(buffer), after=self.live))
         record = VersionRecord(version=self.live, timeline="t", step=self.step, digest="")
-        self.both(lambda buffer: buffer.publish(self.fence, record))
+        self.both(lambda buffer: buffer.publish(self.fence(buffer), record))
 
     @rule(back=st.integers(0, 2))
     def release(self, back: int) -> None:
-        self.both(lambda buffer: buffer.release(self.fence, self.step - back))
+        self.both(lambda buffer: buffer.release(self.fence(buffer), self.step - back))
 
     @rule(back=st.integers(0, 2), durable=st.booleans())
     def checkpoint(self, back: int, durable: bool) -> None:
-        self.position = self.both(lambda buffer: buffer.position(self.fence, self.step - back))
+        self.position = self.both(lambda buffer: buffer.position(self.fence(buffer), self.step - back))
         if durable:
-            self.both(lambda buffer: buffer.checkpoint(self.fence, self.step - back))
+            self.both(lambda buffer: buffer.checkpoint(self.fence(buffer), self.step - back))
 
     @rule()
     def recover(self) -> None:
-        self.both(lambda buffer: buffer.recover(self.fence, self.position))
+        self.both(lambda buffer: buffer.recover(self.fence(buffer), self.position))
+        self.step = 1 + (max(self.position.step, 0) if self.position is not None else 0)
 
     @invariant()
     def agree_and_conserve(self) -> None:
         audits = [self.runner.run(buffer.audit()) for buffer in self.buffers]
         assert [audit.problems for audit in audits] == [(), ()]
         here, there = (audit.stats for audit in audits)
-        for name in ("reserved", "ready", "taken", "spent", "dropped", "quarantined", "issued", "slots_used", "version"):
+        for name in ("reserved", "ready", "again", "taken", "kept", "owed", "spent", "dropped", "quarantined", "issued", "slots_used", "version"):
             assert getattr(here, name) == getattr(there, name), name
         assert here.ready_by_version == there.ready_by_version
 

@@ -15,12 +15,13 @@ from runs import Run, limits, publish
 from async_rl.types import RolloutGroup, Status, Ticket, VersionSpan
 
 
-async def test_nobody_gets_a_ticket_before_a_learner_published(run: Run):
+async def test_nobody_gets_a_ticket_before_a_learner_published_and_recovered(run: Run):
     buffer = await run.open()
     assert await buffer.reserve("w", version=0, count=1, wait_s=0) == []
     fence = await buffer.acquire("learner", limits())
-    assert await buffer.reserve("w", version=0, count=1, wait_s=0) == []
     assert await publish(buffer, fence) == 0
+    assert await buffer.reserve("w", version=0, count=1, wait_s=0) == []
+    await buffer.recover(fence, None)
     assert await buffer.reserve("w", version=-1, count=1, wait_s=0) == []
     assert len(await buffer.reserve("w", version=0, count=1, wait_s=0)) == 1
 
@@ -28,6 +29,7 @@ async def test_nobody_gets_a_ticket_before_a_learner_published(run: Run):
 async def test_a_waiting_worker_is_woken_by_a_publish(run: Run):
     buffer = await run.open()
     fence = await buffer.acquire("learner", limits())
+    await buffer.recover(fence, None)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(buffer.reserve("w", version=0, count=1, wait_s=60))
         await publish(await run.open(), fence)

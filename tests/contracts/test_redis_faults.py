@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from groups import group
 from private_server import private_server
-from runs import LEARNER_LEASE_S, limits, publish
+from runs import LEARNER_LEASE_S, publish, started
 
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
@@ -25,12 +25,6 @@ from buffer.redis_client import Server
 from buffer.script_library import ScriptLibrary
 
 Both = tuple[RedisBuffer, Server]
-
-
-async def started(buffer: ReplayBuffer, **changed: object) -> int:
-    fence = await buffer.acquire("learner", limits(**changed))
-    await publish(buffer, fence)
-    return fence
 
 
 async def committed(buffer: ReplayBuffer, count: int) -> list[str]:
@@ -66,18 +60,19 @@ async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, r
     buffer, server = redis_buffer
     await started(buffer)
     scripts = ScriptLibrary(server, keys.buffer_keys(run_name), prelude="prelude")
-    first = await scripts.run("reserve", "w", "request-1", 0, 2)
-    assert await scripts.run("reserve", "w", "request-1", 0, 2) == first
+    first = await scripts.run("reserve", "w", "request-1", 0, 2, 0)
+    assert await scripts.run("reserve", "w", "request-1", 0, 2, 0) == first
     assert (await buffer.stats()).reserved == 2
-    assert await scripts.run("reserve", "w", "request-2", 0, 2) != first
+    assert await scripts.run("reserve", "w", "request-2", 0, 2, 0) != first
 
 
 async def test_a_lost_reply_to_an_acquisition_gives_the_same_fence(redis_buffer: Both, run_name: str):
     _, server = redis_buffer
     scripts = ScriptLibrary(server, keys.buffer_keys(run_name), prelude="prelude")
-    arguments = ("learner", "request", 60_000, 2, 2, 60_000, 3, "wait")
-    assert await scripts.run("acquire", *arguments) == [1, 1]
-    assert await scripts.run("acquire", *arguments) == [1, 1]
+    arguments = ("learner", "request", 60_000, "max_age", 2)
+    is_ours, fence = await scripts.run("acquire", *arguments)
+    assert is_ours
+    assert await scripts.run("acquire", *arguments) == [1, fence]
 
 
 async def test_the_audit_finds_what_does_not_belong(redis_buffer: Both, run_name: str):
@@ -106,7 +101,7 @@ async def test_ended_tickets_leave_nothing_behind_but_counts(redis_buffer: Both,
         await buffer.release(fence, step)
         await buffer.checkpoint(fence, step)
     left = {key.decode().rpartition(":")[2] for key in await redis.keys(f"{{{run_name}}}:*")}
-    assert left == {"state", "versions", "ended", "requests"}
+    assert left == {"state", "versions", "ended", "requests", "tally"}
 
 
 async def test_a_full_server_makes_workers_wait_and_the_learner_frees_it(run_name: str, caplog: pytest.LogCaptureFixture):

@@ -95,7 +95,7 @@ def check(config: Config, *, steps: int) -> None:
     versions = [version for life in found for version in (life.version, *[step.version for step in life.steps])]
     assert all(earlier < later for earlier, later in pairwise(versions)), f"a version went back: {versions}"
     ages = {group.age for life in found for step in life.steps for group in step.groups}
-    assert ages <= set(range(config.staleness.max_age + 1)), f"groups were trained at the ages {ages}"
+    assert ages <= set(range(config.limits.age_bound + 1)), f"groups were trained at the ages {ages}"
     _check_tasks(config.run_folder, [group.task_index for group in groups])
 
 

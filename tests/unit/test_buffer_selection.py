@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from buffer.selection import choose, is_stale
+from async_rl.protocols import Limits
+from buffer.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 
 
-def chosen(ready: list[tuple[int, str]], reserved: dict[int, int], version: int, num_groups: int = 2, **more) -> list[str]:
-    options = {"missing": num_groups, "max_age": 2, "wait": True} | more
-    return choose(ready, reserved, version=version, num_groups=num_groups, **options)
+def candidate(oldest: int, ticket: str, **more) -> Candidate:
+    return Candidate(**({"id": ticket, "oldest": oldest, "tokens": 10, "environment": "e", "uses": 0, "draw": 0.0} | more))
 
 
-READY = [(1, "a"), (1, "b"), (2, "c"), (3, "d")]
+LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=1, max_attempts=1)
+READY = [candidate(1, "a"), candidate(1, "b"), candidate(2, "c"), candidate(3, "d")]
+
+
+def choose(
+    ready: list[Candidate],
+    reserved: dict[int, int],
+    version: int,
+    num_groups: int,
+    max_age: int,
+    *,
+    wait: bool = True,
+    held: int = 0,
+) -> list[str]:
+    limits = replace(LIMITS, max_age=max_age)
+    chosen = fill(
+        ordered(ready, "windowed_fifo"),
+        batch=[candidate(0, f"held {number}") for number in range(held)],
+        version=version,
+        num_groups=num_groups,
+        max_tokens=None,
+        limits=limits,
+        nothing_else_can_come=False,
+    )
+    if chosen is None or (
+        wait and overtakes_a_straggler(chosen, reserved, version=version, num_groups=num_groups, age_bound=limits.age_bound)
+    ):
+        return []
+    return [each.id for each in chosen]
+
+
+def chosen(ready: list[Candidate], reserved: dict[int, int], version: int, num_groups: int = 2, **more) -> list[str]:
+    return choose(ready, reserved, version, num_groups, 2, **more)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +63,7 @@ READY = [(1, "a"), (1, "b"), (2, "c"), (3, "d")]
         ({2: 4}, 3, {"num_groups": 4}, ["a", "b", "c", "d"]),  # four stragglers fit into the four places of the next step
         ({2: 5}, 3, {"num_groups": 4}, []),  # five do not
         ({0: 9}, 3, {"num_groups": 3}, ["a", "b", "c"]),  # too late for these: waiting would not save them
-        ({1: 1}, 3, {"num_groups": 3, "missing": 2}, ["a", "b"]),  # part of the batch was taken before
+        ({1: 1}, 3, {"num_groups": 3, "held": 1}, ["a", "b"]),  # part of the batch was taken before
     ],
 )
 def test_who_is_waited_for(reserved, version, more, expected):
@@ -63,17 +96,15 @@ def test_no_schedule_of_workers_makes_anything_stale_or_stops_the_learner(seed: 
             live += 1
         if version - live < prefetched and (
             batch := choose(
-                ready,
+                [candidate(oldest, ticket) for oldest, ticket in ready],
                 Counter(born for born, _ in reserved),
-                version=version,
-                num_groups=num_groups,
-                missing=num_groups,
-                max_age=max_age,
-                wait=True,
+                version,
+                num_groups,
+                max_age,
             )
         ):
             ready = [entry for entry in ready if entry[1] not in batch]
             version += 1
-        assert not any(is_stale(oldest, version=version, max_age=max_age) for oldest, _ in ready)
-        assert not any(is_stale(born, version=version, max_age=max_age) for born, _ in reserved)
+        assert not any(is_stale(oldest, version=version, age_bound=max_age) for oldest, _ in ready)
+        assert not any(is_stale(born, version=version, age_bound=max_age) for born, _ in reserved)
     assert version > 100, "the learner was kept waiting for ever"

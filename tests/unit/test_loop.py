@@ -94,10 +94,11 @@ async def test_a_skipped_step_is_followed_by_others(max_age: int):
         feed=feed,
         publisher=publisher,
         schedule=schedule,
+        record=lambda _progress, _meal: None,
         report=report,
         stop=asyncio.Event(),
     )
-    start = Progress(step=0, version=await buffer.issue(fence), timeline="t")
+    start = Progress(step=0, version=await buffer.issue(fence, after=-1), timeline="t")
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(roll_out(buffer)), tasks.create_task(publisher.run())]
         end = await loop.run(start)

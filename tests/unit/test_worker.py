@@ -17,7 +17,7 @@ from buffer.memory_buffer import MemoryBuffer
 from rollout_workers.tasks import TaskMix, WeightedAgent
 from rollout_workers.worker import Worker
 
-LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2, overtaken="wait")
+LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)
 
 
 class WatchedBuffer(MemoryBuffer):
@@ -103,13 +103,14 @@ class Bench:
 
     async def learn(self, limits: Limits = LIMITS) -> None:
         self.fence = await self.buffer.acquire("learner", limits)
-        await self.publish(await self.buffer.issue(self.fence))
+        await self.buffer.recover(self.fence, None)
+        await self.publish(await self.buffer.issue(self.fence, after=-1))
 
     async def publish(self, version: int) -> None:
         await self.buffer.publish(self.fence, VersionRecord(version=version, timeline="t", step=version, digest=""))
 
     async def take(self, num_groups: int) -> list[TakenGroup]:
-        return await self.buffer.take(self.fence, step=0, version=0, num_groups=num_groups, wait_s=30.0)
+        return await self.buffer.take(self.fence, step=1, version=0, num_groups=num_groups, wait_s=30.0)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[asyncio.Event]:
@@ -329,7 +330,7 @@ async def test_a_draining_worker_hands_back_what_does_not_finish():
             await asyncio.Event().wait()
 
     bench = Bench(PlayAgent(before=hang_on_the_first_task), group_size=2, groups_in_flight=2, drain_s=0.05)
-    await bench.learn(Limits(max_age=0, groups_per_step=2, lease_s=30.0, max_attempts=2, overtaken="wait"))
+    await bench.learn(Limits(max_age=0, groups_per_step=2, lease_s=30.0, max_attempts=2))
     async with bench.at_work() as stop:
         for _ in range(4):
             await flying.acquire()

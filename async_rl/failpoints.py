@@ -1,0 +1,90 @@
+"""Named places where a process may be told to die, so that a test can kill it between any two changes.
+
+    define("archive.written")                        at import: the name stands in the coverage report
+    failpoint("archive.written")                     where it may die; does nothing unless armed
+    ASYNC_RL_FAILPOINT=archive.written:3             a program dies (kill -9) the third time it gets there
+    ASYNC_RL_FAILPOINT_LOG=points.log                which points were passed, and where it died
+
+One process dies at most once, so several orders (separated by commas) are alternatives: the first to come true wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from async_rl.errors import ConfigError
+
+ORDERS = "ASYNC_RL_FAILPOINT"
+LOG = "ASYNC_RL_FAILPOINT_LOG"
+
+_known: set[str] = set()
+_armed: _Armed | None = None
+
+
+def define(*names: str) -> None:
+    """Say which points a module has."""
+    _known.update(names)
+
+
+def known() -> frozenset[str]:
+    """Every point of the modules imported so far."""
+    return frozenset(_known)
+
+
+def failpoint(name: str) -> None:
+    """Die here, if that is the order. One comparison when nothing is armed."""
+    if _armed is not None:
+        _armed.reach(name)
+
+
+def arm(orders: str, log: Path | None = None) -> None:
+    """Obey `name:count[,name:count]`; note in `log` what is passed. Replaces what was armed before; "" disarms."""
+    global _armed
+    wanted = dict(_order(text.strip()) for text in orders.split(",") if text.strip())
+    _armed = _Armed(wanted, log) if wanted or log is not None else None
+
+
+def arm_from(environ: Mapping[str, str]) -> None:
+    """For entry points: what the environment orders. A name that only another program has is none of our business."""
+    log = environ.get(LOG, "")
+    arm(environ.get(ORDERS, ""), Path(log) if log else None)
+
+
+def _order(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"([\w.-]+)(?::([1-9]\d*))?", text)
+    if match is None:
+        raise ConfigError(f"{ORDERS}: {text!r} is not name:count, as in commit.after:3")
+    return match[1], int(match[2]) if match[2] else 1
+
+
+class _Armed:
+    def __init__(self, wanted: Mapping[str, int], log: Path | None) -> None:
+        self._wanted = wanted
+        # One short append per line: it is complete even when the next instruction is the last.
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
+        self._reached: Counter[str] = Counter()
+
+    def reach(self, name: str) -> None:
+        if name not in _known:  # else the coverage report would not miss it
+            raise LookupError(f"failpoint {name!r} was never defined")
+        self._reached[name] += 1
+        if self._reached[name] == 1:
+            self._note("passed", name)
+        if self._reached[name] == self._wanted.get(name):
+            self._note("died", name)
+            _die()
+
+    def _note(self, what: str, name: str) -> None:
+        if self._log is not None:
+            os.write(self._log, f"{what} {name} {os.getpid()}\n".encode())
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody outlives SIGKILL")

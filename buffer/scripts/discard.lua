@@ -1,0 +1,8 @@
+-- fence, kept groups... : their payloads are in safety, or not wanted any more
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+for index = 2, #ARGV do
+  if call('ZREM', KEPT, ARGV[index]) == 1 then discard(ARGV[index]) end
+end
+wake_workers()

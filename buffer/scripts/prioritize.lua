@@ -1,0 +1,17 @@
+-- fence, group and weight in turn
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+for index = 2, #ARGV, 2 do
+  local id, weight = ARGV[index], tonumber(ARGV[index + 1])
+  local record = read(id)
+  if record and record.state ~= 'kept' then
+    local before = weight_of(id)
+    call('HSET', WEIGHTS, id, ARGV[index + 1])
+    local draw = tonumber(call('ZSCORE', LOTTERY, id))
+    if draw then -- an exponential wait has no memory, so the rest of it is simply stretched
+      local time = get('lottery_time', 0)
+      call('ZADD', LOTTERY, string.format('%.17g', time + (draw - time) * before / weight_of(id)), id)
+    end
+  end
+end

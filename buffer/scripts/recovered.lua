@@ -1,0 +1,10 @@
+-- fence, step, highest version, next ticket, next task -> highest version
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+local step, highest = tonumber(ARGV[2]), math.max(get('highest', -1), tonumber(ARGV[3]))
+call('HSET', STATE, 'step', math.max(step, 0), 'released', step, 'saved', step, 'highest', highest,
+  'next_ticket', math.max(get('next_ticket', 0), tonumber(ARGV[4])), 'next_task', math.max(get('next_task', 0), tonumber(ARGV[5])))
+call('HDEL', STATE, 'recovering', 'starving')
+wake_workers()
+return highest

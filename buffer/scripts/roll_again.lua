@@ -1,0 +1,5 @@
+-- fence, tasks as "task attempt failures"...: they wait for a ticket again
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+for index = 2, #ARGV do call('RPUSH', REDO, ARGV[index]) end

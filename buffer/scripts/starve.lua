@@ -1,0 +1,10 @@
+-- A commit finds no room: what is kept for curiosity goes first, and the learner hears of it -> how many groups went
+even_when_full()
+call('HSET', STATE, 'starving', 1)
+local oldest = call('ZRANGE', KEPT, 0, AT_ONCE - 1)
+for _, id in ipairs(oldest) do
+  call('ZREM', KEPT, id)
+  discard(id)
+end
+call('HINCRBY', STATE, 'expired', #oldest)
+return #oldest
