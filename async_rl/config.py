@@ -406,6 +406,11 @@ class Config(Section):
         return self.run_folder / "redis"
 
     @property
+    def archive_folder(self) -> Path:
+        """Where spent groups are written down."""
+        return self.run_folder / "archive"
+
+    @property
     def redis_url(self) -> str:
         """The given server, or the socket of the embedded one, which has a short path: sockets allow about 100 bytes."""
         if self.redis.url:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported by whoever opens a connection
     from async_rl.config import Config
+    from buffer.archive_writer import ArchiveWriter
     from buffer.board import RedisBoard
     from buffer.redis_buffer import RedisBuffer
 
@@ -33,3 +34,13 @@ async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
 
     async with open_server(config) as server:
         yield RedisBoard(server, config.run.name)
+
+
+def open_archive(config: Config) -> ArchiveWriter:
+    """Where the run's spent groups are written down."""
+    from buffer.archive_writer import ArchiveWriter
+
+    limits = config.retention
+    return ArchiveWriter(
+        config.archive_folder, run=config.run.name, max_gb=limits.archive_max_gb, max_days=limits.archive_max_days
+    )

@@ -50,9 +50,8 @@ class RedisBoard:
         return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        fields = {"message": json.dumps(message)}
-        name = keys.topic(self._run, topic)
-        await self._server.ask(lambda: self._redis.xadd(name, fields, maxlen=MESSAGES_KEPT, approximate=True))
+        script = ScriptLibrary(self._server, [keys.topic(self._run, topic)])
+        await script.run("post", MESSAGES_KEPT, json.dumps(message))
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         name = keys.topic(self._run, topic)

@@ -17,6 +17,7 @@ from async_rl.protocols import Audit, BufferStats, Clock, CommitResult, Drop, Li
 from async_rl.types import BufferPosition, Recovery, RolloutGroup, SpentGroup, TakenGroup, Ticket, VersionRecord
 from buffer.auditing import Snapshot, audit
 from buffer.codec import encode
+from buffer.limits_text import write_changes
 from buffer.memory_ledger import Entry, Ledger
 
 RECHECK_S = 1.0
@@ -163,6 +164,7 @@ class MemoryBuffer:
 
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
+        write_changes(changes)  # refuses what cannot be changed
         self._overrides |= changes
         if self._ledger.limits is not None:
             self._ledger.limits = replace(self._ledger.limits, **self._overrides)

@@ -7,14 +7,17 @@ import os
 import socket
 import sys
 import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
 import structlog
 
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config_files import load_named
 from async_rl.errors import boundary
+from async_rl.failpoints import arm_from
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, ReplayBuffer
@@ -22,7 +25,9 @@ from async_rl.supervision import die_with_parent, drain_on_signals, run_with, st
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.sender import WeightSender
-from buffer import open_board, open_buffer
+from buffer import open_archive, open_board, open_buffer
+from buffer.archivist import archive_spent, drain_spent
+from buffer.redis_buffer import RedisBuffer
 from learner.compute import Compute
 from learner.feed import Feed
 from learner.fleet_metrics import FleetMetrics
@@ -34,6 +39,9 @@ from learner.publish import Publisher
 from learner.ranks import follow
 from learner.report import Reporter
 
+ARCHIVE_DRAIN_S = 30.0
+"""For what is left at the end; more waits in the buffer for the next life of the run."""
+
 log = structlog.get_logger("learner")  # __name__ is __main__, which would count as a library
 
 
@@ -42,6 +50,7 @@ def main() -> None:
         guard()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
+        arm_from(os.environ)
         if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank 0 would hold the run against its own successor
             die_with_parent()
         objective = load_objective(config.learner.objective)
@@ -69,9 +78,10 @@ async def hold(buffer: ReplayBuffer, fence: int) -> None:
 
 
 async def learn(
-    config: Config, objective: Objective, buffer: ReplayBuffer, board: Board, fence: int, stop: asyncio.Event
+    config: Config, objective: Objective, buffer: RedisBuffer, board: Board, fence: int, stop: asyncio.Event
 ) -> None:
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
+    describe_memory(config, shape.max_positions)
     async with Compute.open(config, objective, shape) as compute:
         priority = load_priority(config.replay.priority)
         progress = await resume(compute, buffer, fence, config.run_folder)
@@ -90,6 +100,7 @@ async def learn(
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
                 Journal(config.run_folder, progress) as journal,
+                Archive(config, buffer, fence) as archive,
             ):
                 rows = read_rows(config.run_folder / "metrics.jsonl")
                 before = rows[-1].values if rows else {}
@@ -98,6 +109,7 @@ async def learn(
                 async def report(stepped: Stepped) -> None:
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                         await buffer.prioritize(fence, weigh(stepped.meal, priority))
+                    archive.wake.set()
                     reporter.write(stepped, await buffer.stats(), fleet.row())
 
                 loop = Loop(
@@ -115,7 +127,49 @@ async def learn(
                     report=report,
                     stop=stop,
                 )
-                await run_with(lambda: loop.run(progress), publisher=publisher.run, fleet_metrics=fleet.run)
+                await run_with(lambda: loop.run(progress), publisher=publisher.run, fleet_metrics=fleet.run, **archive.services)
+                await archive.drain()
+
+
+class Archive:
+    """The run's archive of spent groups, if it has one."""
+
+    def __init__(self, config: Config, buffer: RedisBuffer, fence: int) -> None:
+        self.wake = asyncio.Event()
+        """More groups may be spent."""
+        self._buffer, self._fence = buffer, fence
+        self._writer = open_archive(config) if config.retention.archive else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def services(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        writer = self._writer
+        if writer is None:
+            return {}
+        return {"archive": lambda: archive_spent(self._buffer, self._fence, writer, wake=self.wake)}
+
+    async def drain(self) -> None:
+        if self._writer is not None:
+            await drain_spent(self._buffer, self._fence, self._writer, within_s=ARCHIVE_DRAIN_S)
+
+
+def describe_memory(config: Config, tokens_per_rollout: int) -> None:
+    """A person hears at the start what the buffer may come to need, not when it is full."""
+    needed_mb, given_mb = config.buffer_mb(tokens_per_rollout), config.redis.max_memory_mb
+    said = f"the buffer holds at most {config.most_groups} groups, {needed_mb:.0f} MB if all are as long as they may be"
+    if config.redis.url or needed_mb <= given_mb:
+        log.info(said)
+    else:
+        log.warning(
+            f"{said}; redis.max_memory_mb is {given_mb}: when it is full workers wait and checkpoints come early, "
+            "so raise it, or lower learner.checkpoint_every or retention.keep_steps"
+        )
 
 
 async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> Progress:

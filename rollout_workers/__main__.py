@@ -16,6 +16,7 @@ from torch import Tensor
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config_files import load_named
 from async_rl.errors import boundary
+from async_rl.failpoints import arm_from
 from async_rl.megatron.parallel import resolve_device
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
@@ -38,6 +39,7 @@ def main() -> None:
         guard()
         config = load_named(sys.argv[1:])
         configure_logs("worker")
+        arm_from(os.environ)
         asyncio.run(work(config))
 
 

@@ -19,7 +19,7 @@ import structlog
 import torch
 
 from async_rl.config import HEARTBEAT_S, WireConfig
-from async_rl.errors import AsyncRLError, FleetMismatch, WireError
+from async_rl.errors import AsyncRLError, FleetMismatch, ServiceStopped, WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board, Member
 from async_rl.transport.messages import (
@@ -94,6 +94,8 @@ class WeightReceiver:
         self._spare: Staging | None = None
         """Buffers that no thread writes to and nobody reads."""
         self._swapping = asyncio.Lock()
+        self._timeline = ""
+        """Of the weights that the engine serves."""
 
     @property
     def version(self) -> int:
@@ -142,8 +144,18 @@ class WeightReceiver:
             await asyncio.sleep(HEARTBEAT_S)
             await self._announce()
             # The board's table decides what is live; a Flip only says so sooner. A learner that died in between is no matter.
-            if self._staged is not None and (live := await self._board.live_version()) is not None:
+            if (live := await self._board.live_version()) is not None:
+                self._raise_if_set_back(live)
                 await self._flip(live, swap)
+
+    def _raise_if_set_back(self, live: VersionRecord) -> None:
+        """Another learner counts from below what is served here: Redis and the run's folder were both lost. No version goes
+        back in a living worker, so it starts again and takes whatever is live then.
+        """
+        if live.version <= self.version and self._timeline not in ("", live.timeline):
+            raise ServiceStopped(
+                f"this worker serves version {self.version} of a run that was lost; version {live.version} of another is live now"
+            )
 
     async def _consider(self, offer: Offer) -> None:
         if self._member.id not in offer.to or offer.attempt <= self._newest:
@@ -238,6 +250,7 @@ class WeightReceiver:
             await swap(live.version, staging.tensors)
             self._spare, self._staged = staging, None
             self._member = replace(self._member, version=live.version)
+            self._timeline = live.timeline
         await self._announce()
         _log.debug("serves new weights", member=self._member.id, version=live.version)
 

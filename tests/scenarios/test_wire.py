@@ -14,7 +14,7 @@ from wire_board import board_of, go_live
 from wire_weights import record_of, weights
 
 from async_rl.config import WireConfig
-from async_rl.errors import FleetMismatch, WireError, first_of_ours
+from async_rl.errors import FleetMismatch, ServiceStopped, WireError, first_of_ours
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import Offer
@@ -104,6 +104,25 @@ async def test_a_late_joiner_says_so_and_catches_up(board: RedisBoard) -> None:
             await sender.flip(record)
             await late.serves(3)
     assert first.served == late.served == [(3, record.digest)]
+
+
+async def test_a_worker_of_a_run_that_was_lost_starts_again(board: RedisBoard, redis_server: str, run_name: str) -> None:
+    """Redis and the run's folder were emptied together, so another learner counts from 0: no version may go back in here."""
+    worker = Worker(board, "w", weights(0))
+    pushed = weights(seed=5)
+    record = record_of(5, pushed)
+    with pytest.raises(BaseExceptionGroup) as broken:
+        async with running(worker), WeightSender(board, WIRE, "cpu", fence=1) as sender:
+            await sender.needed(5)
+            await sender.push(record, pushed)
+            await sender.flip(record)
+            await worker.serves(5)
+            await go_live(redis_server, run_name, replace(record, version=0, timeline="another"))
+            await asyncio.Future()
+    found = first_of_ours(broken.value)
+    assert isinstance(found, ServiceStopped)
+    assert "serves version 5" in str(found)
+    assert worker.served == [(5, record.digest)]
 
 
 async def test_a_push_with_nobody_in_need_moves_nothing(board: RedisBoard) -> None:

@@ -1,0 +1,115 @@
+"""Who may start a group, and how the limits change while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from groups import group
+from runs import Run, limits, publish
+
+from async_rl.protocols import ReplayBuffer
+
+
+async def reserved(buffer: ReplayBuffer, count: int, worker: str = "w", version: int = 0, wait_s: float = 0) -> list[str]:
+    return [ticket.id for ticket in await buffer.reserve(worker, version=version, count=count, wait_s=wait_s)]
+
+
+@pytest.mark.parametrize(("max_age", "slots", "bound"), [(0, 4, 0), (0.5, 6, 1), (1, 8, 1), (1.3, 9, 2)])
+async def test_slots_may_be_a_fraction_and_ages_are_whole(run: Run, max_age: float, slots: int, bound: int):
+    buffer, fence = await run.start(max_age=max_age, groups_per_step=4)
+    tickets = await buffer.reserve("w", version=0, count=99, wait_s=0)
+    assert len(tickets) == slots == (await buffer.stats()).slots
+    for ticket in tickets:
+        await buffer.commit("w", group(ticket))
+    assert await buffer.take(fence, step=1, version=bound + 1, num_groups=1, wait_s=0) == []
+    assert (await buffer.stats()).dropped == {"stale": slots}
+
+
+async def test_nobody_takes_more_than_a_share_while_others_wait(run: Run):
+    buffer, _ = await run.start(max_age=0, groups_per_step=6)
+    first = await reserved(buffer, 6, "greedy")
+    got: Counter[str] = Counter()
+
+    async def ask(worker: str) -> None:
+        got[worker] = len(await reserved(await run.open(), 6, worker, wait_s=20))
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(ask(worker)) for worker in ("a", "b", "c")]
+        await until_waiting(run, 3)
+        for ticket in first:
+            await buffer.abandon("greedy", ticket, "no_signal")
+        await asyncio.wait(waiting)
+    assert sum(got.values()) <= 6
+    assert min(got.values()) >= 1, f"somebody went away with nothing: {got}"
+    assert await buffer.stats()
+
+
+async def until_waiting(run: Run, count: int) -> None:
+    """Each asks once a second; a ticket asked for by somebody who does not wait shows when all of them stand in the queue."""
+    for _ in range(3 * count):
+        await asyncio.sleep(0.05)  # nothing tells that somebody began to wait
+
+
+async def test_who_waits_longest_is_served_first(run: Run):
+    buffer, _ = await run.start(max_age=0, groups_per_step=1)
+    [held] = await reserved(buffer, 1, "holder")
+    order: list[str] = []
+
+    async def ask(worker: str) -> None:
+        mine = await run.open()
+        [ticket] = await reserved(mine, 1, worker, wait_s=30)
+        order.append(worker)
+        await mine.abandon(worker, ticket, "no_signal")
+
+    async with asyncio.TaskGroup() as tasks:
+        for worker in ("a", "b", "c", "d"):
+            tasks.create_task(ask(worker))
+            await until_waiting(run, 1)
+        await buffer.abandon("holder", held, "no_signal")
+    assert order == ["a", "b", "c", "d"]
+
+
+async def test_a_worker_that_vanishes_from_the_queue_holds_nobody_up_for_long(run: Run):
+    buffer, _ = await run.start(max_age=0, groups_per_step=1)
+    [held] = await reserved(buffer, 1, "holder")
+    assert await reserved(buffer, 1, "vanished", wait_s=0.01) == []
+    await buffer.abandon("holder", held, "no_signal")
+    assert len(await reserved(buffer, 1, "next", wait_s=30)) == 1
+
+
+async def test_limits_change_while_the_run_goes_on_and_stay_changed(run: Run):
+    buffer, fence = await run.start(max_age=0, groups_per_step=2)
+    await reserved(buffer, 2)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(reserved(await run.open(), 2, "other", wait_s=60))
+        await until_waiting(run, 1)
+        await buffer.change_limits({"max_age": 1, "selector": "fifo"})
+    assert len(waiting.result()) == 2
+    await buffer.resign(fence)
+    await buffer.acquire("next", limits(max_age=0, groups_per_step=2))
+    assert (await buffer.stats()).slots == 4
+
+
+async def test_fewer_slots_only_make_everybody_wait(run: Run):
+    buffer, fence = await run.start(max_age=1, groups_per_step=2)
+    tickets = await buffer.reserve("w", version=0, count=4, wait_s=0)
+    await buffer.change_limits({"max_age": 0})
+    for ticket in tickets:
+        assert await buffer.commit("w", group(ticket)) == "stored"
+    assert await reserved(buffer, 1) == []
+    assert len(await buffer.take(fence, step=1, version=0, num_groups=2, wait_s=0)) == 2
+    await publish(buffer, fence)
+    await buffer.release(fence, 1)
+    assert await buffer.take(fence, step=2, version=1, num_groups=2, wait_s=0) == []
+    assert (await buffer.stats()).dropped == {"stale": 2}
+    assert len(await reserved(buffer, 9, version=1)) == 2
+
+
+async def test_nothing_else_can_be_changed(run: Run):
+    buffer, _ = await run.start()
+    with pytest.raises((ValueError, TypeError), match="groups"):
+        await buffer.change_limits({"groups_of_step": 3})
+    with pytest.raises(ValueError, match="while the run goes on"):
+        await buffer.change_limits({"groups_per_step": 3})
