@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from async_rl.errors import AsyncRLError, FenceLost, LearnerAlreadyRunning
-from async_rl.failpoints import failpoint
+from async_rl.failpoints import define, failpoint
 from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -38,7 +38,7 @@ from buffer.limits_text import read_limits, write_changes, write_limits
 from buffer.memory_ledger import rewound, surviving_steps
 from buffer.records import Record, parse
 from buffer.redis_client import Server, listen
-from buffer.script_library import Argument, ScriptLibrary
+from buffer.script_library import NAMES, Argument, ScriptLibrary
 from buffer.validation import problem_with
 
 RECHECK_S = 1.0
@@ -51,6 +51,7 @@ VERSIONS_KEPT = 4096
 """Rows of the version table."""
 
 log = logging.getLogger(__name__)
+define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
 T = TypeVar("T")
 
 

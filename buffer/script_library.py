@@ -13,6 +13,10 @@ from redis.exceptions import NoScriptError
 from buffer.redis_client import Server
 
 _FOLDER = Path(__file__).parent / "scripts"
+_PRELUDE = "prelude"
+
+NAMES = sorted(path.stem for path in _FOLDER.glob("*.lua") if path.stem != _PRELUDE)
+"""Of all scripts."""
 
 Argument = str | bytes | int | float
 

@@ -129,10 +129,14 @@ def of_push(pushed: PushReport | None) -> dict[str, float]:
 def of_buffer(stats: BufferStats) -> dict[str, float]:
     return {
         "buffer/depth": stats.ready,
+        "buffer/again": stats.again,
         "buffer/reserved": stats.reserved,
         "buffer/slots_used": stats.slots_used,
         "buffer/bytes": stats.bytes,
         "buffer/quarantined": stats.quarantined,
+        "buffer/kept": stats.kept,
+        "buffer/expired": stats.expired,
+        "buffer/owed": stats.owed,
         "staleness/dropped": stats.dropped.get("stale", 0),
         **{f"buffer/dropped/{reason}": count for reason, count in stats.dropped.items()},
     }

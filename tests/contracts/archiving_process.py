@@ -1,0 +1,35 @@
+"""A process that archives what is spent, in small bites, and may be killed: URL RUN FENCE FOLDER."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from async_rl import failpoints
+from buffer import archivist
+from buffer.archive_writer import ArchiveWriter
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
+
+GROUPS_AT_ONCE = 7
+FILE_BYTES = 80_000
+"""About a dozen groups as the writer reckons, so that files end and begin all the time."""
+
+
+async def main(url: str, run: str, fence: int, folder: Path) -> None:
+    server = Server(url, patience_s=30)
+    buffer = RedisBuffer(server, run)
+    try:
+        with ArchiveWriter(folder, run=run, max_gb=1.0, segment_bytes=FILE_BYTES) as writer:
+            print("archiving", flush=True)
+            assert await archivist.drain_spent(buffer, fence, writer, within_s=60)
+    finally:
+        await server.close()
+
+
+if __name__ == "__main__":
+    failpoints.arm_from(os.environ)
+    archivist.GROUPS_AT_ONCE = GROUPS_AT_ONCE
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))
