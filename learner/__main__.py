@@ -81,9 +81,9 @@ async def learn(
     config: Config, objective: Objective, buffer: RedisBuffer, board: Board, fence: int, stop: asyncio.Event
 ) -> None:
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
+    priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
     async with Compute.open(config, objective, shape) as compute:
-        priority = load_priority(config.replay.priority)
         progress = await resume(compute, buffer, fence, config.run_folder)
         async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender)

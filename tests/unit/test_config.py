@@ -20,6 +20,28 @@ def test_slots_are_what_the_age_bound_allows():
     assert config(staleness={"max_age": 0}, batch={"groups_per_step": 8}).limits.slots == 8
 
 
+def test_a_fraction_of_an_age_is_a_fraction_of_the_slots():
+    made = config(staleness={"max_age": 0.5}, batch={"groups_per_step": 8})
+    assert (made.limits.slots, made.limits.age_bound) == (12, 1)
+
+
+def test_the_window_of_samples_per_insert_is_reverbs():
+    replay = {"max_uses": 2, "samples_per_insert": 2, "min_groups": 5, "error_buffer": 6}
+    limits = config(replay=replay).limits
+    assert (limits.min_diff, limits.max_diff) == (4, 16)
+    assert config(replay=replay | {"error_buffer": None}).limits.error_buffer == 16
+
+
+def test_an_archive_gets_time_to_write():
+    assert config(retention={"keep_steps": 3}).limits.keep_steps == 3
+    assert config(retention={"archive": True}, learner={"checkpoint_every": 10}).limits.keep_steps == 40
+
+
+def test_shares_are_whole_groups_of_a_batch():
+    environments = [{"type": "counting", "max_share": 0.3}, {"type": "even_digits"}]
+    assert config(environments=environments).limits.quotas == {"counting": 3}
+
+
 def test_fleets_agree_by_what_a_folder_says_and_not_by_where_it_lies(tmp_path: Path):
     facts: list[dict[str, str]] = []
     for place, text in (("here", "{}"), ("there", "{}"), ("other", '{"hidden_size": 1}')):
@@ -50,6 +72,12 @@ def test_the_socket_of_an_embedded_server_fits_the_systems_limit(tmp_path: Path)
         ({"model": {"size": {"hidden": 30, "layers": 1, "heads": 4}}}, "multiple of heads"),
         ({"model": {}}, "exactly one"),
         ({"learner": {"parallel": {"tensor": 2, "processes": 3}}}, "multiple of tensor x pipeline"),
+        ({"replay": {"max_uses": 4}, "staleness": {"max_age": 2}}, "lets it train 3 steps at most"),
+        ({"replay": {"max_uses": 2, "samples_per_insert": 3}}, "above replay.max_uses"),
+        ({"replay": {"max_uses": 2, "samples_per_insert": 2, "error_buffer": 2}}, "would wait for each other"),
+        ({"replay": {"samples_per_insert": 1, "min_groups": 99}}, "above the buffer's 24 slots"),
+        ({"environments": [{"type": "counting", "max_share": 0.4}]}, "raise one of them"),
+        ({"staleness": {"selector": "newest"}}, "windowed_fifo"),
     ],
 )
 def test_numbers_that_do_not_fit_together_are_refused(wrong: dict[str, object], says: str):

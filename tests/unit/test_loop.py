@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 from async_rl.config import BatchConfig, StalenessConfig
+from async_rl.protocols import BufferStats, CommitResult
 from async_rl.transport.sender import PushReport
-from async_rl.types import BufferPosition, VersionRecord
+from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
 from learner.batch import PackedBatch
 from learner.feed import Feed
@@ -65,10 +68,22 @@ async def roll_out(buffer: MemoryBuffer) -> None:
             await buffer.commit("w", group(ticket))
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("max_age", [0, 1, 2])
-async def test_a_skipped_step_is_followed_by_others(max_age: int):
-    buffer = MemoryBuffer()
+class FullServer(MemoryBuffer):
+    """Has room for the payloads of two steps; commits beyond that wait for a checkpoint."""
+
+    async def stats(self) -> BufferStats:
+        stats = await super().stats()
+        return replace(stats, starving=stats.taken >= 4)
+
+    async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
+        while (await self.stats()).starving:
+            await asyncio.sleep(0.01)
+        return await super().commit(worker, group, keep=keep)
+
+
+@asynccontextmanager
+async def a_loop(buffer: MemoryBuffer, done: list[Stepped], *, max_age: float = 2) -> AsyncIterator[tuple[Loop, Progress]]:
+    """With a worker and a publisher beside it, and checkpoints that its schedule puts off for ever."""
     fence = await buffer.acquire("learner", limits(max_age=max_age))
     await buffer.recover(fence, None)
     publisher = Publisher(buffer=buffer, fence=fence, sender=NobodyToSendTo())  # pyright: ignore[reportArgumentType]
@@ -81,30 +96,43 @@ async def test_a_skipped_step_is_followed_by_others(max_age: int):
         shards=1,
         num_workers=lambda: 1,
     )
-    done: list[Stepped] = []
 
     async def report(stepped: Stepped) -> None:
         done.append(stepped)
 
-    schedule = Schedule(steps=STEPS, checkpoint_every=100, max_bad_steps=3)
     loop = Loop(
         buffer=buffer,
         fence=fence,
         trainer=Trainer(),
         feed=feed,
         publisher=publisher,
-        schedule=schedule,
+        schedule=Schedule(steps=STEPS, checkpoint_every=100, max_bad_steps=3),
         record=lambda _progress, _meal: None,
         report=report,
         stop=asyncio.Event(),
     )
-    start = Progress(step=0, version=await buffer.issue(fence, after=-1), timeline="t")
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(roll_out(buffer)), tasks.create_task(publisher.run())]
-        end = await loop.run(start)
+        yield loop, Progress(step=0, version=await buffer.issue(fence, after=-1), timeline="t")
         for task in beside:
             task.cancel()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("max_age", [0, 1, 2])
+async def test_a_skipped_step_is_followed_by_others(max_age: int):
+    buffer, done = MemoryBuffer(), list[Stepped]()
+    async with a_loop(buffer, done, max_age=max_age) as (loop, start):
+        end = await loop.run(start)
     assert end.step == STEPS
     assert end.version == start.version + STEPS - 1, "a skipped step makes no version"
     assert all(taken.age <= max_age for stepped in done for taken in stepped.meal.groups)
     assert (await buffer.audit()).is_clean
+
+
+@pytest.mark.timeout(60)
+async def test_a_full_server_makes_the_loop_save_early():
+    buffer = FullServer()
+    async with a_loop(buffer, []) as (loop, start):
+        end = await loop.run(start)
+    assert end.step == STEPS
