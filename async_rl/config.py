@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from async_rl.protocols import GenerationArgs, Limits, Selector
 from async_rl.types import Scalar
@@ -46,8 +46,20 @@ class RedisConfig(Section):
     """Allows a server that is reached over a network without TLS or without a password."""
     max_memory_mb: PositiveInt = 512
     """Of a server that we start. A full server makes workers wait; it never evicts."""
+    payloads: str = "redis"
+    """Where large payloads lie. `files`: in the run's folder beside Redis, which is faster when learner and workers share one
+    machine; or the absolute path of a folder for this run alone."""
+    payloads_max_mb: PositiveInt = 4096
+    """Of payload files. When they are more, workers wait as for a full server."""
     connect_timeout_s: PositiveFloat = 60.0
     """How long a process waits for Redis to answer before it gives up."""
+
+    @field_validator("payloads")
+    @classmethod
+    def _payloads_have_a_place(cls, place: str) -> str:
+        if place not in ("redis", "files") and not Path(place).is_absolute():
+            raise ValueError(f"redis.payloads ({place!r}) is redis, files, or the absolute path of a folder")
+        return place
 
     @model_validator(mode="after")
     def _tls_files_fit(self) -> RedisConfig:
@@ -409,6 +421,13 @@ class Config(Section):
     def archive_folder(self) -> Path:
         """Where spent groups are written down."""
         return self.run_folder / "archive"
+
+    @property
+    def payload_folder(self) -> Path | None:
+        """Where large payloads lie as files; None when all of them are in Redis."""
+        if self.redis.payloads == "redis":
+            return None
+        return self.run_folder / "payloads" if self.redis.payloads == "files" else Path(self.redis.payloads)
 
     @property
     def redis_url(self) -> str:

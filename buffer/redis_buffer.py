@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from async_rl.errors import AsyncRLError, FenceLost, LearnerAlreadyRunning
+from async_rl.errors import AsyncRLError, FenceLost, FleetMismatch, LearnerAlreadyRunning
 from async_rl.failpoints import define, failpoint
 from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
@@ -32,6 +32,7 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer import keys
+from buffer.arena import WORTH_A_FILE, Arena, ArenaFull, is_reference
 from buffer.auditing import Snapshot, audit
 from buffer.codec import BadPayload, decode, encode
 from buffer.limits_text import read_limits, write_changes, write_limits
@@ -58,9 +59,10 @@ T = TypeVar("T")
 class RedisBuffer:
     """`ReplayBuffer` of one run, in a Redis server."""
 
-    def __init__(self, server: Server, run: str, *, learner_lease_s: float = 10.0) -> None:
+    def __init__(self, server: Server, run: str, *, learner_lease_s: float = 10.0, arena: Arena | None = None) -> None:
         self._server = server
         self._run = run
+        self._arena = arena
         self._learner_lease_ms = round(learner_lease_s * 1000)
         self._scripts = ScriptLibrary(server, keys.buffer_keys(run), prelude="prelude")
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
@@ -85,6 +87,7 @@ class RedisBuffer:
         tickets = await self._until(attempt, keys.slots_channel(self._run), wait_s)
         if tickets:
             del self._open_requests[worker]
+            await self._share_folder()
         return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
@@ -106,8 +109,8 @@ class RedisBuffer:
             refused = worker, group.id, problem, group.task.environment, payload
             return _answer(await self._with_room(group.id, "quarantine", *refused))
         versions = group.oldest_version, group.newest_version
-        stored = worker, group.id, *versions, group.num_tokens, group.task.environment, payload
-        return _answer(await self._with_room(group.id, "commit", *stored))
+        stored = worker, group.id, *versions, group.num_tokens, group.task.environment
+        return _answer(await self._with_room(group.id, "commit", *stored, await self._beside(group.id, payload)))
 
     async def _with_room(self, group: str, script: str, *arguments: Argument) -> Any:
         """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
@@ -121,6 +124,28 @@ class RedisBuffer:
             async with listen(self._server, keys.slots_channel(self._run)) as bell:
                 await bell.ring(RECHECK_S)
 
+    async def _beside(self, group: str, payload: bytes) -> bytes:
+        """What Redis is to hold: the payload, or a reference to the file that holds it."""
+        if self._arena is None or len(payload) < WORTH_A_FILE:
+            return payload
+        while True:
+            try:
+                return self._arena.put(group, payload)
+            except ArenaFull:
+                log.warning("%s is full: group %s waits for a checkpoint to free room", self._arena.folder, group)
+            kept_made_room = await self._change("starve")
+            if await self.sweep() or kept_made_room:
+                continue
+            async with listen(self._server, keys.slots_channel(self._run)) as bell:
+                await bell.ring(RECHECK_S)
+
+    async def _share_folder(self) -> None:
+        """Tickets exist because a learner lives, and it has said in which folder it looks."""
+        if self._arena is not None and await self._ask("hget", keys.state(self._run), "folder") != self._arena.token:
+            raise FleetMismatch(
+                f"redis.payloads: the learner does not see this machine's {self._arena.folder}; set it to redis for this worker"
+            )
+
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
         await self._change("drop", worker, ticket, reason, environment)
 
@@ -133,6 +158,7 @@ class RedisBuffer:
             while True:
                 is_ours, *rest = await self._change("acquire", owner, request, self._learner_lease_ms, *words)
                 if is_ours:
+                    await self._change("claim_folder", rest[0], self._arena.token if self._arena is not None else "")
                     return rest[0]
                 holder, renewals, incarnation, left_ms = rest
                 if first_seen is not None and first_seen != (incarnation, renewals):
@@ -199,7 +225,7 @@ class RedisBuffer:
         payloads = await self._payloads([row[0].decode() for row in rows])
         for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
             try:
-                group = _checked(payload, ticket.decode(), oldest)
+                group = _checked(self._whole(payload), ticket.decode(), oldest)
             except BadPayload as error:
                 refused.append((ticket.decode(), str(error)))
             else:
@@ -215,6 +241,21 @@ class RedisBuffer:
 
         replies = await self._server.ask(fetch) if tickets else []
         return [payload for reply in replies for payload in reply]
+
+    def _whole(self, payload: bytes | None) -> bytes | memoryview | None:
+        if payload is None or not is_reference(payload):
+            return payload
+        if self._arena is None:
+            raise BadPayload("its bytes are in a folder beside Redis, and redis.payloads names none here")
+        return self._arena.get(payload)
+
+    def _copy(self, payload: bytes | None, ticket: str) -> bytes | None:
+        try:
+            whole = self._whole(payload)
+        except BadPayload as error:
+            log.warning("group %s cannot be read: %s", ticket, error)
+            return None
+        return bytes(whole) if whole is not None else None
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
         for some in _pieces(list(weights.items())):
@@ -258,19 +299,32 @@ class RedisBuffer:
     async def checkpoint(self, fence: int, step: int) -> None:
         while await self._change("checkpoint", fence, step):
             pass
+        await self.sweep()
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
         kept: list[tuple[bytes, float]] = await self._ask("zrange", keys.kept(self._run), 0, limit - 1, withscores=True)
         payloads = await self._payloads([ticket.decode() for ticket, _ in kept])
         return [
-            SpentGroup(id=ticket.decode(), step=int(step), payload=payload)
+            SpentGroup(id=ticket.decode(), step=int(step), payload=whole)
             for (ticket, step), payload in zip(kept, payloads, strict=True)
-            if payload is not None
+            if (whole := self._copy(payload, ticket.decode())) is not None
         ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
         for some in _pieces(groups):
             await self._change("discard", fence, *some)
+        await self.sweep()
+
+    async def sweep(self) -> int:
+        """Delete the payload files that nobody needs any more; returns how many. Anybody may, at any time."""
+        if self._arena is None:
+            return 0
+        swept = 0
+        for some in _pieces(self._arena.names()):
+            unwanted = await self._change("unwanted", *some)
+            self._arena.delete(name.decode() for name in unwanted)
+            swept += len(unwanted)
+        return swept
 
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
@@ -316,13 +370,13 @@ class RedisBuffer:
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
-        return await self._ask("hget", keys.quarantine_payloads(self._run), ticket)
+        return self._copy(await self._ask("hget", keys.quarantine_payloads(self._run), ticket), ticket)
 
     async def readmit(self, ticket: str) -> str:
         """ "stored", or why the group stays in quarantine."""
-        payload = await self.quarantined_payload(ticket)
+        payload = await self._ask("hget", keys.quarantine_payloads(self._run), ticket)
         try:
-            group = _checked(payload, ticket)
+            group = _checked(self._whole(payload), ticket)
         except BadPayload as error:
             return str(error)
         versions = group.oldest_version, group.newest_version
@@ -394,7 +448,7 @@ def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]
     )
 
 
-def _checked(payload: bytes | None, ticket: str, oldest_version: int | None = None) -> RolloutGroup:
+def _checked(payload: bytes | memoryview | None, ticket: str, oldest_version: int | None = None) -> RolloutGroup:
     """The group in a payload that somebody else may have written."""
     if payload is None:
         raise BadPayload("its payload is gone")
