@@ -77,7 +77,7 @@ class FullServer(MemoryBuffer):
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         while (await self.stats()).starving:
-            await asyncio.sleep(0.01)
+            await self._change(0.5)
         return await super().commit(worker, group, keep=keep)
 
 
