@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 import async_rl
+from async_rl import buffer_verbs
 from async_rl.commands import Role, command, environment
 from async_rl.config import Config
 from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse
@@ -25,6 +26,8 @@ class Verb:
     words: str
     help: str
     run: Callable[[Sequence[str]], int]
+    manual: str = ""
+    """What --help prints, where the help alone is too short."""
 
 
 def main() -> NoReturn:
@@ -44,7 +47,7 @@ def dispatch(args: Sequence[str]) -> int:
         if list(args[: len(words)]) == words:
             rest = args[len(words) :]
             if any(word in ("-h", "--help") for word in rest):
-                print(f"async-rl {verb.words} {ARGUMENTS}\n\n{verb.help}")
+                print(verb.manual if verb.manual else f"async-rl {verb.words} {ARGUMENTS}\n\n{verb.help}")
                 return 0
             return verb.run(rest)
     raise ConfigError(_unknown(args))
@@ -97,15 +100,35 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
 
     def become(args: Sequence[str]) -> int:
         guard()
-        flags = [word for word in args if word == "--json"] if module == "buffer" else []
-        config_args = [word for word in args if word not in flags]
-        config = load_named(config_args)
+        config = load_named(args)
         ranks = config.learner.parallel.processes if module == "learner" else 1
-        line = command(module, [*words, *config_args, *flags], ranks=ranks)
-        sys.stdout.flush()
-        os.execve(line[0], line, environment(config, os.environ))
+        _become(command(module, [*words, *args], ranks=ranks), config)
 
     return become
+
+
+def tool(chosen: buffer_verbs.Tool) -> Callable[[Sequence[str]], int]:
+    """The buffer's process does it; what is wrong with the line is said before it starts."""
+
+    def become(args: Sequence[str]) -> int:
+        guard()
+        config = load_named(buffer_verbs.read(chosen, args).config)
+        _become(command("buffer", [*chosen.words.split(), *args]), config)
+
+    return become
+
+
+def any_tool(args: Sequence[str]) -> int:
+    """Reached by `async-rl buffer` alone, and by words that no tool has."""
+    if args:
+        buffer_verbs.find(args)
+    print(buffer_verbs.listing())
+    return 0
+
+
+def _become(line: list[str], config: Config) -> NoReturn:
+    sys.stdout.flush()
+    os.execve(line[0], line, environment(config, os.environ))
 
 
 def config_show(args: Sequence[str]) -> int:
@@ -130,7 +153,7 @@ def config_check(args: Sequence[str]) -> int:
     config = load(args)
     print(
         f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
-        f"{config.staleness.max_age} when trained"
+        f"{config.limits.age_bound} when trained"
     )
     return 0
 
@@ -141,13 +164,13 @@ VERBS = (
     Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
     Verb(words="learner", help="Be the learner (under torchrun when learner.parallel.processes > 1).", run=role("learner")),
     Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
-    Verb(words="buffer serve", help="Be the embedded buffer server of a run.", run=role("buffer", "serve")),
-    Verb(words="buffer stats", help="Print what the buffer holds (--json).", run=role("buffer", "stats")),
-    Verb(
-        words="buffer audit",
-        help="Prove that every ticket is accounted for (--json); exits 1 if not.",
-        run=role("buffer", "audit"),
+    *(
+        Verb(words=f"buffer {each.words}", help=each.help, run=tool(each), manual=buffer_verbs.manual(each))
+        for each in buffer_verbs.TOOLS
     ),
+    Verb(words="buffer", help="List these verbs.", run=any_tool, manual=f"List these verbs.\n\n{buffer_verbs.listing()}"),
+    Verb(words="ctl show", help="Print the limits in force.", run=tool(buffer_verbs.LIMITS)),
+    Verb(words="ctl set", help="Change limits while the run goes on: KEY=VALUE ...", run=tool(buffer_verbs.LIMITS)),
     Verb(words="config show", help="Print every value and where it came from.", run=config_show),
     Verb(words="config schema", help="Print the JSON schema of a configuration file, for editors.", run=config_schema),
     Verb(words="config check", help="Say whether a configuration is valid.", run=config_check),

@@ -5,8 +5,8 @@ Programs open it here; everything else speaks to the protocols in async_rl.proto
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported by whoever opens a connection
@@ -14,20 +14,29 @@ if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported b
     from buffer.archive_writer import ArchiveWriter
     from buffer.board import RedisBoard
     from buffer.redis_buffer import RedisBuffer
+    from buffer.redis_client import Server
 
 
 @asynccontextmanager
 async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
     """The run's replay buffer, connected; or BufferUnreachable."""
+    from buffer.redis_client import open_server
+
+    async with open_server(config) as server:
+        with open_buffer_on(server, config) as buffer:
+            yield buffer
+
+
+@contextmanager
+def open_buffer_on(server: Server, config: Config) -> Generator[RedisBuffer]:
+    """Over a connection that somebody else closes."""
     from buffer.arena import Arena
     from buffer.redis_buffer import RedisBuffer
-    from buffer.redis_client import open_server
 
     folder = config.payload_folder
     arena = Arena(folder, max_bytes=config.redis.payloads_max_mb * 2**20) if folder is not None else None
     with arena or nullcontext():
-        async with open_server(config) as server:
-            yield RedisBuffer(server, config.run.name, learner_lease_s=config.leases.learner_s, arena=arena)
+        yield RedisBuffer(server, config.run.name, learner_lease_s=config.leases.learner_s, arena=arena)
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ def audit(snapshot: Snapshot) -> Audit:
 
 def _misplaced(snapshot: Snapshot) -> list[str]:
     places = {name: getattr(snapshot, name) for name in ("reserved", "ready", "again", "taken", "kept")}
-    somewhere: AbstractSet[str] = set().union(*places.values())
+    somewhere = frozenset[str]().union(*places.values())
     held = somewhere - snapshot.reserved
     payloads = snapshot.payloads.keys()
     suspects: dict[str, AbstractSet[str]] = {

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import count, islice
+from itertools import count
 from typing import Any, TypeVar, cast
 
-from redis.exceptions import OutOfMemoryError, ResponseError
-
-from async_rl.errors import AsyncRLError, FenceLost, FleetMismatch, LearnerAlreadyRunning
-from async_rl.failpoints import define, failpoint
+from async_rl.errors import LearnerAlreadyRunning
+from async_rl.failpoints import define
 from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -32,14 +29,16 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer import keys
-from buffer.arena import WORTH_A_FILE, Arena, ArenaFull, is_reference
+from buffer.arena import Arena
 from buffer.auditing import Snapshot, audit
-from buffer.codec import BadPayload, decode, encode
+from buffer.codec import BadPayload, encode
 from buffer.limits_text import read_limits, write_changes, write_limits
-from buffer.memory_ledger import rewound, surviving_steps
-from buffer.records import Record, parse
+from buffer.memory_ledger import surviving_steps
+from buffer.payload_places import Payloads, sound_group
+from buffer.records import Record
 from buffer.redis_client import Server, listen
-from buffer.script_library import NAMES, Argument, ScriptLibrary
+from buffer.run_in_redis import RunInRedis, ServerFull, pieces
+from buffer.script_library import NAMES
 from buffer.validation import problem_with
 
 RECHECK_S = 1.0
@@ -60,11 +59,9 @@ class RedisBuffer:
     """`ReplayBuffer` of one run, in a Redis server."""
 
     def __init__(self, server: Server, run: str, *, learner_lease_s: float = 10.0, arena: Arena | None = None) -> None:
-        self._server = server
-        self._run = run
-        self._arena = arena
+        self._run = RunInRedis(server, run)
+        self._payloads = Payloads(self._run, arena)
         self._learner_lease_ms = round(learner_lease_s * 1000)
-        self._scripts = ScriptLibrary(server, keys.buffer_keys(run), prelude="prelude")
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
         self._open_requests: dict[str, str] = {}
         """Reservations of workers that have not brought tickets yet."""
@@ -76,28 +73,28 @@ class RedisBuffer:
 
         async def attempt() -> list[Ticket]:
             try:
-                reply = await self._change("reserve", _name(worker), request, version, count, int(wait_s > 0))
-            except _ServerFull:
+                reply = await self._run.change("reserve", _name(worker), request, version, count, int(wait_s > 0))
+            except ServerFull:
                 return []
             return [
                 Ticket(id=ticket.decode(), task_index=task, version=born, attempt=attempt)
                 for ticket, task, born, attempt in _rows(reply, 4)
             ]
 
-        tickets = await self._until(attempt, keys.slots_channel(self._run), wait_s)
+        tickets = await self._run.until(attempt, keys.slots_channel(self._run.name), wait_s)
         if tickets:
             del self._open_requests[worker]
-            await self._share_folder()
+            await self._payloads.check_folder()
         return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
         if not tickets:
             return set()
-        return _texts(await self._change("renew", worker, *tickets))
+        return _texts(await self._run.change("renew", worker, *tickets))
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
-            result = await self._change("drop", worker, group.id, "no_signal", group.task.environment)
+            result = await self._run.change("drop", worker, group.id, "no_signal", group.task.environment)
             return _answer(result, instead_of_dropped="no_signal")
         problem, payload = problem_with(group), b""
         try:
@@ -107,90 +104,59 @@ class RedisBuffer:
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
             refused = worker, group.id, problem, group.task.environment, payload
-            return _answer(await self._with_room(group.id, "quarantine", *refused))
+            return _answer(await self._run.change_with_room(group.id, "quarantine", *refused))
         versions = group.oldest_version, group.newest_version
         stored = worker, group.id, *versions, group.num_tokens, group.task.environment
-        return _answer(await self._with_room(group.id, "commit", *stored, await self._beside(group.id, payload)))
-
-    async def _with_room(self, group: str, script: str, *arguments: Argument) -> Any:
-        """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
-        while True:
-            try:
-                return await self._change(script, *arguments)
-            except _ServerFull:
-                log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
-            if await self._change("starve"):
-                continue  # kept payloads made room
-            async with listen(self._server, keys.slots_channel(self._run)) as bell:
-                await bell.ring(RECHECK_S)
-
-    async def _beside(self, group: str, payload: bytes) -> bytes:
-        """What Redis is to hold: the payload, or a reference to the file that holds it."""
-        if self._arena is None or len(payload) < WORTH_A_FILE:
-            return payload
-        while True:
-            try:
-                return self._arena.put(group, payload)
-            except ArenaFull:
-                log.warning("%s is full: group %s waits for a checkpoint to free room", self._arena.folder, group)
-            kept_made_room = await self._change("starve")
-            if await self.sweep() or kept_made_room:
-                continue
-            async with listen(self._server, keys.slots_channel(self._run)) as bell:
-                await bell.ring(RECHECK_S)
-
-    async def _share_folder(self) -> None:
-        """Tickets exist because a learner lives, and it has said in which folder it looks."""
-        if self._arena is not None and await self._ask("hget", keys.state(self._run), "folder") != self._arena.token:
-            raise FleetMismatch(
-                f"redis.payloads: the learner does not see this machine's {self._arena.folder}; set it to redis for this worker"
-            )
+        return _answer(
+            await self._run.change_with_room(group.id, "commit", *stored, await self._payloads.store(group.id, payload))
+        )
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
-        await self._change("drop", worker, ticket, reason, environment)
+        await self._run.change("drop", worker, ticket, reason, environment)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits) -> int:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         words = [word for pair in write_limits(limits).items() for word in pair]
-        async with listen(self._server, keys.learner_channel(self._run)) as bell:
+        async with listen(self._run.server, keys.learner_channel(self._run.name)) as bell:
             while True:
-                is_ours, *rest = await self._change("acquire", owner, request, self._learner_lease_ms, *words)
+                is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, *words)
                 if is_ours:
-                    await self._change("claim_folder", rest[0], self._arena.token if self._arena is not None else "")
+                    await self._payloads.claim_folder(rest[0])
                     return rest[0]
                 holder, renewals, incarnation, left_ms = rest
                 if first_seen is not None and first_seen != (incarnation, renewals):
                     raise LearnerAlreadyRunning(
-                        f"learner {holder.decode()} holds run {self._run}; stop it, or give this run another run.name"
+                        f"learner {holder.decode()} holds run {self._run.name}; stop it, or give this run another run.name"
                     )
                 first_seen = (incarnation, renewals)
                 await bell.ring(left_ms / 1000 + 0.01)
 
     async def hold(self, fence: int) -> None:
-        await self._change("hold", fence, self._learner_lease_ms)
+        await self._run.change("hold", fence, self._learner_lease_ms)
 
     async def resign(self, fence: int) -> None:
-        await self._change("resign", fence)
+        await self._run.change("resign", fence)
 
     async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
         """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
         next_ticket = position.next_ticket if position is not None else 0
-        is_older = await self._change("recover", fence, next_ticket)
+        is_older = await self._run.change("recover", fence, next_ticket)
+        outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         spent, returned, alive = 0, 0, set[str]()
-        async for records in self._records():
+        async for records in self._run.records():
             alive |= records.keys()
-            verdicts = [word for pair in _verdicts(records, position) for word in pair]
+            verdicts = [word for pair in _verdicts(records, position, outstanding) for word in pair]
             if verdicts:
-                ended, ready = await self._change("settle", fence, *verdicts)
+                ended, ready = await self._run.change("settle", fence, *verdicts)
                 spent, returned = spent + ended, returned + ready
         if is_older and position is not None:
             lost = [ticket.again for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
-            for tasks in _pieces([*position.redo, *lost]):
-                await self._change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
+            for tasks in pieces([*position.redo, *lost]):
+                await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
-        version = await self._change("recovered", fence, saved.step, saved.version, saved.next_ticket, saved.next_task)
+        version = await self._run.change("recovered", fence, saved.step, saved.version, saved.next_ticket, saved.next_task)
         return Recovery(version=version, returned=returned, spent=spent)
 
     async def take(
@@ -207,85 +173,62 @@ class RedisBuffer:
         wanted = step, version, num_groups, max_tokens if max_tokens is not None else 0, int(patient)
 
         async def attempt() -> list[TakenGroup]:
-            while reply := await self._change("take", fence, *wanted):
+            while reply := await self._run.change("take", fence, *wanted):
                 groups, refused = await self._read(reply)
                 for ticket, reason in refused:
                     log.error("group %s cannot be used and is quarantined: %s", ticket, reason)
-                    await self._change("refuse", fence, ticket, reason)
+                    await self._run.change("refuse", fence, ticket, reason)
                 if not refused:
                     return groups
             return []
 
-        return await self._until(attempt, keys.ready_channel(self._run), wait_s)
+        return await self._run.until(attempt, keys.ready_channel(self._run.name), wait_s)
 
     async def _read(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
         refused: list[tuple[str, str]] = []
         rows = _rows(reply, 4)
-        payloads = await self._payloads([row[0].decode() for row in rows])
+        payloads = await self._payloads.read([row[0].decode() for row in rows])
         for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
             try:
-                group = _checked(self._whole(payload), ticket.decode(), oldest)
+                group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest)
             except BadPayload as error:
                 refused.append((ticket.decode(), str(error)))
             else:
                 groups.append(TakenGroup(group=group, version_at_commit=version_at_commit, version_at_take=version_at_take))
         return groups, refused
 
-    async def _payloads(self, tickets: Sequence[str]) -> list[bytes | None]:
-        async def fetch() -> list[list[bytes | None]]:
-            pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=False)
-            for some in _pieces(tickets, PAYLOADS_AT_ONCE):
-                pipeline.hmget(keys.payloads(self._run), some)
-            return await pipeline.execute()
-
-        replies = await self._server.ask(fetch) if tickets else []
-        return [payload for reply in replies for payload in reply]
-
-    def _whole(self, payload: bytes | None) -> bytes | memoryview | None:
-        if payload is None or not is_reference(payload):
-            return payload
-        if self._arena is None:
-            raise BadPayload("its bytes are in a folder beside Redis, and redis.payloads names none here")
-        return self._arena.get(payload)
-
-    def _copy(self, payload: bytes | None, ticket: str) -> bytes | None:
-        try:
-            whole = self._whole(payload)
-        except BadPayload as error:
-            log.warning("group %s cannot be read: %s", ticket, error)
-            return None
-        return bytes(whole) if whole is not None else None
-
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
-        for some in _pieces(list(weights.items())):
-            await self._change(
+        for some in pieces(list(weights.items())):
+            await self._run.change(
                 "prioritize", fence, *(word for ticket, weight in some for word in (ticket, repr(float(weight))))
             )
 
     async def issue(self, fence: int, *, after: int) -> int:
-        return await self._change("issue", fence, after)
+        return await self._run.change("issue", fence, after)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
-        await self._change("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
+        await self._run.change("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
 
     async def release(self, fence: int, step: int) -> None:
-        await self._change("release", fence, step)
+        await self._run.change("release", fence, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
         """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and a task that goes back to the
         list meanwhile stands in it, because that is read last.
         """
-        version, next_ticket, next_task = await self._change("position", fence)
+        version, next_ticket, next_task = await self._run.change("position", fence)
         outstanding: dict[int, OutstandingTicket] = {}
-        async for records in self._records():
+        async for records in self._run.records():
             for ticket, record in records.items():
                 number = keys.ticket_number(ticket)
                 if number < next_ticket and _is_outstanding(record, step):
                     outstanding[number] = OutstandingTicket(
                         number, record.task_index, record.attempt, record.failures, _until_step(record, step)
                     )
-        redo = [PendingTask(*map(int, task.split())) for task in await self._ask("lrange", keys.redo(self._run), 0, -1)]
+        redo = [
+            PendingTask(*map(int, task.split())) for task in await self._run.ask("lrange", keys.redo(self._run.name), 0, -1)
+        ]
         again = set(redo)
         return BufferPosition(
             step=step,
@@ -297,34 +240,25 @@ class RedisBuffer:
         )
 
     async def checkpoint(self, fence: int, step: int) -> None:
-        while await self._change("checkpoint", fence, step):
+        while await self._run.change("checkpoint", fence, step):
             pass
         await self.sweep()
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
-        kept: list[tuple[bytes, float]] = await self._ask("zrange", keys.kept(self._run), 0, limit - 1, withscores=True)
-        payloads = await self._payloads([ticket.decode() for ticket, _ in kept])
+        kept: list[tuple[bytes, float]] = await self._run.ask(
+            "zrange", keys.kept(self._run.name), 0, limit - 1, withscores=True
+        )
+        payloads = await self._payloads.read([ticket.decode() for ticket, _ in kept])
         return [
             SpentGroup(id=ticket.decode(), step=int(step), payload=whole)
             for (ticket, step), payload in zip(kept, payloads, strict=True)
-            if (whole := self._copy(payload, ticket.decode())) is not None
+            if (whole := self._payloads.copy(payload, ticket.decode())) is not None
         ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
-        for some in _pieces(groups):
-            await self._change("discard", fence, *some)
+        for some in pieces(groups):
+            await self._run.change("discard", fence, *some)
         await self.sweep()
-
-    async def sweep(self) -> int:
-        """Delete the payload files that nobody needs any more; returns how many. Anybody may, at any time."""
-        if self._arena is None:
-            return 0
-        swept = 0
-        for some in _pieces(self._arena.names()):
-            unwanted = await self._change("unwanted", *some)
-            self._arena.delete(name.decode() for name in unwanted)
-            swept += len(unwanted)
-        return swept
 
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
@@ -333,20 +267,20 @@ class RedisBuffer:
 
     async def overrides(self) -> dict[str, str]:
         """What was changed while the run goes on, as it stands in Redis."""
-        found = await self._ask("hgetall", keys.overrides(self._run))
+        found = await self._run.ask("hgetall", keys.overrides(self._run.name))
         return {name.decode(): value.decode() for name, value in found.items()}
 
     async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
-        await self._change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
+        await self._run.change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
 
     async def _state(self) -> dict[bytes, bytes]:
-        return await self._ask("hgetall", keys.state(self._run))
+        return await self._run.ask("hgetall", keys.state(self._run.name))
 
     async def stats(self) -> BufferStats:
-        return _stats(await self._change("stats", ""))
+        return _stats(await self._run.change("stats", ""))
 
     async def audit(self) -> Audit:
-        reply = await self._change("stats", "everything")
+        reply = await self._run.change("stats", "everything")
         leased, reserved, ready, again, taken, kept, drawn, recorded = (_texts(tickets) for tickets in reply[-9:-1])
         return audit(
             Snapshot(
@@ -363,108 +297,43 @@ class RedisBuffer:
             )
         )
 
+    async def payload(self, ticket: str) -> bytes | None:
+        """A group's bytes, wherever they lie; None if it has none."""
+        [payload] = await self._payloads.read([ticket])
+        return self._payloads.copy(payload, ticket)
+
+    async def sweep(self) -> int:
+        """Delete the payload files that nobody needs any more; returns how many. Anybody may, at any time."""
+        return await self._payloads.sweep()
+
     # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
         """The latest reports on refused payloads, newest first."""
-        reports = [json.loads(report) for report in await self._ask("hvals", keys.quarantine(self._run))]
+        reports = [json.loads(report) for report in await self._run.ask("hvals", keys.quarantine(self._run.name))]
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
-        return self._copy(await self._ask("hget", keys.quarantine_payloads(self._run), ticket), ticket)
+        return self._payloads.copy(await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket), ticket)
 
     async def readmit(self, ticket: str) -> str:
         """ "stored", or why the group stays in quarantine."""
-        payload = await self._ask("hget", keys.quarantine_payloads(self._run), ticket)
+        payload = await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket)
         try:
-            group = _checked(self._whole(payload), ticket)
+            group = sound_group(self._payloads.whole(payload), ticket)
         except BadPayload as error:
             return str(error)
         versions = group.oldest_version, group.newest_version
-        return (await self._change("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
+        return (await self._run.change("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
 
     async def forget(self, tickets: Sequence[str]) -> int:
         """Delete reports and payloads; returns how many there were."""
-        return await self._change("forget", *tickets)
-
-    # -- talking to the server --------------------------------------------------------------------------------------
-    async def _change(self, script: str, *arguments: Argument) -> Any:
-        failpoint(f"{script}.before")
-        try:
-            reply = await self._scripts.run(script, *arguments)
-        except ResponseError as error:
-            raise _translated(error, script, arguments) from None
-        failpoint(f"{script}.after")
-        return reply
-
-    async def _ask(self, command: str, *arguments: Any, **options: Any) -> Any:
-        try:
-            return await self._server.ask(lambda: getattr(self._server.commands, command)(*arguments, **options))
-        except ResponseError as error:
-            raise _translated(error, command, arguments) from None
-
-    async def _records(self) -> AsyncIterator[dict[str, Record]]:
-        """Every ticket that is there from the beginning to the end, some at a time, perhaps more than once."""
-        cursor = 0
-        while True:
-            cursor, found = await self._ask("hscan", keys.records(self._run), cursor, count=TICKETS_AT_ONCE)
-            records = {ticket.decode(): parse(text) for ticket, text in found.items()}
-            for some in _pieces(list(records.items())):  # a small hash comes as a whole, whatever was asked for
-                yield dict(some)
-            if int(cursor) == 0:
-                return
-
-    async def _until(self, attempt: Callable[[], Awaitable[list[T]]], channel: str, wait_s: float) -> list[T]:
-        found = await attempt()
-        if found or wait_s <= 0:
-            return found
-        deadline = time.monotonic() + wait_s
-        async with listen(self._server, channel) as bell:
-            while not (found := await attempt()) and (left := deadline - time.monotonic()) > 0:
-                await bell.ring(min(left, RECHECK_S))
-        return found
+        return await self._run.change("forget", *tickets)
 
 
-class _ServerFull(Exception):
-    """maxmemory is reached: nothing was changed."""
-
-
-class UnexpectedReply(AsyncRLError):
-    """The server refused a change for a reason that is not ours."""
-
-
-def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]) -> Exception:
-    """What the server's refusal means. Its text may quote a payload, so it is never passed on."""
-    text = str(error)
-    if text.startswith("FENCELOST"):
-        return FenceLost(f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may change nothing any more")
-    if text.startswith("REWOUND"):
-        return rewound()
-    if isinstance(error, OutOfMemoryError) or "OOM " in text[:200]:
-        return _ServerFull()
-    kind = text.split(" ", 1)[0][:40]
-    return UnexpectedReply(
-        f"Redis refused {script!r} ({kind if kind.isalpha() else 'an error'}): has somebody else written to this run's keys? "
-        "`async-rl buffer audit` tells what does not belong"
-    )
-
-
-def _checked(payload: bytes | memoryview | None, ticket: str, oldest_version: int | None = None) -> RolloutGroup:
-    """The group in a payload that somebody else may have written."""
-    if payload is None:
-        raise BadPayload("its payload is gone")
-    group = decode(payload)
-    if problem := problem_with(group):
-        raise BadPayload(problem)
-    if group.id != ticket:
-        raise BadPayload("it carries the id of another ticket")
-    if oldest_version is not None and group.oldest_version != oldest_version:
-        raise BadPayload("its oldest version is not the one that was committed")
-    return group
-
-
-def _verdicts(records: Mapping[str, Record], position: BufferPosition | None) -> Iterator[tuple[str, str]]:
+def _verdicts(
+    records: Mapping[str, Record], position: BufferPosition | None, outstanding: Mapping[int, OutstandingTicket]
+) -> Iterator[tuple[str, str]]:
     """What recovery makes of each ticket: see scripts/settle.lua."""
-    outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
     for ticket, record in records.items():
         if record.state == "kept":
             continue
@@ -490,12 +359,6 @@ def _name(worker: str) -> str:
     if "\t" in worker:
         raise ValueError(f"the name of a worker holds no tab: {worker!r}")
     return worker
-
-
-def _pieces(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
-    rest = iter(elements)
-    while some := list(islice(rest, length)):
-        yield some
 
 
 def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:

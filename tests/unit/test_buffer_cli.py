@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,6 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from async_rl.buffer_verbs import TOOLS, find, read
+from buffer.__main__ import main
+from buffer.tools.verbs import ON_A_RUN, ON_FILES
 
 CONFIG = """
 run: {{name: cli, folder: {folder}}}
@@ -38,7 +44,7 @@ def test_serve_stats_audit_and_a_clean_end(config: Path):
         assert "redis serves run 'cli'" in serve.stdout.readline()
         stats = buffer("stats", "@", config, "--json")
         assert json.loads(stats.stdout)["issued"] == 0
-        assert "slots_used" in buffer("stats", "@", config).stdout
+        assert "no learner holds the run" in buffer("stats", "@", config).stdout
         audit = buffer("audit", "@", config, "--json")
         assert (audit.returncode, json.loads(audit.stdout)["clean"]) == (0, True)
     finally:
@@ -67,6 +73,36 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str]):
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("buffer: ")
+
+
+def test_every_verb_is_listed_and_explains_itself():
+    listed = buffer("--help").stdout
+    for tool in TOOLS:
+        assert tool.words in listed
+        assert tool.help in listed
+        with contextlib.redirect_stdout(io.StringIO()) as explained:
+            assert main([*tool.words.split(), "--help"]) == 0
+        assert explained.getvalue().startswith(f"async-rl buffer {tool.words}")
+        assert all(f"--{option.name}" in explained.getvalue() for option in tool.options)
+
+
+def test_whatever_can_be_typed_can_be_done():
+    assert {tool.words for tool in TOOLS} - {"serve"} == ON_A_RUN.keys() | ON_FILES.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "operands", "chosen"),
+    [
+        ("7 @ a.yaml --json", ["@", "a.yaml"], ["7"], {"json": True}),
+        ("--rollout 2 7 @a.yaml", ["@a.yaml"], ["7"], {"rollout": 2}),
+        ("7 --tokens --run.name r --device cpu", ["--run.name", "r", "--device", "cpu"], ["7"], {"tokens": True}),
+        ("--rollout=0 --redis.url=unix:///x 7", ["--redis.url=unix:///x"], ["7"], {"rollout": 0}),
+    ],
+)
+def test_words_for_the_configuration_and_words_for_the_tool(words, config, operands, chosen):
+    tool, rest = find(["show", *words.split()])
+    line = read(tool, rest)
+    assert (list(line.config), list(line.operands), line.chosen) == (config, operands, chosen)
 
 
 def test_no_server_is_exit_code_6(config: Path):

@@ -1,0 +1,150 @@
+"""What a run's buffer holds, read without changing anything: for people who look, not for the pipeline.
+
+It reads key by key, in portions, so that looking at a million groups never holds the server up. The picture is therefore
+not of one moment; `RedisBuffer.audit` is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from buffer import keys
+from buffer.records import BadRecord, Record, parse
+from buffer.redis_client import Server
+
+AT_ONCE = 1000
+"""Records per reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One group in the buffer."""
+
+    id: str
+    record: Record
+    bytes: int
+    """Of its payload; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    entries: Sequence[Entry]
+    others: int
+    """Matched too, but did not fit the limit."""
+    unreadable: int
+    """Records that somebody else must have written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Counts since the run began."""
+
+    environments: Mapping[str, Mapping[str, int]]
+    """By name, then by what was counted."""
+    workers: Mapping[str, Mapping[str, int]]
+
+    def total(self, what: str) -> int:
+        return sum(counts.get(what, 0) for counts in self.environments.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What moves the run, and what holds it up."""
+
+    live_version: int
+    learner: str
+    """Who holds the run; empty when nobody does."""
+    wanted: int
+    """Groups that a waiting learner misses; 0 while it does not wait."""
+    next_ticket: int
+    state: Mapping[str, str]
+
+
+class Inspection:
+    """Of one run."""
+
+    def __init__(self, server: Server, run: str) -> None:
+        self._server = server
+        self._run = run
+
+    async def choose(self, wanted: Callable[[Record], bool], limit: int) -> Chosen:
+        """The first `limit` groups, in the order of admission, that `wanted` accepts."""
+        found: dict[str, Record] = {}
+        matched = unreadable = 0
+        async for ticket, record in self._records():
+            if record is None:
+                unreadable += 1
+            elif wanted(record):
+                matched += ticket not in found
+                found[ticket] = record
+                if len(found) > limit + AT_ONCE:
+                    found = dict(sorted(found.items())[:limit])
+        first = dict(sorted(found.items())[:limit])
+        return Chosen(entries=await self._with_sizes(first), others=matched - len(first), unreadable=unreadable)
+
+    async def entry(self, ticket: str) -> Entry | None:
+        """None for a ticket that has ended. Raises BadRecord."""
+        text = await self._ask(lambda redis: redis.hget(keys.records(self._run), ticket))
+        return None if text is None else (await self._with_sizes({ticket: parse(text)}))[0]
+
+    async def ended(self, ticket: str) -> str | None:
+        """What is remembered of a ticket that ended lately: the answer to a repeated commit."""
+        answer = await self._ask(lambda redis: redis.hget(keys.key(self._run, "ended"), ticket))
+        return None if answer is None else answer.decode()
+
+    async def tally(self) -> Tally:
+        counted: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.tally(self._run)))
+        tables: dict[str, dict[str, Counter[str]]] = {"environment": {}, "worker": {}}
+        for field, count in counted.items():
+            kind, _, rest = field.decode().partition("|")
+            name, _, what = rest.rpartition("|")
+            tables[kind].setdefault(name, Counter())[what] += int(count)
+        return Tally(environments=tables["environment"], workers=tables["worker"])
+
+    async def pace(self) -> Pace:
+        fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.state(self._run)))
+        state = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        now_s, _ = cast("tuple[int, int]", await self._ask(lambda redis: redis.time()))
+        return Pace(
+            live_version=int(state.get("live", -1)),
+            learner=state.get("learner_owner", "") if float(state.get("learner_expires", 0)) > now_s * 1000 else "",
+            wanted=int(state.get("wanted", 0)),
+            next_ticket=int(state.get("next_ticket", 0)),
+            state=state,
+        )
+
+    async def _records(self) -> AsyncGenerator[tuple[str, Record | None]]:
+        """Every record, None if it is unreadable; a ticket may come twice when the hash is resized in between."""
+        cursor = 0
+        while True:
+            position = cursor
+            cursor, rows = await self._ask(lambda redis: redis.hscan(keys.records(self._run), position, count=AT_ONCE))  # noqa: B023
+            for ticket, text in cast("dict[bytes, bytes]", rows).items():
+                yield ticket.decode(errors="replace"), _parsed(text)
+            if cursor == 0:
+                return
+
+    async def _with_sizes(self, found: Mapping[str, Record]) -> list[Entry]:
+        async def sizes(redis: Any) -> list[int]:
+            pipeline = redis.pipeline(transaction=False)
+            for ticket in found:
+                pipeline.hstrlen(keys.payloads(self._run), ticket)
+            return await pipeline.execute()
+
+        measured: list[int] = await self._ask(sizes) if found else []
+        return [
+            Entry(id=ticket, record=record, bytes=size) for (ticket, record), size in zip(found.items(), measured, strict=True)
+        ]
+
+    async def _ask(self, command: Callable[[Any], Any]) -> Any:
+        return await self._server.ask(lambda: command(cast("Any", self._server.commands)))
+
+
+def _parsed(text: bytes) -> Record | None:
+    try:
+        return parse(text)
+    except BadRecord:
+        return None

@@ -1,0 +1,115 @@
+"""One run's keys in a server: atomic changes, plain questions, and waiting without asking all the time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from async_rl.errors import AsyncRLError, FenceLost
+from async_rl.failpoints import define, failpoint
+from buffer import keys
+from buffer.memory_ledger import rewound
+from buffer.records import Record, parse
+from buffer.redis_client import Server, listen
+from buffer.script_library import NAMES, Argument, ScriptLibrary
+
+RECHECK_S = 1.0
+"""Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""
+TICKETS_AT_ONCE = 128
+"""Per call of a script: no script keeps the server to itself for long."""
+
+log = logging.getLogger(__name__)
+define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
+T = TypeVar("T")
+
+
+class RunInRedis:
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.name = name
+        self._scripts = ScriptLibrary(server, keys.buffer_keys(name), prelude="prelude")
+
+    async def change(self, script: str, *arguments: Argument) -> Any:
+        failpoint(f"{script}.before")
+        try:
+            reply = await self._scripts.run(script, *arguments)
+        except ResponseError as error:
+            raise _translated(error, script, arguments) from None
+        failpoint(f"{script}.after")
+        return reply
+
+    async def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await self.server.ask(lambda: getattr(self.server.commands, command)(*arguments, **options))
+        except ResponseError as error:
+            raise _translated(error, command, arguments) from None
+
+    async def change_with_room(self, group: str, script: str, *arguments: Argument) -> Any:
+        """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
+        while True:
+            try:
+                return await self.change(script, *arguments)
+            except ServerFull:
+                log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
+            if not await self.change("starve"):  # kept payloads may have made room
+                await self.until_slots_ring()
+
+    async def until_slots_ring(self) -> None:
+        async with listen(self.server, keys.slots_channel(self.name)) as bell:
+            await bell.ring(RECHECK_S)
+
+    async def records(self) -> AsyncIterator[dict[str, Record]]:
+        """Every ticket that is there from the beginning to the end, some at a time, perhaps more than once."""
+        cursor = 0
+        while True:
+            cursor, found = await self.ask("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
+            records = {ticket.decode(): parse(text) for ticket, text in found.items()}
+            for some in pieces(list(records.items())):  # a small hash comes as a whole, whatever was asked for
+                yield dict(some)
+            if int(cursor) == 0:
+                return
+
+    async def until(self, attempt: Callable[[], Awaitable[list[T]]], channel: str, wait_s: float) -> list[T]:
+        found = await attempt()
+        if found or wait_s <= 0:
+            return found
+        deadline = time.monotonic() + wait_s
+        async with listen(self.server, channel) as bell:
+            while not (found := await attempt()) and (left := deadline - time.monotonic()) > 0:
+                await bell.ring(min(left, RECHECK_S))
+        return found
+
+
+class ServerFull(Exception):
+    """maxmemory is reached: nothing was changed."""
+
+
+class UnexpectedReply(AsyncRLError):
+    """The server refused a change for a reason that is not ours."""
+
+
+def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]) -> Exception:
+    """What the server's refusal means. Its text may quote a payload, so it is never passed on."""
+    text = str(error)
+    if text.startswith("FENCELOST"):
+        return FenceLost(f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may change nothing any more")
+    if text.startswith("REWOUND"):
+        return rewound()
+    if isinstance(error, OutOfMemoryError) or "OOM " in text[:200]:
+        return ServerFull()
+    kind = text.split(" ", 1)[0][:40]
+    return UnexpectedReply(
+        f"Redis refused {script!r} ({kind if kind.isalpha() else 'an error'}): has somebody else written to this run's keys? "
+        "`async-rl buffer audit` tells what does not belong"
+    )
+
+
+def pieces(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
+    rest = iter(elements)
+    while some := list(islice(rest, length)):
+        yield some

@@ -1,0 +1,1 @@
+"""What `async-rl buffer VERB` does: one file per verb, or per family of verbs. Each is `async def (run, line) -> exit code`."""

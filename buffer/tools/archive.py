@@ -1,0 +1,65 @@
+"""`buffer archive`: the spent groups of a run, on disk. No server is needed to read them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from async_rl.buffer_verbs import Line
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from buffer.archive import ArchiveStats, Exported, archive_stats, export_jsonl
+from buffer.tools.paper import console, print_json, print_table, size, visible
+
+
+def ls(config: Config, line: Line) -> int:
+    found = archive_stats(_folder(config))
+    if line.has("json"):
+        print_json(asdict(found))
+        return 0
+    page = console()
+    page.print(f"{found.groups} groups of steps {_range(found)} in {found.files} files, {size(found.bytes)}")
+    if found.since is not None and found.until is not None:
+        page.print(f"archived from {_moment(found.since)} to {_moment(found.until)}")
+    if found.damaged:
+        page.print(f"{found.damaged} stretches are damaged and are passed over", style="red")
+    if found.environments:
+        page.print()
+        rows = [(name, part.groups, part.tokens, part.reward) for name, part in found.environments.items()]
+        print_table(page, ("environment", "groups", "tokens", "mean reward"), rows)
+    return 0
+
+
+def export(config: Config, line: Line) -> int:
+    """What cannot be read is passed over, and said on the standard error."""
+    folder, out, tokens = _folder(config), line.text("out"), line.has("tokens")
+    done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)
+    for damage in done.damage:
+        print(f"{damage.file}: {damage.length} bytes at {damage.offset} are passed over: {damage.reason}", file=sys.stderr)
+    return 0
+
+
+def _export_to(path: Path, folder: Path, *, tokens: bool) -> Exported:
+    draft = path.with_name(f"{path.name}.part")  # whoever finds the file finds all of it
+    try:
+        with draft.open("w") as stream:
+            done = export_jsonl(folder, stream, tokens=tokens)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}") from error
+    console().print(f"{done.rollouts} rollouts of {done.groups} groups are in {visible(str(path))}")
+    return done
+
+
+def _folder(config: Config) -> Path:
+    return config.run_folder / "archive"
+
+
+def _range(found: ArchiveStats) -> str:
+    return "-" if found.first_step is None else f"{found.first_step} to {found.last_step}"
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,129 @@
+"""Where a group is: in the buffer, in quarantine, in the archive, or nowhere any more. In a sentence, whichever it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.types import RolloutGroup
+from buffer.archive import find as find_archived
+from buffer.codec import BadPayload, decode
+from buffer.keys import ticket_id, ticket_number
+from buffer.records import BadRecord
+from buffer.tools.listing import describe
+from buffer.tools.open_run import OpenRun
+
+_ID = re.compile(r"t?0*(\d{1,15})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    id: str
+    place: str
+    """buffer | quarantine | archive | ended"""
+    facts: Mapping[str, Any]
+    sentence: str
+    group: RolloutGroup | None = None
+
+
+def full_id(text: str) -> str:
+    """People may write `7` or `t7` for t000000007."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no id of a group; ids look like {ticket_id(7)}, and 7 will do")
+    return ticket_id(int(found[1]))
+
+
+async def find(run: OpenRun, text: str) -> Found:
+    ticket = full_id(text)
+    found = await _in_buffer(run, ticket)
+    if found is None:
+        found = await _in_quarantine(run, ticket)
+    if found is None:
+        found = _in_archive(run, ticket)
+    return found if found is not None else await _ended(run, ticket)
+
+
+async def _in_buffer(run: OpenRun, ticket: str) -> Found | None:
+    try:
+        entry = await run.inspection.entry(ticket)
+    except BadRecord as error:
+        raise ConfigError(f"{ticket}: {error}; `buffer audit` says more") from error
+    if entry is None:
+        return None
+    facts = describe(entry, (await run.inspection.pace()).live_version)
+    if entry.record.state == "reserved":
+        return Found(id=ticket, place="buffer", facts=facts, sentence=f"worker {entry.record.worker} is rolling it out")
+    group, problem = _decoded(await run.buffer.payload(ticket))
+    steps = f"step {', '.join(map(str, entry.record.steps))}"
+    sentences = {
+        "ready": "ready for the learner",
+        "again": f"trained in {steps}, and ready for another",
+        "taken": f"taken for {steps}",
+        "kept": f"spent in {steps}, and still kept",
+    }
+    return Found(
+        id=ticket,
+        place="buffer",
+        facts=facts,
+        sentence="; ".join(part for part in (sentences[entry.record.state], problem) if part),
+        group=group,
+    )
+
+
+async def _in_quarantine(run: OpenRun, ticket: str) -> Found | None:
+    for report in await run.buffer.quarantined():
+        if report["ticket"] == ticket:
+            group, problem = _decoded(await run.buffer.quarantined_payload(ticket))
+            sentence = f"quarantined, because {report['reason']}"
+            return Found(
+                id=ticket,
+                place="quarantine",
+                facts=report,
+                sentence=f"{sentence}; {problem}" if problem else sentence,
+                group=group,
+            )
+    return None
+
+
+def _in_archive(run: OpenRun, ticket: str) -> Found | None:
+    if not run.archive_folder.exists():
+        return None
+    archived = find_archived(run.archive_folder, ticket)
+    if archived is None:
+        return None
+    step, group = archived
+    return Found(
+        id=ticket, place="archive", facts={"step": step}, sentence=f"spent in step {step}, from the archive", group=group
+    )
+
+
+async def _ended(run: OpenRun, ticket: str) -> Found:
+    issued = (await run.inspection.pace()).next_ticket
+    if ticket_number(ticket) >= issued:
+        last = f"the last one was {ticket_id(issued - 1)}" if issued else "none was yet"
+        raise ConfigError(f"{ticket} was never issued; {last}")
+    answer = await run.inspection.ended(ticket)
+    return Found(id=ticket, place="ended", facts={"answer": answer}, sentence=_ENDINGS.get(answer, _FORGOTTEN))
+
+
+_FORGOTTEN = "it has ended, and nothing of it is kept"
+_ENDINGS: Mapping[str | None, str] = {
+    "already": "it was committed, then trained on or dropped as stale; its payload is gone",
+    "no_signal": "its rewards were all equal, so it was dropped",
+    "lease_lost": "its worker lost it or handed it back, and its task was rolled again",
+    "quarantined": "its payload was refused, and the report on it is gone",
+}
+
+
+def _decoded(payload: bytes | None) -> tuple[RolloutGroup | None, str]:
+    """The group, or why there is none."""
+    if payload is None:
+        return None, "its payload is gone"
+    try:
+        return decode(payload), ""
+    except BadPayload as error:
+        return None, f"its payload of {len(payload)} bytes cannot be read: {error}"

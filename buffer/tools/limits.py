@@ -1,0 +1,70 @@
+"""`buffer limits`: the numbers that pace the fleet, shown, and changed while the run goes on.
+
+A change passes through the configuration's own model, so it is refused with the same words as in a file, and it stands above
+the configuration of every learner to come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from async_rl.buffer_verbs import Line, nearest
+from async_rl.config_files import load
+from async_rl.errors import ConfigError
+from async_rl.protocols import Limits
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table
+
+KEYS = {
+    "staleness.max_age": "max_age",
+    "staleness.selector": "selector",
+    "leases.ticket_s": "lease_s",
+    "leases.max_attempts": "max_attempts",
+    "retention.keep_steps": "keep_steps",
+}
+"""What can be changed: the key in the configuration, and the field of `Limits` that it sets."""
+
+
+async def limits(run: OpenRun, line: Line) -> int:
+    in_force = await run.buffer.limits()
+    if line.operands:
+        changes = _changes(line, in_force)
+        await run.buffer.change_limits(changes)
+        in_force = await run.buffer.limits()
+    _show(in_force, run.config.limits, line)
+    return 0
+
+
+def _changes(line: Line, in_force: Limits | None) -> Mapping[str, int | float | str]:
+    """By field. Whatever is wrong is a ConfigError that names the key."""
+    wanted = dict(_assignment(text) for text in line.operands)
+    # Checked together with what is in force, because some values are only wrong beside others.
+    present = {} if in_force is None else {key: json.dumps(getattr(in_force, field)) for key, field in KEYS.items()}
+    words = [word for key, text in (present | wanted).items() for word in (f"--{key}", text)]
+    changed = load([*line.config, *words]).limits
+    return {KEYS[key]: getattr(changed, KEYS[key]) for key in wanted}
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if key not in KEYS:
+        meant, others = nearest(key, list(KEYS)), f"; {', '.join(KEYS)} can"
+        raise ConfigError(f"{key} cannot be changed while a run goes on{meant if meant else others}")
+    if not equals or not value:
+        raise ConfigError(f"{key} needs a value: {key}=VALUE")
+    return key, value
+
+
+def _show(in_force: Limits | None, configured: Limits, line: Line) -> None:
+    if line.has("json"):
+        print_json({"limits": None if in_force is None else asdict(in_force)})
+        return
+    page = console()
+    if in_force is None:
+        page.print("no learner has set the limits yet; these are the configured ones")
+    shown = configured if in_force is None else in_force
+    rows = [(key, getattr(shown, field), getattr(configured, field)) for key, field in KEYS.items()]
+    print_table(page, ("limit", "in force", "configured"), rows)
+    page.print(f"{shown.slots} slots: groups that may exist at once")

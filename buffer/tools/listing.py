@@ -1,0 +1,89 @@
+"""`buffer ls`: the groups that have not ended, one a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.buffer_verbs import Line
+from buffer.inspection import Entry
+from buffer.records import Record
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table, size
+
+LIMIT = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which groups are wanted; None does not mind."""
+
+    state: str | None
+    environment: str | None
+    worker: str | None
+    older_than: int | None
+
+    def accepts(self, record: Record) -> bool:
+        return (
+            self.state in (None, record.state)
+            and self.environment in (None, record.environment)
+            and self.worker in (None, record.worker)
+            and (self.older_than is None or oldest_version(record) < self.older_than)
+        )
+
+
+async def ls(run: OpenRun, line: Line) -> int:
+    wanted = Filter(
+        state=line.text("state"),
+        environment=line.text("environment"),
+        worker=line.text("worker"),
+        older_than=line.integer("older-than"),
+    )
+    limit = line.integer("limit")
+    chosen = await run.inspection.choose(wanted.accepts, LIMIT if limit is None else max(0, limit))
+    live = (await run.inspection.pace()).live_version
+    rows = [describe(entry, live) for entry in chosen.entries]
+    if line.has("json"):
+        print_json({"groups": rows, "others": chosen.others, "unreadable": chosen.unreadable})
+        return 0
+    page = console()
+    if rows:
+        shown = [
+            {**row, "steps": ",".join(map(str, entry.record.steps)), "bytes": size(entry.bytes)}
+            for row, entry in zip(rows, chosen.entries, strict=True)
+        ]
+        print_table(page, [name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in shown))
+    else:
+        page.print("no group is like that" if line.chosen else "no group is in the buffer")
+    if chosen.others:
+        page.print(f"and about {chosen.others} more: --limit shows them")
+    if chosen.unreadable:
+        page.print(f"{chosen.unreadable} records are unreadable; `buffer audit` says which tickets are not accounted for")
+    return 0
+
+
+def oldest_version(record: Record) -> int:
+    """Of its tokens; for a ticket in flight, its own, because none of its tokens can be older."""
+    return record.oldest if record.oldest >= 0 else record.version
+
+
+def age(record: Record, live_version: int) -> int:
+    """When it was trained; for a group that may still be, as if it were trained now."""
+    version = record.taken if record.state in ("taken", "kept") else live_version
+    return max(0, version - oldest_version(record))
+
+
+def describe(entry: Entry, live_version: int) -> dict[str, Any]:
+    record = entry.record
+    return {
+        "id": entry.id,
+        "state": record.state,
+        "environment": record.environment if record.environment else None,
+        "worker": record.worker,
+        "attempt": record.attempt,
+        "oldest_version": oldest_version(record),
+        "age": age(record, live_version),
+        "tokens": record.tokens,
+        "steps": record.steps,
+        "bytes": entry.bytes,
+    }

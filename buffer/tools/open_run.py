@@ -1,0 +1,48 @@
+"""The run that a tool looks at. One that has ended is woken for as long as it takes to look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from buffer import open_buffer_on
+from buffer.embedded_server import EmbeddedServer, is_asleep
+from buffer.inspection import Inspection
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server, open_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    config: Config
+    server: Server
+    buffer: RedisBuffer
+    inspection: Inspection
+    was_asleep: bool
+    """Nobody but this process uses its server."""
+
+    @property
+    def archive_folder(self) -> Path:
+        return self.config.archive_folder
+
+
+@asynccontextmanager
+async def open_run(config: Config) -> AsyncGenerator[OpenRun]:
+    async with AsyncExitStack() as stack:
+        if not config.redis.url and not config.redis_folder.exists():
+            raise ConfigError(f"there is no run in {config.run_folder} (run.folder is seen from where you are)")
+        asleep = is_asleep(config)
+        if asleep:
+            await stack.enter_async_context(EmbeddedServer(config))
+        server = await stack.enter_async_context(open_server(config))
+        yield OpenRun(
+            config=config,
+            server=server,
+            buffer=stack.enter_context(open_buffer_on(server, config)),
+            inspection=Inspection(server, config.run.name),
+            was_asleep=asleep,
+        )

@@ -1,0 +1,94 @@
+"""How the tools write: aligned columns for people, JSON for programs, and nothing that a terminal would obey.
+
+Names, reasons and conversations come from workers and models, so control characters are shown instead of sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+Cell = str | int | float | None
+
+_KEPT = {ord("\n"), ord("\t")}
+_TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that turn the direction of text around."""
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if code not in _KEPT},
+    **dict.fromkeys((0x7F, *range(0x80, 0xA0), *_TURNING), "\N{REPLACEMENT CHARACTER}"),
+}
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def console() -> Console:
+    """In a pipe: no colours, and no line is broken."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    return text.translate(_PICTURES)
+
+
+def one_line(text: str, width: int) -> str:
+    """The beginning of a text, in one line."""
+    flat = visible(" ".join(text.split()))
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def size(count: float) -> str:
+    for unit in _SIZES:
+        if count < 1024 or unit == _SIZES[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def print_json(document: object) -> None:
+    try:
+        text = json.dumps(document, allow_nan=False)
+    except ValueError:  # rare, as in a refused group whose reward is no number
+        text = json.dumps(_finite(document))
+    print(text, flush=True)
+
+
+def print_table(page: Console, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Numbers stand at the right; the last column is as long as it likes."""
+    cells = [list(row) for row in rows]
+    shown = [[_text(cell) for cell in row] for row in cells]
+    at_right = [any(isinstance(row[column], int | float) for row in cells) for column in range(len(head))]
+    widths = [max(cell_len(row[column]) for row in (list(head), *shown)) for column in range(len(head))]
+    page.print(Text(_line(head, widths, at_right), "bold"))
+    for row in shown:
+        page.print(Text(_line(row, widths, at_right)))
+
+
+def _finite(value: object) -> object:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in cast("Sequence[object]", value)]
+    return value
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], at_right: Sequence[bool]) -> str:
+    padded: list[str] = []
+    for text, width, right in zip(cells, widths, at_right, strict=True):
+        space = " " * (width - cell_len(text))
+        padded.append(space + text if right else text + space)
+    return "  ".join(padded).rstrip()
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.3g}" if isinstance(cell, float) else visible(str(cell))

@@ -1,0 +1,67 @@
+"""`buffer quarantine`: payloads that were refused. Look at them, make sound ones ready again, forget the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from async_rl.buffer_verbs import Line, nearest
+from async_rl.errors import ConfigError
+from buffer.tools.finding import find, full_id
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import Cell, console, print_json, print_table, size, visible
+from buffer.tools.showing import present
+
+
+async def ls(run: OpenRun, line: Line) -> int:
+    reports = await run.buffer.quarantined()
+    if line.has("json"):
+        print_json({"quarantine": reports})
+        return 0
+    page = console()
+    if not reports:
+        page.print("nothing is in quarantine")
+        return 0
+    print_table(page, ("id", "when", "environment", "worker", "size", "reason"), map(_row, reports))
+    return 0
+
+
+async def show(run: OpenRun, line: Line) -> int:
+    ticket = await _refused(run, line.operands[0])
+    return present(await find(run, ticket), run, line)
+
+
+async def release(run: OpenRun, line: Line) -> int:
+    """Exit code 1 when it stays where it is."""
+    ticket = await _refused(run, line.operands[0])
+    answer = await run.buffer.readmit(ticket)
+    if line.has("json"):
+        print_json({"id": ticket, "released": answer == "stored", "answer": answer})
+    else:
+        said = "ready again" if answer == "stored" else f"stays in quarantine: {answer}"
+        console().print(visible(f"{ticket}: {said}"))
+    return 0 if answer == "stored" else 1
+
+
+async def forget(run: OpenRun, line: Line) -> int:
+    tickets = [await _refused(run, text) for text in line.operands]
+    await run.buffer.forget(tickets)
+    if line.has("json"):
+        print_json({"forgotten": tickets})
+    else:
+        console().print(f"forgotten: {', '.join(tickets)}")
+    return 0
+
+
+async def _refused(run: OpenRun, text: str) -> str:
+    ticket = full_id(text)
+    known = [report["ticket"] for report in await run.buffer.quarantined()]
+    if ticket not in known:
+        raise ConfigError(f"{ticket} is not in quarantine{nearest(ticket, known)}")
+    return ticket
+
+
+def _row(report: Mapping[str, Any]) -> list[Cell]:
+    when = f"{datetime.fromtimestamp(report['time']):%Y-%m-%d %H:%M:%S}"
+    return [report["ticket"], when, report["environment"], report["worker"], size(report["size"]), report["reason"]]

@@ -1,0 +1,158 @@
+"""`buffer stats`: what the buffer holds, how fast it moves, and what the learner waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from async_rl.buffer_verbs import Line
+from async_rl.protocols import BufferStats
+from buffer.inspection import Pace, Tally
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table, size, visible
+
+WATCH_S = 1.0
+DROPPED = "dropped:"
+RARE = ("again", "kept", "expired", "owed", "starving")
+"""Not shown to people while they are 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The buffer at one moment."""
+
+    moment: float
+    stats: BufferStats
+    tally: Tally
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    now: Reading
+    before: Reading | None
+    """An earlier reading, which rates are taken from."""
+
+    @property
+    def ages(self) -> dict[int, int]:
+        """Ready groups by the age that they would have if they were trained now."""
+        by_version = self.now.stats.ready_by_version
+        return {max(0, self.now.stats.version - version): count for version, count in sorted(by_version.items(), reverse=True)}
+
+    def rate(self, what: str) -> float | None:
+        """Per second."""
+        if self.before is None:
+            return None
+        return (self.now.tally.total(what) - self.before.tally.total(what)) / (self.now.moment - self.before.moment)
+
+
+async def stats(run: OpenRun, line: Line) -> int:
+    over = line.number("over")
+    before = await _read(run) if over is not None else None
+    await asyncio.sleep(over if over is not None else 0)
+    report = Report(now=await _read(run), before=before)
+    _show(report, line, console())
+    while line.has("watch"):
+        await asyncio.sleep(WATCH_S)  # a clock: there is nothing else to wait for
+        report = Report(now=await _read(run), before=report.now)
+        page = console()
+        page.clear()
+        _show(report, line, page)
+    return 0
+
+
+def waits_for(pace: Pace, held: BufferStats) -> str:
+    """What the learner is doing, in a sentence."""
+    ready = held.ready + held.again
+    if not pace.learner:
+        return "no learner holds the run"
+    if held.starving:
+        return f"{pace.learner}: commits wait for memory that only its next checkpoint can free"
+    if pace.wanted == 0:
+        return f"{pace.learner}: waits for nothing"
+    if ready < pace.wanted:
+        return f"{pace.learner}: waits for {pace.wanted} groups, {ready} are ready, {held.reserved} in flight"
+    if "samples_per_insert" in pace.state:
+        return f"{pace.learner}: waits for fresh groups, so that groups are used as often as samples_per_insert says"
+    return (
+        f"{pace.learner}: waits for stragglers; {ready} groups are ready and it wants {pace.wanted}, but some of the "
+        f"{held.reserved} in flight would become too old if they were overtaken"
+    )
+
+
+async def _read(run: OpenRun) -> Reading:
+    held = await run.buffer.stats()
+    tally, pace = await run.inspection.tally(), await run.inspection.pace()
+    return Reading(moment=time.monotonic(), stats=held, tally=tally, pace=pace)
+
+
+def _show(report: Report, line: Line, page: Console) -> None:
+    if line.has("json"):
+        print_json(_document(report))
+        return
+    print_stats(page, report.now.stats, ages=report.ages)
+    page.print(f"{'learner':<12} {visible(waits_for(report.now.pace, report.now.stats))}")
+    if report.before is not None:
+        rates = {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")}
+        page.print(f"{'per second':<12} {', '.join(f'{what} {rate:.4g}' for what, rate in rates.items() if rate is not None)}")
+    for kind, table in (("environment", report.now.tally.environments), ("worker", report.now.tally.workers)):
+        if table:
+            page.print()
+            _print_counts(page, kind, table)
+
+
+def print_stats(page: Console, held: BufferStats, *, ages: Mapping[int, int]) -> None:
+    notes = {
+        "ready": ", ".join(f"age {age}: {count}" for age, count in ages.items()),
+        "dropped": ", ".join(f"{visible(reason)}: {count}" for reason, count in sorted(held.dropped.items())),
+        "slots": f"{held.slots_used} used",
+    }
+    for name, value in _numbers(held).items():
+        if value or name not in RARE:
+            shown = size(value) if name == "bytes" else f"{value:g}" if isinstance(value, float) else str(value)
+            page.print(f"{name:<12} {shown:>10}  {notes.get(name, '')}".rstrip())
+
+
+def _numbers(held: BufferStats) -> dict[str, int | float]:
+    """Every number of the statistics; those that come in several kinds are added up."""
+    fields: dict[str, int | float | Mapping[str, int]] = asdict(held)
+    shown = {name: value for name, value in fields.items() if name not in ("ready_by_version", "slots_used")}
+    return {name: sum(value.values()) if isinstance(value, Mapping) else value for name, value in shown.items()}
+
+
+def _print_counts(page: Console, kind: str, table: Mapping[str, Mapping[str, int]]) -> None:
+    drops = sorted({what for counts in table.values() for what in counts if what.startswith(DROPPED)})
+    head = [kind, "stored", "tokens", "size", "spent", "quarantined", *(what.removeprefix(DROPPED) for what in drops)]
+    print_table(
+        page,
+        head,
+        (
+            [
+                name if name else "(unknown)",
+                counts.get("stored", 0),
+                counts.get("tokens", 0),
+                size(counts.get("bytes", 0)),
+                *(counts.get(what, 0) for what in ("spent", "quarantined", *drops)),
+            ]
+            for name, counts in sorted(table.items())
+        ),
+    )
+
+
+def _document(report: Report) -> dict[str, Any]:
+    now = report.now
+    return {
+        **asdict(now.stats),
+        "ages": report.ages,
+        "learner": now.pace.learner,
+        "wanted": now.pace.wanted,
+        "waits_for": waits_for(now.pace, now.stats),
+        "environments": now.tally.environments,
+        "workers": now.tally.workers,
+        "per_second": {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")},
+    }

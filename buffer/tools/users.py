@@ -1,0 +1,44 @@
+"""`buffer users`: one Redis user for each role of the run, on a server that others use too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from async_rl.buffer_verbs import Line
+from async_rl.errors import ConfigError
+from buffer.access import create_users, list_users
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table
+
+
+async def create(run: OpenRun, line: Line) -> int:
+    if not run.config.redis.url:
+        raise ConfigError("this run's own server lets nobody in but you; users are for a server of yours (redis.url)")
+    made = await create_users(run.server, run.config.run.name, folder=run.config.run_folder / "users")
+    if line.has("json"):
+        paths = {role: str(path) for role, path in made.password_files.items()}
+        print_json({**asdict(made), "password_files": paths, "acl_file": str(made.acl_file)})
+        return 0
+    page = console()
+    rows = [(role, made.users[role], str(path)) for role, path in made.password_files.items()]
+    print_table(page, ("role", "redis.user", "redis.password_file"), rows)
+    page.print("passwords of earlier users of these names no longer work")
+    if not made.survives_restart:
+        page.print(f"the server keeps no ACL file and forgets them when it restarts; {made.acl_file} can be its aclfile")
+    return 0
+
+
+async def ls(run: OpenRun, line: Line) -> int:
+    users = await list_users(run.server, run.config.run.name)
+    if line.has("json"):
+        print_json({"users": {name: _without_password(rules) for name, rules in users.items()}})
+    elif users:
+        print_table(console(), ("redis.user", "may"), [(name, _without_password(rules)) for name, rules in users.items()])
+    else:
+        console().print(f"run {run.config.run.name!r} has no users; `async-rl buffer users create` makes them")
+    return 0
+
+
+def _without_password(rules: str) -> str:
+    """Not even hashed."""
+    return " ".join(word for word in rules.split() if not word.startswith("#"))

@@ -1,0 +1,148 @@
+"""`buffer vacuum`: memory and disk that nobody needs any more. Whatever is alive stays as it is.
+
+It works on clean books only: where the audit finds a problem, the strays are evidence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from async_rl.buffer_verbs import Line
+from async_rl.errors import AsyncRLError
+from buffer import keys
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table, size
+
+REWRITE_S = 600.0
+"""The longest that a rewrite of the append-only file is waited for."""
+
+_LEFTOVER = re.compile(r"temp-.*?(\d+)\.(?:aof|rdb)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed:
+    """With --dry-run, what would be."""
+
+    what: str
+    count: int
+    bytes: int
+    note: str = ""
+
+
+async def vacuum(run: OpenRun, line: Line) -> int:
+    found = await run.buffer.audit()
+    if not found.is_clean:
+        console().print(f"nothing was freed, because the books have {len(found.problems)} problems; see `buffer audit`")
+        return 1
+    only_say = line.has("dry-run")
+    freed = [
+        await _kept(run, only_say=only_say),
+        await _quarantined(run, wanted=line.has("quarantine"), only_say=only_say),
+        await _remembered(run, only_say=only_say),
+    ]
+    if not run.config.redis.url:  # files of a server that is not ours are none of our business
+        freed += [_leftovers(run.config.redis_folder, only_say=only_say), await _append_only_file(run, only_say=only_say)]
+    if line.has("json"):
+        print_json({"dry_run": only_say, "freed": [asdict(part) for part in freed]})
+    else:
+        head = ("what", "count", "would free" if only_say else "freed", "")
+        print_table(console(), head, ((part.what, part.count, size(part.bytes), part.note) for part in freed))
+    return 0
+
+
+async def _kept(run: OpenRun, *, only_say: bool) -> Freed:
+    """Spent groups that are kept for longer than was asked; not those that wait for the archive."""
+    what = "spent groups kept too long"
+    if run.config.retention.archive:
+        return Freed(what=what, count=0, bytes=0, note="the learner takes them away when they are archived")
+    pace = await run.inspection.pace()
+    last = int(pace.state.get("saved", -1)) - int(pace.state.get("keep_steps", 0))
+    redis = cast("Any", run.server.commands)
+    kept = keys.key(run.config.run.name, "kept")
+    tickets = [ticket.decode() for ticket in await run.server.ask(lambda: redis.zrangebyscore(kept, "-inf", last))]
+    total = sum([len(payload) for ticket in tickets if (payload := await run.buffer.payload(ticket)) is not None])
+    if tickets and not only_say:
+        await run.buffer.discard((await run.buffer.stats()).fence, tickets)
+    return Freed(what=what, count=len(tickets), bytes=total)
+
+
+async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> Freed:
+    """Evidence that somebody may still want to look at, so only on demand."""
+    what, tickets = "refused payloads", [report["ticket"] for report in await run.buffer.quarantined()]
+    total = 0
+    for ticket in tickets:
+        payload = await run.buffer.quarantined_payload(ticket)
+        total += 0 if payload is None else len(payload)
+    if tickets and not wanted:
+        return Freed(what=what, count=0, bytes=0, note=f"--quarantine frees {size(total)} of {len(tickets)} payloads")
+    if tickets and not only_say:
+        await run.buffer.forget(tickets)
+    return Freed(what=what, count=len(tickets), bytes=total)
+
+
+async def _remembered(run: OpenRun, *, only_say: bool) -> Freed:
+    """How tickets ended: the answer to a worker that repeats a commit. Where everybody is gone, nobody asks."""
+    what, name, redis = "remembered endings", keys.key(run.config.run.name, "ended"), cast("Any", run.server.commands)
+    if not run.was_asleep:
+        return Freed(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
+    count = await run.server.ask(lambda: redis.hlen(name))
+    taken = await run.server.ask(lambda: redis.memory_usage(name))
+    if not only_say:
+        await run.server.ask(lambda: redis.unlink(name))
+    return Freed(what=what, count=count, bytes=0 if taken is None else taken)
+
+
+def _leftovers(folder: Path, *, only_say: bool) -> Freed:
+    """Half-written copies of servers that were killed."""
+    files = list(_abandoned(folder))
+    total = sum(file.stat().st_size for file in files)
+    if not only_say:
+        for file in files:
+            file.unlink(missing_ok=True)
+    return Freed(what="leftover files", count=len(files), bytes=total)
+
+
+def _abandoned(folder: Path) -> Iterator[Path]:
+    """A temporary file carries the id of the process that writes it. Where processes cannot be seen, it is left alone."""
+    if not Path("/proc/self").exists():
+        return
+    for pattern in ("temp-*", "appendonlydir/temp-*"):
+        for file in folder.glob(pattern):
+            writer = _LEFTOVER.fullmatch(file.name)
+            if writer is not None and not Path(f"/proc/{writer[1]}").exists():
+                yield file
+
+
+async def _append_only_file(run: OpenRun, *, only_say: bool) -> Freed:
+    before = _size_on_disk(run.config.redis_folder)
+    if only_say:
+        return Freed(what="append-only file", count=1, bytes=0, note=f"{size(before)} would be rewritten")
+    redis = cast("Any", run.server.commands)
+    await run.server.ask(redis.bgrewriteaof)
+    await _rewritten(run)
+    after = _size_on_disk(run.config.redis_folder)
+    return Freed(what="append-only file", count=1, bytes=max(0, before - after), note=f"{size(after)} left")
+
+
+async def _rewritten(run: OpenRun) -> None:
+    redis, deadline = cast("Any", run.server.commands), time.monotonic() + REWRITE_S
+    while True:
+        facts: dict[str, Any] = await run.server.ask(lambda: redis.info("persistence"))
+        if not facts["aof_rewrite_in_progress"] and not facts["aof_rewrite_scheduled"]:
+            break
+        if time.monotonic() > deadline:
+            raise AsyncRLError(f"the append-only file is still being rewritten after {REWRITE_S:g} s")
+        await asyncio.sleep(0.05)  # the server does not say when it has finished
+    if facts["aof_last_bgrewrite_status"] != "ok":
+        raise AsyncRLError(f"the append-only file could not be rewritten; {run.config.redis_folder / 'redis.log'} says why")
+
+
+def _size_on_disk(folder: Path) -> int:
+    files = [*folder.glob("*.aof"), *folder.glob("appendonlydir/*")]
+    return sum(file.stat().st_size for file in files if not file.name.startswith("temp-"))

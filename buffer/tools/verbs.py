@@ -1,0 +1,29 @@
+"""Which function does which verb; their words, options and help stand in async_rl/buffer_verbs.py."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from async_rl.buffer_verbs import Line
+from async_rl.config import Config
+from buffer.tools import archive, audit, limits, listing, quarantine, showing, stats, tailing, users, vacuum
+from buffer.tools.open_run import OpenRun
+
+ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
+    "stats": stats.stats,
+    "audit": audit.audit,
+    "ls": listing.ls,
+    "show": showing.show,
+    "tail": tailing.tail,
+    "quarantine ls": quarantine.ls,
+    "quarantine show": quarantine.show,
+    "quarantine release": quarantine.release,
+    "quarantine forget": quarantine.forget,
+    "vacuum": vacuum.vacuum,
+    "limits": limits.limits,
+    "users create": users.create,
+    "users ls": users.ls,
+}
+
+ON_FILES: Mapping[str, Callable[[Config, Line], int]] = {"archive ls": archive.ls, "archive export": archive.export}
+"""These need no server."""
