@@ -14,8 +14,8 @@ from buffer.codec import BadPayload, decode
 from buffer.run_in_redis import RunInRedis, pieces
 from buffer.validation import problem_with
 
-PAYLOADS_AT_ONCE = 32
-"""Groups per read: replies of some megabytes keep the server available to others in between."""
+PAYLOADS_AT_ONCE = 4
+"""Groups per read: replies of some megabytes at most keep the server available to others in between."""
 
 log = logging.getLogger(__name__)
 

@@ -104,12 +104,15 @@ class RedisBuffer:
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
             refused = worker, group.id, problem, group.task.environment, payload
-            return _answer(await self._run.change_with_room(group.id, "quarantine", *refused))
+            return _answer(await self._run.with_room(group.id, lambda: self._run.change("quarantine", *refused)))
         versions = group.oldest_version, group.newest_version
-        stored = worker, group.id, *versions, group.num_tokens, group.task.environment
-        return _answer(
-            await self._run.change_with_room(group.id, "commit", *stored, await self._payloads.store(group.id, payload))
-        )
+        described = worker, group.id, *versions, group.num_tokens, group.task.environment
+        stored = await self._payloads.store(group.id, payload)
+
+        async def store() -> bytes:
+            return await self._run.change_with_payload("commit", group.id, stored, *described)
+
+        return _answer(await self._run.with_room(group.id, store))
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
         await self._run.change("drop", worker, ticket, reason, environment)

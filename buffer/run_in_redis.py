@@ -35,9 +35,19 @@ class RunInRedis:
         self._scripts = ScriptLibrary(server, keys.buffer_keys(name), prelude="prelude")
 
     async def change(self, script: str, *arguments: Argument) -> Any:
+        return await self._change(script, arguments, lambda: self._scripts.run(script, *arguments))
+
+    async def change_with_payload(self, script: str, ticket: str, payload: bytes, *arguments: Argument) -> Any:
+        """In one change with a payload that is put into its place if that is free."""
+        place = keys.payloads(self.name)
+        return await self._change(
+            script, arguments, lambda: self._scripts.run_with_payload(script, place, ticket, payload, *arguments)
+        )
+
+    async def _change(self, script: str, arguments: Sequence[Argument], run: Callable[[], Awaitable[Any]]) -> Any:
         failpoint(f"{script}.before")
         try:
-            reply = await self._scripts.run(script, *arguments)
+            reply = await run()
         except ResponseError as error:
             raise _translated(error, script, arguments) from None
         failpoint(f"{script}.after")
@@ -49,11 +59,11 @@ class RunInRedis:
         except ResponseError as error:
             raise _translated(error, command, arguments) from None
 
-    async def change_with_room(self, group: str, script: str, *arguments: Argument) -> Any:
+    async def with_room(self, group: str, change: Callable[[], Awaitable[Any]]) -> Any:
         """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
         while True:
             try:
-                return await self.change(script, *arguments)
+                return await change()
             except ServerFull:
                 log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
             if not await self.change("starve"):  # kept payloads may have made room

@@ -32,6 +32,25 @@ class ScriptLibrary:
     async def run(self, name: str, *arguments: Argument) -> Any:
         return await self._server.ask(lambda: self._run(_load(name, self._prelude), arguments))
 
+    async def run_with_payload(self, name: str, hash_key: str, field: str, payload: bytes, *arguments: Argument) -> Any:
+        """The script in one transaction with the bytes that it is about: HSETNX before it."""
+        script = _load(name, self._prelude)
+        return await self._server.ask(lambda: self._run_with_payload(script, hash_key, field, payload, arguments))
+
+    async def _run_with_payload(
+        self, script: _Script, hash_key: str, field: str, payload: bytes, arguments: Sequence[Argument]
+    ) -> Any:
+        for command, which in (("EVALSHA", script.sha), ("EVAL", script.text)):
+            pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=True)
+            pipeline.hsetnx(hash_key, field, payload)
+            pipeline.execute_command(command, which, len(self._keys), *self._keys, *arguments)
+            _, reply = await pipeline.execute(raise_on_error=False)
+            if not isinstance(reply, NoScriptError):  # as below; the payload is in its place and is not put there again
+                break
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
     async def _run(self, script: _Script, arguments: Sequence[Argument]) -> Any:
         redis = cast("Any", self._server.commands)
         try:

@@ -1,27 +1,30 @@
--- worker, ticket id, oldest version, newest version, tokens, environment, payload -> what became of it
+-- worker, ticket id, oldest version, newest version, tokens, environment -> what became of it
+-- The payload was put into its place by the same transaction, if that was free: bytes that pass through Lua are copied twice more.
 local worker, id, oldest, newest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local record = held(id, worker)
-if not record then return answer_again(id) end
+if not record then
+  local owner = read(id)
+  if not owner or owner.state == 'reserved' then call('HDEL', PAYLOADS, id) end -- brought for nothing
+  return answer_again(id)
+end
 
+local size = call('HSTRLEN', PAYLOADS, id)
+call('HINCRBY', STATE, 'bytes', size)
 local live = get('live', -1)
 record.environment = ARGV[6]
 if oldest < record.version or newest > live then
-  even_when_full()
   quarantine(id, record, oldest < record.version
     and string.format("its oldest token is of version %d, before its ticket's version %d", oldest, record.version)
-    or string.format('its newest token is of version %d, above the live version %d', newest, live), ARGV[7])
+    or string.format('its newest token is of version %d, above the live version %d', newest, live), call('HGET', PAYLOADS, id))
   return 'quarantined'
 end
 
--- First, so that a full server refuses the script as a whole.
-call('HSET', PAYLOADS, id, ARGV[7])
-call('HINCRBY', STATE, 'bytes', #ARGV[7])
 leave(id, record)
 record.oldest, record.committed, record.tokens = oldest, live, tonumber(ARGV[5])
 enter(id, record, 'ready', oldest)
 owe(get('samples_per_insert', 0))
 tell('stored', id, record)
 count(record, 'tokens', record.tokens)
-count(record, 'bytes', #ARGV[7])
+count(record, 'bytes', size)
 wake_learner()
 return 'stored'

@@ -66,9 +66,9 @@ local function ticket_id(number)
 end
 
 local FIELDS = '^(%a+) (%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%S+) ([^\t]*)\t(.*)$'
-local function read(id)
+local function record_of(text)
   local state, task, attempt, failures, version, oldest, committed, taken, tokens, steps, worker, environment =
-    string.match(call('HGET', RECORDS, id) or '', FIELDS)
+    string.match(text or '', FIELDS)
   if not state then return nil end
   local used = {}
   for step in string.gmatch(steps, '%d+') do used[#used + 1] = tonumber(step) end
@@ -79,10 +79,37 @@ local function read(id)
   }
 end
 
+local function text_of(record)
+  return string.format('%s %d %d %d %d %d %d %d %d %s %s\t%s', record.state, record.task, record.attempt, record.failures,
+    record.version, record.oldest, record.committed, record.taken, record.tokens,
+    #record.steps > 0 and table.concat(record.steps, ',') or '-', record.worker, record.environment)
+end
+
+local function read(id)
+  return record_of(call('HGET', RECORDS, id))
+end
+
 local function write(id, record)
-  call('HSET', RECORDS, id, string.format('%s %d %d %d %d %d %d %d %d %s %s\t%s', record.state, record.task, record.attempt,
-    record.failures, record.version, record.oldest, record.committed, record.taken, record.tokens,
-    #record.steps > 0 and table.concat(record.steps, ',') or '-', record.worker, record.environment))
+  call('HSET', RECORDS, id, text_of(record))
+end
+
+-- A command takes only so many arguments from Lua.
+local function each_piece(list, act)
+  for first = 1, #list, 1000 do act(unpack(list, first, math.min(first + 999, #list))) end
+end
+
+-- The groups among these tickets that have a readable record, in the same order.
+local function read_all(ids)
+  local groups = {}
+  for first = 1, #ids, 1000 do
+    local last = math.min(first + 999, #ids)
+    local texts = call('HMGET', RECORDS, unpack(ids, first, last))
+    for index, text in ipairs(texts) do
+      local record = record_of(text)
+      if record then groups[#groups + 1] = { id = ids[first + index - 1], record = record } end
+    end
+  end
+  return groups
 end
 
 -- The record of a ticket that this worker may still commit.

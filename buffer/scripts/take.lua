@@ -13,24 +13,25 @@ local oldest_fresh = version - max_age
 local last_step = get('step', step - 1)
 if step > last_step + 1 then return redis.error_reply('REWOUND') end
 
-local function describe(ids)
+local function described(groups)
   local reply = {}
-  for _, id in ipairs(ids) do
-    local record = read(id)
-    for _, value in ipairs({ id, record.oldest, record.committed, record.taken }) do reply[#reply + 1] = value end
+  for _, group in ipairs(groups) do
+    local record = group.record
+    for _, value in ipairs({ group.id, record.oldest, record.committed, record.taken }) do reply[#reply + 1] = value end
   end
   return reply
 end
 
-local batch = call('ZRANGEBYSCORE', TAKEN, step, step)
-if step <= last_step then return describe(batch) end
+local batch = read_all(call('ZRANGEBYSCORE', TAKEN, step, step))
+if step <= last_step then return described(batch) end
 
 -- -- too old for these weights ---------------------------------------------------------------------------------------
+local STALE_AT_ONCE = 32
 collect_lost_leases()
-for _, id in ipairs(call('ZRANGEBYSCORE', READY, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, AT_ONCE)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', READY, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, STALE_AT_ONCE)) do
   drop(id, read(id), 'stale')
 end
-for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, AT_ONCE)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', '(' .. oldest_fresh, 'LIMIT', 0, STALE_AT_ONCE)) do
   local record = read(id)
   local last_use = record.steps[#record.steps]
   if last_use <= get('saved', -1) then
@@ -56,36 +57,33 @@ local function candidates()
   return ids
 end
 
-local function is_fresh_enough(record)
-  return record and record.oldest >= oldest_fresh
-end
-
 local chosen, skipped, tokens, of_environment, is_full = {}, {}, 0, {}, false
-local function add(id, record)
+local function add(group)
+  local record = group.record
   if max_tokens > 0 and #batch + #chosen > 0 and tokens + record.tokens > max_tokens then
     is_full = true
     return
   end
   tokens = tokens + record.tokens
   of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
-  chosen[#chosen + 1] = { id = id, record = record }
+  chosen[#chosen + 1] = group
   is_full = #batch + #chosen >= num_groups
 end
 
-for _, id in ipairs(batch) do
-  local record = read(id)
+for _, group in ipairs(batch) do
+  local record = group.record
   tokens = tokens + record.tokens
   of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
 end
-for _, id in ipairs(candidates()) do
+for _, group in ipairs(read_all(candidates())) do
   if is_full then break end
-  local record = read(id)
-  if is_fresh_enough(record) then
+  local record = group.record
+  if record.oldest >= oldest_fresh then
     local quota = quotas[record.environment]
     if quota and (of_environment[record.environment] or 0) >= quota and record.oldest > oldest_fresh then
-      skipped[#skipped + 1] = { id = id, record = record }
+      skipped[#skipped + 1] = group
     else
-      add(id, record)
+      add(group)
     end
   end
 end
@@ -94,7 +92,7 @@ local in_training = call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
 if not is_full and call('ZCARD', RESERVED) == 0 and in_training == 0 and free_tickets() <= 0 then
   for _, candidate in ipairs(skipped) do
     if is_full then break end
-    add(candidate.id, candidate.record)
+    add(candidate)
   end
 end
 
@@ -119,20 +117,27 @@ if must_wait() then
   call('HSET', STATE, 'wanted', math.max(1, num_groups - #batch))
   return {}
 end
-for _, candidate in ipairs(chosen) do
-  local id, record = candidate.id, candidate.record
-  local draw = tonumber(call('ZSCORE', LOTTERY, id))
-  if draw and (selector == 'uniform' or selector == 'prioritized') then
-    call('HSET', STATE, 'lottery_time', string.format('%.17g', math.max(draw, get('lottery_time', 0))))
-  end
-  leave(id, record)
-  record.taken = version
-  record.steps[#record.steps + 1] = step
-  enter(id, record, 'taken', step)
-  batch[#batch + 1] = id
+if selector == 'uniform' or selector == 'prioritized' then
+  local time = get('lottery_time', 0)
+  for _, group in ipairs(chosen) do time = math.max(time, tonumber(call('ZSCORE', LOTTERY, group.id))) end
+  call('HSET', STATE, 'lottery_time', string.format('%.17g', time))
 end
+-- As leave() and enter() would do it one by one.
+local ids, places, records = {}, {}, {}
+for index, group in ipairs(chosen) do
+  local record = group.record
+  record.state, record.taken = 'taken', version
+  record.steps[#record.steps + 1] = step
+  ids[index] = group.id
+  places[2 * index - 1], places[2 * index] = step, group.id
+  records[2 * index - 1], records[2 * index] = group.id, text_of(record)
+  batch[#batch + 1] = group
+end
+for _, set in ipairs({ READY, AGAIN, LOTTERY }) do each_piece(ids, function(...) call('ZREM', set, ...) end) end
+each_piece(places, function(...) call('ZADD', TAKEN, ...) end)
+each_piece(records, function(...) call('HSET', RECORDS, ...) end)
 owe(-#chosen)
 call('HSET', STATE, 'step', step)
 call('HDEL', STATE, 'wanted')
 call('PUBLISH', ON_EVENTS, 'taken ' .. step)
-return describe(batch)
+return described(batch)

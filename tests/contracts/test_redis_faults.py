@@ -120,9 +120,8 @@ async def test_a_full_server_makes_workers_wait_and_the_learner_frees_it(run_nam
             committing = tasks.create_task(commit_all())
             step = 0
             while not committing.done():
-                step += 1
-                batch = await buffer.take(fence, step=step, version=0, num_groups=2, wait_s=0.2)
-                if batch:
+                if await buffer.take(fence, step=step + 1, version=0, num_groups=2, wait_s=0.2):
+                    step += 1
                     assert await buffer.renew("w", [tickets[-1].id]) == set()
                     await buffer.release(fence, step)
                     await buffer.checkpoint(fence, step)
