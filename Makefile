@@ -39,6 +39,8 @@ format: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/python benchmarks/buffer_speed.py
+	$(BIN)/python benchmarks/buffer_arena.py
 
 gpu-check: .venv/.run
 	@$(BIN)/python benchmarks/gpu_check.py --json runs/gpu_check.json

@@ -401,7 +401,8 @@ class Config(Section):
         """The same run, with every path absolute."""
         tree = self.model_dump()
         tree["run"]["folder"] = self.run_folder.parent
-        for section, key in (("model", "folder"), ("tokenizer", "folder"), ("redis", "password_file")):
+        redis_files = (("redis", name) for name in ("password_file", "ca_file", "cert_file", "key_file"))
+        for section, key in (("model", "folder"), ("tokenizer", "folder"), *redis_files):
             if path := tree[section].get(key):
                 tree[section][key] = Path(path).absolute()
         for environment in tree["environments"]:

@@ -270,6 +270,8 @@ class BufferPosition:
     """Tasks whose tickets came to nothing and that wait for another."""
     outstanding: tuple[OutstandingTicket, ...] = ()
     """Tickets below `next_ticket` that had not ended: every other one is spent or dropped for good."""
+    mark: str = field(default="", compare=False)
+    """Left in the buffer when this was read: a buffer without it has lost what came before, or is another one."""
 
     def __post_init__(self) -> None:
         # A checkpoint's JSON turns tuples into lists.

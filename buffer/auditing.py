@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from async_rl.protocols import Audit, BufferStats
@@ -27,6 +27,8 @@ class Snapshot:
     """Tickets whose record is kept."""
     payloads: Mapping[str, int]
     """Sizes in bytes."""
+    misfiled: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Tickets whose record contradicts the place they are in, and how."""
 
 
 def audit(snapshot: Snapshot) -> Audit:
@@ -50,6 +52,8 @@ def _misplaced(snapshot: Snapshot) -> list[str]:
         "without their payload": held - payloads,
         "strays: a payload that no group owns": payloads - held,
     }
+    for ticket, how in snapshot.misfiled.items():
+        suspects[how] = {*suspects.get(how, ()), ticket}
     return [f"{len(ids)} tickets are {what}, for example {min(ids)}" for what, ids in suspects.items() if ids]
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
+
+from redis.exceptions import ResponseError
 
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer import keys
+from buffer.foreign import reading, refused
 from buffer.redis_client import Server
-from buffer.script_library import ScriptLibrary
+from buffer.script_library import Argument, ScriptLibrary
 
 MESSAGES_KEPT = 10_000
 """Of each topic."""
+_MEMBER_TYPES = {"id": str, "host": str, "version": int, "device": str, "gpu": str}
 
 
 class RedisBoard:
@@ -27,41 +32,62 @@ class RedisBoard:
         self._scripts = ScriptLibrary(server, [*keys.board_keys(run), keys.state(run), keys.versions(run)])
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
-        reply: list[bytes] = await self._scripts.run("agree", *(word for fact in facts.items() for word in fact))
-        agreed = dict(zip([key.decode() for key in reply[::2]], [value.decode() for value in reply[1::2]], strict=True))
+        reply: list[bytes] = await self._change("agree", *(word for fact in facts.items() for word in fact))
+        words = [word.decode(errors="replace") for word in reply]
+        agreed = dict(zip(words[::2], words[1::2], strict=True))
         raise_if_different(role, facts, agreed)
 
     async def announce(self, member: Member, ttl_s: float) -> None:
-        await self._scripts.run("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
+        await self._change("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
 
     async def leave(self, member_id: str) -> None:
-        await self._scripts.run("leave", member_id)
+        await self._change("leave", member_id)
 
     async def members(self) -> list[Member]:
-        listed = [Member(**json.loads(said)) for said in await self._scripts.run("members")]
-        return sorted(listed, key=lambda member: member.id)
+        listed = [_member(said) for said in await self._change("members")]
+        return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
     async def live_version(self) -> VersionRecord | None:
-        row = await self._scripts.run("live_version")
-        return None if row is None else VersionRecord(**json.loads(row))
+        row = await self._change("live_version")
+        with reading("versions"):
+            return None if row is None else VersionRecord(**json.loads(row))
 
     async def versions(self) -> list[VersionRecord]:
-        rows = await self._server.ask(lambda: self._redis.hvals(keys.versions(self._run)))
-        return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
+        rows = await self._ask("versions", lambda: self._redis.hvals(keys.versions(self._run)))
+        with reading("versions"):
+            return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
         script = ScriptLibrary(self._server, [keys.topic(self._run, topic)])
-        await script.run("post", MESSAGES_KEPT, json.dumps(message))
+        await self._change("post", MESSAGES_KEPT, json.dumps(message), scripts=script)
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
-        name = keys.topic(self._run, topic)
+        deadline = time.monotonic() + wait_s
+        while found := await self._entries_after(keys.topic(self._run, topic), after, deadline - time.monotonic()):
+            messages = [(position.decode(), message) for position, fields in found if (message := _message(fields)) is not None]
+            if messages:
+                return messages
+            after = found[-1][0].decode()  # whoever wrote these, our readers look behind them
+        return []
+
+    async def _entries_after(self, name: str, after: str, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
         if wait_s <= 0:
-            found = await self._server.ask(lambda: self._redis.xread({name: after}))
-        else:
-            # A reply may take as long as `wait_s`, so this goes over the connections for waiting.
-            block, waits = max(1, round(wait_s * 1000)), cast("Any", self._server.waits)
-            found = await self._server.ask(lambda: waits.xread({name: after}, block=block), longer_s=wait_s)
-        return [(position.decode(), json.loads(fields[b"message"])) for position, fields in _entries(found)]
+            return _entries(await self._ask("read", lambda: self._redis.xread({name: after})))
+        # A reply may take as long as `wait_s`, so this goes over the connections for waiting.
+        block, waits = max(1, round(wait_s * 1000)), cast("Any", self._server.waits)
+        return _entries(await self._ask("read", lambda: waits.xread({name: after}, block=block), longer_s=wait_s))
+
+    async def _change(self, script: str, *arguments: Argument, scripts: ScriptLibrary | None = None) -> Any:
+        try:
+            return await (scripts if scripts is not None else self._scripts).run(script, *arguments)
+        except ResponseError as error:
+            raise refused(script, error) from None
+
+    async def _ask(self, what: str, command: Callable[[], Awaitable[Any]], *, longer_s: float = 0.0) -> Any:
+        try:
+            return await self._server.ask(command, longer_s=longer_s)
+        except ResponseError as error:
+            raise refused(what, error) from None
 
     @property
     def _redis(self) -> Any:
@@ -73,6 +99,23 @@ def raise_if_different(role: str, facts: Mapping[str, str], agreed: Mapping[str,
     if agreed:
         listed = "; ".join(f"{key} is {facts[key]} here and {value} in the run" for key, value in sorted(agreed.items()))
         raise FleetMismatch(f"this {role} does not fit the run: {listed}")
+
+
+def _member(said: bytes | None) -> Member | None:
+    """None where it is not one of ours who speaks."""
+    try:
+        member = Member(**json.loads(said or b""))
+    except (ValueError, TypeError):
+        return None
+    return member if all(isinstance(getattr(member, name), kind) for name, kind in _MEMBER_TYPES.items()) else None
+
+
+def _message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+    try:
+        message: Any = json.loads(fields.get(b"message", b""))
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", message) if isinstance(message, dict) else None
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

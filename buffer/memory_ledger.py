@@ -164,7 +164,7 @@ class Ledger:
     def take(
         self, step: int, version: int, num_groups: int, max_tokens: int | None, *, patient: bool, now: float
     ) -> list[TakenGroup]:
-        if self._last_step is not None and step > self._last_step + 1:
+        if self.recovering or (self._last_step is not None and step > self._last_step + 1):
             raise rewound()
         batch = [entry for entry in self.among("taken") if entry.steps[-1] == step]
         if self._last_step is None or step > self._last_step:
@@ -268,6 +268,8 @@ class Ledger:
 
     # -- after a crash ----------------------------------------------------------------------------------------------
     def position(self, step: int) -> BufferPosition:
+        if self._last_step is not None and step > self._last_step:
+            raise rewound()
         return BufferPosition(
             step=step,
             version=self._highest_version,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
 
 from async_rl.errors import FleetMismatch
 from async_rl.types import RolloutGroup
@@ -52,14 +51,8 @@ class Payloads:
         await self._run.change("claim_folder", fence, self._arena.token if self._arena is not None else "")
 
     async def read(self, tickets: Sequence[str]) -> list[bytes | None]:
-        async def fetch() -> list[list[bytes | None]]:
-            pipeline: Any = cast("Any", self._run.server.commands).pipeline(transaction=False)
-            for some in pieces(tickets, PAYLOADS_AT_ONCE):
-                pipeline.hmget(keys.payloads(self._run.name), some)
-            return await pipeline.execute()
-
-        replies = await self._run.server.ask(fetch) if tickets else []
-        return [payload for reply in replies for payload in reply]
+        commands = [("hmget", keys.payloads(self._run.name), some) for some in pieces(tickets, PAYLOADS_AT_ONCE)]
+        return [payload for reply in await self._run.ask_all(commands) for payload in reply]
 
     def whole(self, payload: bytes | None) -> bytes | memoryview | None:
         if payload is None or not is_reference(payload):

@@ -32,10 +32,11 @@ from buffer import keys
 from buffer.arena import Arena
 from buffer.auditing import Snapshot, audit
 from buffer.codec import BadPayload, encode
+from buffer.foreign import UnexpectedReply, of_wrong_type, reading
 from buffer.limits_text import read_limits, write_changes, write_limits
 from buffer.memory_ledger import surviving_steps
 from buffer.payload_places import Payloads, sound_group
-from buffer.records import Record
+from buffer.records import Record, parse
 from buffer.redis_client import Server, listen
 from buffer.run_in_redis import RunInRedis, ServerFull, pieces
 from buffer.script_library import NAMES
@@ -49,6 +50,9 @@ TICKETS_AT_ONCE = 128
 """Per call of a script: no script keeps the server to itself for long."""
 VERSIONS_KEPT = 4096
 """Rows of the version table."""
+
+ENDED = "ended"
+"""The verdict on a ticket that a checkpoint no longer knows."""
 
 log = logging.getLogger(__name__)
 define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
@@ -99,7 +103,7 @@ class RedisBuffer:
         problem, payload = problem_with(group), b""
         try:
             payload = encode(group)
-        except (BadPayload, OverflowError, TypeError, ValueError) as error:
+        except BadPayload as error:
             problem = problem or str(error)
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
@@ -144,22 +148,23 @@ class RedisBuffer:
 
     async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
         """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
-        next_ticket = position.next_ticket if position is not None else 0
-        is_older = await self._run.change("recover", fence, next_ticket)
+        is_older = bool(await self._run.change("recover", fence, position.mark if position is not None else ""))
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         spent, returned, alive = 0, 0, set[str]()
         async for records in self._run.records():
-            alive |= records.keys()
-            verdicts = [word for pair in _verdicts(records, position, outstanding) for word in pair]
+            verdicts = dict(_verdicts(records, position, outstanding, is_older=is_older))
+            alive |= {ticket for ticket, verdict in verdicts.items() if verdict != ENDED}
             if verdicts:
-                ended, ready = await self._run.change("settle", fence, *verdicts)
+                ended, ready = await self._run.change("settle", fence, *(word for pair in verdicts.items() for word in pair))
                 spent, returned = spent + ended, returned + ready
         if is_older and position is not None:
-            lost = [ticket.again for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
+            gone = [ticket for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
+            lost = [ticket.again for ticket in gone if not ticket.steps]  # who has trained need not be rolled again
             for tasks in pieces([*position.redo, *lost]):
                 await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
-        version = await self._run.change("recovered", fence, saved.step, saved.version, saved.next_ticket, saved.next_task)
+        numbers = saved.step, saved.version, saved.next_ticket, saved.next_task
+        version = await self._run.change("recovered", fence, *numbers, saved.mark)
         return Recovery(version=version, returned=returned, spent=spent)
 
     async def take(
@@ -195,6 +200,8 @@ class RedisBuffer:
         for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
             try:
                 group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest)
+                if version_at_take < oldest:
+                    raise BadPayload("its record says that it was taken before it was rolled out")
             except BadPayload as error:
                 refused.append((ticket.decode(), str(error)))
             else:
@@ -217,10 +224,11 @@ class RedisBuffer:
         await self._run.change("release", fence, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
-        """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and a task that goes back to the
-        list meanwhile stands in it, because that is read last.
+        """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and what waits to be rolled again
+        is read last, together with the mark: a buffer that has the mark is not older than this position.
         """
-        version, next_ticket, next_task = await self._run.change("position", fence)
+        mark = uuid.uuid4().hex[:16]
+        version, next_ticket, next_task = await self._run.change("position", fence, step)
         outstanding: dict[int, OutstandingTicket] = {}
         async for records in self._run.records():
             for ticket, record in records.items():
@@ -229,17 +237,18 @@ class RedisBuffer:
                     outstanding[number] = OutstandingTicket(
                         number, record.task_index, record.attempt, record.failures, _until_step(record, step)
                     )
-        redo = [
-            PendingTask(*map(int, task.split())) for task in await self._run.ask("lrange", keys.redo(self._run.name), 0, -1)
-        ]
-        again = set(redo)
+        waiting = await self._run.change("mark", fence, step, next_ticket, mark)
+        with reading("redo"):
+            redo = tuple(PendingTask(*map(int, task.split())) for task in waiting)
+        again = {task.task_index for task in redo}
         return BufferPosition(
             step=step,
             version=version,
             next_ticket=next_ticket,
             next_task=next_task,
-            redo=tuple(redo),
-            outstanding=tuple(ticket for _, ticket in sorted(outstanding.items()) if ticket.again not in again),
+            redo=redo,
+            outstanding=tuple(ticket for _, ticket in sorted(outstanding.items()) if ticket.task_index not in again),
+            mark=mark,
         )
 
     async def checkpoint(self, fence: int, step: int) -> None:
@@ -248,14 +257,16 @@ class RedisBuffer:
         await self.sweep()
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
-        kept: list[tuple[bytes, float]] = await self._run.ask(
+        found: list[tuple[bytes, float]] = await self._run.ask(
             "zrange", keys.kept(self._run.name), 0, limit - 1, withscores=True
         )
-        payloads = await self._payloads.read([ticket.decode() for ticket, _ in kept])
+        with reading("kept"):
+            kept = {ticket.decode(): int(step) for ticket, step in found}
+        payloads = await self._payloads.read(list(kept))
         return [
-            SpentGroup(id=ticket.decode(), step=int(step), payload=whole)
-            for (ticket, step), payload in zip(kept, payloads, strict=True)
-            if (whole := self._payloads.copy(payload, ticket.decode())) is not None
+            SpentGroup(id=ticket, step=step, payload=whole)
+            for (ticket, step), payload in zip(kept.items(), payloads, strict=True)
+            if (whole := self._payloads.copy(payload, ticket)) is not None
         ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
@@ -266,12 +277,15 @@ class RedisBuffer:
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
         """Those in force; None before the first learner."""
-        return read_limits({name.decode(): value.decode() for name, value in (await self._state()).items()})
+        state = await self._state()
+        with reading("state"):
+            return read_limits({name.decode(errors="replace"): value.decode() for name, value in state.items()})
 
     async def overrides(self) -> dict[str, str]:
         """What was changed while the run goes on, as it stands in Redis."""
         found = await self._run.ask("hgetall", keys.overrides(self._run.name))
-        return {name.decode(): value.decode() for name, value in found.items()}
+        with reading("overrides"):
+            return {name.decode(): value.decode() for name, value in found.items()}
 
     async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
         await self._run.change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
@@ -283,22 +297,39 @@ class RedisBuffer:
         return _stats(await self._run.change("stats", ""))
 
     async def audit(self) -> Audit:
-        reply = await self._run.change("stats", "everything")
-        leased, reserved, ready, again, taken, kept, drawn, recorded = (_texts(tickets) for tickets in reply[-9:-1])
+        try:
+            await self.limits()  # can they be read?
+            reply = await self._run.change("stats", "everything")
+        except UnexpectedReply:
+            await self._raise_if_types_are_wrong()
+            raise
+        leased, reserved, ready, again, taken, kept, drawn, recorded, payloads = (
+            {ticket.decode(errors="replace"): value for ticket, value in _rows(pairs, 2)} for pairs in reply[-9:]
+        )
+        places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
         return audit(
             Snapshot(
                 stats=_stats(reply[:-9]),
-                leased=leased,
-                reserved=reserved,
-                ready=ready,
-                again=again,
-                taken=taken,
-                kept=kept,
-                drawn=drawn,
-                recorded=recorded,
-                payloads={ticket.decode(errors="replace"): size for ticket, size in _rows(reply[-1], 2)},
+                leased=leased.keys(),
+                reserved=reserved.keys(),
+                ready=ready.keys(),
+                again=again.keys(),
+                taken=taken.keys(),
+                kept=kept.keys(),
+                drawn=drawn.keys(),
+                recorded=recorded.keys(),
+                payloads=payloads,
+                misfiled=_misfiled(places, recorded),
             )
         )
+
+    async def _raise_if_types_are_wrong(self) -> None:
+        """A script that meets such a key fails, and cannot say which it is."""
+        expected = keys.types(self._run.name)
+        found = await self._run.ask_all([("type", name) for name in expected])
+        for (name, wanted), kind in zip(expected.items(), found, strict=True):
+            if kind.decode() not in ("none", wanted):
+                raise of_wrong_type(name, kind.decode(), wanted)
 
     async def payload(self, ticket: str) -> bytes | None:
         """A group's bytes, wherever they lie; None if it has none."""
@@ -312,7 +343,8 @@ class RedisBuffer:
     # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
         """The latest reports on refused payloads, newest first."""
-        reports = [json.loads(report) for report in await self._run.ask("hvals", keys.quarantine(self._run.name))]
+        found: dict[bytes, bytes] = await self._run.ask("hgetall", keys.quarantine(self._run.name))
+        reports = [_report(ticket.decode(errors="replace"), text) for ticket, text in found.items()]
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
@@ -334,19 +366,69 @@ class RedisBuffer:
 
 
 def _verdicts(
-    records: Mapping[str, Record], position: BufferPosition | None, outstanding: Mapping[int, OutstandingTicket]
+    records: Mapping[str, Record],
+    position: BufferPosition | None,
+    outstanding: Mapping[int, OutstandingTicket],
+    *,
+    is_older: bool,
 ) -> Iterator[tuple[str, str]]:
-    """What recovery makes of each ticket: see scripts/settle.lua."""
+    """What recovery makes of each ticket: see scripts/settle.lua. A server that is older than the checkpoint may have gone on
+    by itself meanwhile: of its tickets, those remain that the checkpoint knows by number, task and attempt.
+    """
     for ticket, record in records.items():
         if record.state == "kept":
             continue
         number = keys.ticket_number(ticket)
         steps = surviving_steps(number, record.state, record.steps, position, outstanding)
-        yield ticket, "ended" if steps is None else ",".join(map(str, steps)) or "-"
+        if is_older and not _is_the_same(record, outstanding.get(number)):
+            steps = None
+        yield ticket, ENDED if steps is None else ",".join(map(str, steps)) or "-"
+
+
+def _is_the_same(record: Record, ticket: OutstandingTicket | None) -> bool:
+    if ticket is None or (record.task_index, record.attempt) != (ticket.task_index, ticket.attempt):
+        return False
+    return not (record.state == "reserved" and ticket.steps)  # what has trained already is not rolled out once more
 
 
 def _is_outstanding(record: Record, step: int) -> bool:
-    return record.state != "kept" and (record.state != "taken" or record.steps[-1] > step)
+    return record.state != "kept" and (record.state != "taken" or max(record.steps, default=step + 1) > step)
+
+
+def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
+    """Tickets whose place or score is not the one in their record: what is selected by a score is judged by its record."""
+    found: dict[str, str] = {}
+    for ticket, text in records.items():
+        try:
+            record = parse(text)
+            keys.ticket_number(ticket)
+        except ValueError:
+            found[ticket] = "recorded unreadably"
+            continue
+        born = {"reserved": record.version, "ready": record.oldest, "again": record.oldest}
+        score = born.get(record.state, record.steps[-1] if record.steps else None)
+        for place, tickets in places.items():
+            if ticket in tickets and place != record.state:
+                found[ticket] = f"{place} and recorded as {record.state}"
+            elif ticket in tickets and score is not None and float(tickets[ticket]) != score:
+                found[ticket] = f"{place} under another number than recorded"
+    return found
+
+
+def _report(ticket: str, text: bytes) -> dict[str, Any]:
+    try:
+        report: Any = json.loads(text)
+        return {**report, "time": int(report["time"]), "ticket": ticket}
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return {
+            "ticket": ticket,
+            "worker": "",
+            "environment": "",
+            "task": -1,
+            "reason": "its report is unreadable",
+            "time": 0,
+            "size": 0,
+        }
 
 
 def _until_step(record: Record, step: int) -> tuple[int, ...]:
@@ -374,6 +456,8 @@ def _texts(reply: list[bytes]) -> set[str]:
 
 def _stats(reply: list[Any]) -> BufferStats:
     said: dict[str, Any] = {name.decode(): value for name, value in _rows(reply, 2)}
+    with reading("dropped"):
+        dropped = {reason.decode(): int(number) for reason, number in _rows(said["dropped"], 2)}
     return BufferStats(
         **{
             name: said[name]
@@ -382,6 +466,6 @@ def _stats(reply: list[Any]) -> BufferStats:
         **{name: said[name] for name in ("slots", "slots_used", "version", "fence", "bytes")},
         owed=float(said["owed"]),
         starving=said["starving"] == 1,
-        dropped={reason.decode(): int(number) for reason, number in _rows(said["dropped"], 2)},
+        dropped=dropped,
         ready_by_version=dict(_rows(said["ready_by_version"], 2)),
     )

@@ -1,7 +1,7 @@
 """The one place that opens connections to Redis.
 
-A server that restarts, or hangs for a while, is invisible to callers except for the delay: redis-py repeats the command
-(all of ours may be repeated) until it is answered or `patience_s` is over.
+A server that restarts, hangs, is full or fails over is invisible to callers except for the delay: the command (all of ours may
+be repeated) is repeated until it is answered or `patience_s` is over.
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import os
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import EqualJitterBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError, RedisError
 
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
+from buffer.addresses import Address, parse
+from buffer.connecting import ANONYMOUS, Credentials, Pools
+from buffer.troubles import SILENCE, Trouble, is_forbidden, is_refused, is_untrusted, passing
 
-MAX_CONNECTIONS = 32
+PASSWORD_VARIABLE = "ASYNC_RL_REDIS_PASSWORD"
 REPLY_TIMEOUT_S = 10.0
 """A server that takes longer for a command hangs; the command is repeated on a fresh connection. This is not left to
 redis-py's socket_timeout: that uses asyncio.wait_for, which before Python 3.12 can swallow a cancellation."""
 
+LONGEST_PAUSE_S = 0.5
+"""Between two attempts."""
 SILENCE_S = 2.0
 """A wait for the server that lasts longer is explained."""
 
@@ -36,46 +41,105 @@ T = TypeVar("T")
 
 
 class Server:
-    """A Redis server as a process of ours sees it."""
+    """A Redis as a process of ours sees it: one server, or the member of a Sentinel or Cluster setup that counts now."""
 
-    def __init__(self, url: str, *, password: str | None = None, patience_s: float = 60.0) -> None:
-        self.url = _without_password(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        credentials: Credentials = ANONYMOUS,
+        patience_s: float = 60.0,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
+        address = parse(url)
+        self.url = address.shown
         self._patience_s = patience_s
+        self._reply_timeout_s = reply_timeout_s
+        self._pools = Pools(address, credentials)
         # Waiting occupies a connection, so that has a pool of its own: waits never keep a command from being sent.
-        self.commands: Redis = _client(BlockingConnectionPool, url, password, max_connections=MAX_CONNECTIONS, timeout=None)
-        self.waits: Redis = _client(ConnectionPool, url, password)
+        self.commands: Redis = self._pools.commands
+        self.waits: Redis = self._pools.waits
+        self._told: Trouble | None = None
 
     async def ask(self, command: Callable[[], Awaitable[T]], *, longer_s: float = 0.0) -> T:
         """The command's answer. `longer_s` is how long the server itself may wait before it answers."""
+        trouble = SILENCE
         try:
             async with asyncio.timeout(self._patience_s + longer_s):
-                while True:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(REPLY_TIMEOUT_S + longer_s):
-                            return await command()
+                for pause_s in _pauses():
+                    try:
+                        async with asyncio.timeout(self._reply_timeout_s + longer_s):
+                            answer = await command()
+                        self._told = None
+                        return answer
+                    except (RedisError, OSError, TimeoutError) as error:
+                        trouble = self._judged(error)
+                        if trouble.elsewhere:
+                            await self._pools.look_elsewhere(error)
+                    await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            waited = f"no Redis has answered at {self.url} for {self._patience_s:g} s"
-            raise BufferUnreachable(f"{waited}; is the server running, and is the address right?") from error
-        except AuthenticationError as error:
-            raise BufferUnreachable(f"the Redis at {self.url} refuses our password; check redis.password_file") from error
-        except RedisConnectionError as error:
+            raise BufferUnreachable(self._gave_up(trouble)) from error
+        raise AssertionError("pauses do not end")
+
+    def _judged(self, error: Exception) -> Trouble:
+        """What may pass; everything else is raised, as a sentence where a person can do something about it."""
+        if is_refused(error):
+            raise BufferUnreachable(
+                f"the Redis at {self.url} refuses our password; check redis.user, redis.password_file or {PASSWORD_VARIABLE}"
+            ) from error
+        if is_forbidden(error):
+            raise ConfigError(
+                f"the Redis at {self.url} does not let its user do this; give each role the redis.user and password that "
+                "`async-rl buffer users create` made for it"
+            ) from error
+        if is_untrusted(error):
+            raise BufferUnreachable(
+                f"the certificate of the Redis at {self.url} is not signed by redis.ca_file, or is made for another host"
+            ) from error
+        trouble = passing(error)
+        if trouble is None and isinstance(error, RedisConnectionError):
             raise BufferUnreachable(
                 f"the connection to the Redis at {self.url} cannot be used ({type(error).__name__})"
             ) from error
+        if trouble is None:
+            raise error
+        if isinstance(error, MovedError) and not self._pools.may_move:
+            raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
+        if trouble is not SILENCE and trouble is not self._told:
+            log.warning("waits, because the Redis at %s %s", self.url, trouble.what)
+            self._told = trouble
+        return trouble
+
+    def _gave_up(self, trouble: Trouble) -> str:
+        if trouble is SILENCE:
+            # A server that misses our certificate just hangs up.
+            certificate = (
+                " Is that its port for TLS, and does it want redis.cert_file?" if self.url.startswith("rediss") else ""
+            )
+            return f"no Redis has answered at {self.url} for {self._patience_s:g} s; {trouble.way_out}{certificate}"
+        return f"after {self._patience_s:g} s, the Redis at {self.url} still {trouble.what}; {trouble.way_out}"
 
     async def ping(self) -> None:
         await self.ask(cast("Any", self.commands).ping)
 
     async def close(self) -> None:
-        for client in (self.commands, self.waits):
-            await client.aclose()
-            await client.connection_pool.disconnect()
+        await self._pools.close()
+
+
+def _pauses() -> Generator[float]:
+    """Growing, and never the same for two clients that lost the same server."""
+    longest = 0.01
+    while True:
+        yield random.uniform(longest / 2, longest)
+        longest = min(2 * longest, LONGEST_PAUSE_S)
 
 
 @asynccontextmanager
 async def open_server(config: Config) -> AsyncGenerator[Server]:
     """Connected, or BufferUnreachable."""
-    server = Server(config.redis_url, password=_password(config), patience_s=config.redis.connect_timeout_s)
+    server = Server(
+        config.redis_url, credentials=credentials_for(config, os.environ), patience_s=config.redis.connect_timeout_s
+    )
     hint = "" if config.redis.url else "; `async-rl run` or `async-rl buffer serve` starts it"
     explain = asyncio.get_running_loop().call_later(SILENCE_S, log.warning, "waits for Redis at %s%s", server.url, hint)
     try:
@@ -87,6 +151,40 @@ async def open_server(config: Config) -> AsyncGenerator[Server]:
         await server.close()
 
 
+def credentials_for(config: Config, environ: Mapping[str, str]) -> Credentials:
+    """Raises ConfigError where the run's data or the password would cross a network in the clear."""
+    redis = config.redis
+    if not redis.url:
+        return ANONYMOUS  # our own server: its socket's folder lets nobody else in
+    password = _read(redis.password_file) if redis.password_file is not None else environ.get(PASSWORD_VARIABLE)
+    address = parse(redis.url)
+    if not redis.insecure:
+        _refuse_exposure(address, proves_itself=bool(password or address.password or redis.cert_file))
+    return Credentials(
+        user=redis.user if redis.user else None,
+        password=password,
+        ca_file=redis.ca_file,
+        cert_file=redis.cert_file,
+        key_file=redis.key_file,
+    )
+
+
+def _refuse_exposure(address: Address, *, proves_itself: bool) -> None:
+    missing = [what for what, is_there in (("TLS", address.tls), ("a password", proves_itself)) if not is_there]
+    if address.foreign_hosts and missing:
+        raise ConfigError(
+            f"redis.url: {address.shown} is reached over the network without {' and without '.join(missing)}; use rediss:// "
+            f"and redis.password_file (or {PASSWORD_VARIABLE}), or set redis.insecure: true if nobody else is on that network"
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"redis.password_file: cannot read {path}: {error.strerror}") from error
+
+
 class Bell:
     """Hears a channel. Nothing depends on it but speed: who listens looks again from time to time anyway."""
 
@@ -95,74 +193,34 @@ class Bell:
 
     async def ring(self, timeout_s: float) -> None:
         """Returns when the channel rang, or after `timeout_s`; a broken connection is restored on the way."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while await self._subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
-                    pass
-        except (TimeoutError, RedisError):
-            pass
+                try:
+                    while await self._subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
+                        pass
+                except (RedisError, OSError):
+                    # What rang meanwhile was missed, so the caller looks again; but not as fast as it can.
+                    await asyncio.sleep(LONGEST_PAUSE_S)
 
 
 @asynccontextmanager
 async def listen(server: Server, channel: str) -> AsyncGenerator[Bell]:
     """From here on, no ring is missed."""
-    subscription = server.waits.pubsub()  # pyright: ignore[reportUnknownMemberType]
+    subscription = await server.ask(lambda: _subscribed(server, channel))
     try:
-        await server.ask(lambda: _subscribed(subscription, channel))
         yield Bell(subscription)
     finally:
         await subscription.aclose()
 
 
-async def _subscribed(subscription: Any, channel: str) -> None:
-    await subscription.subscribe(channel)
-    while await subscription.get_message(timeout=None) is None:
-        pass
-
-
-class _Patient(Retry):
-    """Repeats a command for ever (its caller holds the deadline), except when the server refuses us for good."""
-
-    def __init__(self) -> None:
-        super().__init__(EqualJitterBackoff(cap=0.5, base=0.01), retries=-1)
-
-    async def call_with_retry(self, do: Callable[[], Awaitable[T]], fail: Any, *args: Any, **options: Any) -> T:
-        options.setdefault("is_retryable", _may_pass)
-        return await super().call_with_retry(do, fail, *args, **options)
-
-
-def _may_pass(error: Exception) -> bool:
-    return not isinstance(error, AuthenticationError)
-
-
-_EVERY_CONNECTION = {
-    "retry": _Patient(),
-    "socket_timeout": None,
-    "socket_connect_timeout": REPLY_TIMEOUT_S,
-}
-
-
-def _client(pool: type[ConnectionPool], url: str, password: str | None, **options: Any) -> Redis:
-    if password is not None:
-        options["password"] = password
-    if not url.startswith("unix"):
-        options["socket_keepalive"] = True
+async def _subscribed(server: Server, channel: str) -> Any:
+    """Each attempt on a connection of its own: redis-py would keep one that is dead without being closed."""
+    subscription = cast("Any", server.waits).pubsub()
     try:
-        return Redis(connection_pool=cast("Any", pool).from_url(url, **_EVERY_CONNECTION, **options))
-    except ValueError as error:
-        raise ConfigError(f"redis.url: {_without_password(url)!r} is no address of a Redis server ({error})") from error
-
-
-def _password(config: Config) -> str | None:
-    path = config.redis.password_file
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"redis.password_file: cannot read {path}: {error.strerror}") from error
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else url.partition("?")[0]
+        await subscription.subscribe(channel)
+        while await subscription.get_message(timeout=None) is None:
+            pass
+    except BaseException:
+        await subscription.aclose()
+        raise
+    return subscription

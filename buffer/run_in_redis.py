@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from async_rl.errors import AsyncRLError, FenceLost
+from async_rl.errors import FenceLost
 from async_rl.failpoints import define, failpoint
 from buffer import keys
+from buffer.foreign import reading, refused
 from buffer.memory_ledger import rewound
 from buffer.records import Record, parse
 from buffer.redis_client import Server, listen
@@ -59,6 +60,18 @@ class RunInRedis:
         except ResponseError as error:
             raise _translated(error, command, arguments) from None
 
+    async def ask_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        async def execute() -> list[Any]:
+            pipeline: Any = cast("Any", self.server.commands).pipeline(transaction=False)
+            for name, *arguments in commands:
+                getattr(pipeline, name)(*arguments)
+            return await pipeline.execute()
+
+        try:
+            return await self.server.ask(execute) if commands else []
+        except ResponseError as error:
+            raise _translated(error, commands[0][0], ()) from None
+
     async def with_room(self, group: str, change: Callable[[], Awaitable[Any]]) -> Any:
         """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
         while True:
@@ -78,7 +91,8 @@ class RunInRedis:
         cursor = 0
         while True:
             cursor, found = await self.ask("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
-            records = {ticket.decode(): parse(text) for ticket, text in found.items()}
+            with reading("records"):
+                records = {ticket.decode(): parse(text) for ticket, text in found.items()}
             for some in pieces(list(records.items())):  # a small hash comes as a whole, whatever was asked for
                 yield dict(some)
             if int(cursor) == 0:
@@ -99,10 +113,6 @@ class ServerFull(Exception):
     """maxmemory is reached: nothing was changed."""
 
 
-class UnexpectedReply(AsyncRLError):
-    """The server refused a change for a reason that is not ours."""
-
-
 def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]) -> Exception:
     """What the server's refusal means. Its text may quote a payload, so it is never passed on."""
     text = str(error)
@@ -112,11 +122,7 @@ def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]
         return rewound()
     if isinstance(error, OutOfMemoryError) or "OOM " in text[:200]:
         return ServerFull()
-    kind = text.split(" ", 1)[0][:40]
-    return UnexpectedReply(
-        f"Redis refused {script!r} ({kind if kind.isalpha() else 'an error'}): has somebody else written to this run's keys? "
-        "`async-rl buffer audit` tells what does not belong"
-    )
+    return refused(script, error)
 
 
 def pieces(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:

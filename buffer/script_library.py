@@ -30,15 +30,15 @@ class ScriptLibrary:
         self._prelude = prelude
 
     async def run(self, name: str, *arguments: Argument) -> Any:
-        return await self._server.ask(lambda: self._run(_load(name, self._prelude), arguments))
+        return await self._server.ask(lambda: self._run(load_script(name, self._prelude), arguments))
 
     async def run_with_payload(self, name: str, hash_key: str, field: str, payload: bytes, *arguments: Argument) -> Any:
         """The script in one transaction with the bytes that it is about: HSETNX before it."""
-        script = _load(name, self._prelude)
+        script = load_script(name, self._prelude)
         return await self._server.ask(lambda: self._run_with_payload(script, hash_key, field, payload, arguments))
 
     async def _run_with_payload(
-        self, script: _Script, hash_key: str, field: str, payload: bytes, arguments: Sequence[Argument]
+        self, script: Script, hash_key: str, field: str, payload: bytes, arguments: Sequence[Argument]
     ) -> Any:
         for command, which in (("EVALSHA", script.sha), ("EVAL", script.text)):
             pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=True)
@@ -51,7 +51,7 @@ class ScriptLibrary:
             raise reply
         return reply
 
-    async def _run(self, script: _Script, arguments: Sequence[Argument]) -> Any:
+    async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         redis = cast("Any", self._server.commands)
         try:
             return await redis.evalsha(script.sha, len(self._keys), *self._keys, *arguments)
@@ -59,13 +59,13 @@ class ScriptLibrary:
             return await redis.eval(script.text, len(self._keys), *self._keys, *arguments)
 
 
-class _Script(NamedTuple):
+class Script(NamedTuple):
     text: str
     sha: str
 
 
 @cache
-def _load(name: str, prelude: str) -> _Script:
+def load_script(name: str, prelude: str) -> Script:
     parts = [(_FOLDER / f"{part}.lua").read_text() for part in (prelude, name) if part]
     text = "".join(parts)
-    return _Script(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

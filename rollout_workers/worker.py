@@ -132,6 +132,9 @@ class Worker:
         if stop.is_set():
             await self._give_up(ticket.id, "abandoned")
             return
+        while (older := self._flights.get(ticket.id)) is not None:  # a server that was set back gives a number again
+            older.cut("lease_lost")
+            await asyncio.wait(self._flying, return_when=asyncio.FIRST_COMPLETED)
         flight = self._flights[ticket.id] = Flight(ticket)
         flying = tasks.create_task(self._fly(flight), name=f"group {ticket.id}")
         self._flying.add(flying)

@@ -154,7 +154,8 @@ class WeightReceiver:
         """
         if live.version <= self.version and self._timeline not in ("", live.timeline):
             raise ServiceStopped(
-                f"this worker serves version {self.version} of a run that was lost; version {live.version} of another is live now"
+                f"this worker serves version {self.version} of a run that was lost; "
+                f"version {live.version} of another is live now"
             )
 
     async def _consider(self, offer: Offer) -> None:

@@ -2,7 +2,7 @@
 -- -> 1, fence; or 0, owner, renewals and request of who holds the run, and the milliseconds left to them
 even_when_full()
 local owner, request, now = ARGV[1], ARGV[2], now_ms()
-local left = get('learner_expires', 0) - now
+local left = math.min(get('learner_expires', 0) - now, tonumber(ARGV[3])) -- who waits looks again at least this often
 local holder = call('HGET', STATE, 'learner_request')
 if holder == request then return { 1, get('fence', 0) } end -- the reply was lost on its way
 if left > 0 then return { 0, call('HGET', STATE, 'learner_owner'), get('learner_renewals', 0), holder, left } end

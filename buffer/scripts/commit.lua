@@ -13,6 +13,7 @@ call('HINCRBY', STATE, 'bytes', size)
 local live = get('live', -1)
 record.environment = ARGV[6]
 if oldest < record.version or newest > live then
+  if is_frozen() then return 'quarantined' end -- its lease ends later
   quarantine(id, record, oldest < record.version
     and string.format("its oldest token is of version %d, before its ticket's version %d", oldest, record.version)
     or string.format('its newest token is of version %d, above the live version %d', newest, live), call('HGET', PAYLOADS, id))

@@ -34,6 +34,11 @@ local function fence_lost(fence)
   return redis.error_reply('FENCELOST ' .. current)
 end
 
+-- The weights have seen steps of which this server knows nothing: their groups would be trained again.
+local function step_lost(step)
+  if tonumber(step) > get('step', tonumber(step)) then return redis.error_reply('REWOUND') end
+end
+
 -- The largest age that a group may have: slots may be a fraction of a step's groups, ages are whole.
 local function age_bound()
   return math.ceil(get('max_age', 0))
@@ -260,7 +265,13 @@ local function quarantine(id, record, reason, payload)
   wake_learner()
 end
 
+-- A server that is older than the checkpoint learns from it which tasks are rolled again; until then nobody adds any.
+local function is_frozen()
+  return call('HGET', STATE, 'recovering') == '2'
+end
+
 local function collect_lost_leases()
+  if is_frozen() then return end
   for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, AT_ONCE)) do
     local record = read(id)
     if record then drop(id, record, 'lease_lost') else call('ZREM', LEASES, id) end

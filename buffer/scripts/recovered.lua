@@ -1,10 +1,15 @@
--- fence, step, highest version, next ticket, next task -> highest version
+-- fence, step, highest version, next ticket, next task, mark -> highest version
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
 local step, highest = tonumber(ARGV[2]), math.max(get('highest', -1), tonumber(ARGV[3]))
+local next_task = math.max(get('next_task', 0), tonumber(ARGV[5]))
+if is_frozen() then -- from here on this server holds exactly what the checkpoint says
+  next_task = tonumber(ARGV[5])
+  call('HSET', STATE, 'marks', ARGV[6])
+end
 call('HSET', STATE, 'step', math.max(step, 0), 'released', step, 'saved', step, 'highest', highest,
-  'next_ticket', math.max(get('next_ticket', 0), tonumber(ARGV[4])), 'next_task', math.max(get('next_task', 0), tonumber(ARGV[5])))
+  'next_ticket', math.max(get('next_ticket', 0), tonumber(ARGV[4])), 'next_task', next_task)
 call('HDEL', STATE, 'recovering', 'starving')
 wake_workers()
 return highest

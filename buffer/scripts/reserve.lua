@@ -4,8 +4,8 @@ local SILENT_MS = 2500 -- a worker that waits asks at least once a second
 
 local function describe(first, length)
   local tickets = {}
-  for number = first, first + length - 1 do
-    local id = ticket_id(number)
+  for offset = 0, math.min(length, ENDED_REMEMBERED) - 1 do
+    local id = ticket_id(first + offset)
     local record = held(id, worker)
     if record then
       for _, value in ipairs({ id, record.task, record.version, record.attempt }) do tickets[#tickets + 1] = value end
@@ -49,6 +49,7 @@ call('ZREM', ASKED, worker)
 if free > count and queue > 1 then wake_workers() end
 
 local start, expires = get('next_ticket', 0), now + get('lease_ms', 0)
+if not (start >= 0 and start < 2 ^ 52) then error('next_ticket is not ours') end -- else the loop might never end
 for number = start, start + count - 1 do
   local id = ticket_id(number)
   local task, attempt, failures = string.match(call('LPOP', REDO) or '', '^(%d+) (%d+) (%d+)$')

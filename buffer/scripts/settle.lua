@@ -14,7 +14,7 @@ for index = 2, #ARGV, 2 do
     if verdict == 'ended' or #record.steps >= max_uses then
       spend(id, record)
       spent = spent + 1
-    elseif record.state == 'taken' or record.state == 'again' then
+    elseif record.state ~= 'reserved' and (record.state ~= 'ready' or #record.steps > 0) then
       leave(id, record)
       owe(uses - #record.steps)
       if record.state == 'taken' then

@@ -1,5 +1,5 @@
 -- "" or "everything" -> name and value in turn
--- with "everything" then the members of each set of tickets, the recorded tickets, and the payloads as ticket and size in turn
+-- with "everything" then each set as ticket and score, the records as ticket and text, the payloads as ticket and size in turn
 -- A user who may only read sees tickets whose lease has just ended as reserved.
 if type(redis.pcall('HDEL', STATE, '')) == 'number' then collect_lost_leases() end
 local reply = {}
@@ -22,7 +22,8 @@ local versions, live = {}, get('live', -1)
 local oldest = tonumber(call('ZRANGE', READY, 0, 0, 'WITHSCORES')[2])
 if oldest then
   local first = math.max(oldest, live - 63)
-  for version = first, live do
+  for offset = 0, math.min(63, live - first) do -- counted from 0: adding 1 to an alien's 1e300 would never end
+    local version = first + offset
     local count = call('ZCOUNT', READY, version == first and '-inf' or version, version)
     if count > 0 then
       versions[#versions + 1] = version == first and oldest or version
@@ -34,9 +35,9 @@ say('ready_by_version', versions)
 
 if ARGV[1] == 'everything' then
   for _, set in ipairs({ LEASES, RESERVED, READY, AGAIN, TAKEN, KEPT, LOTTERY }) do
-    reply[#reply + 1] = call('ZRANGE', set, 0, -1)
+    reply[#reply + 1] = call('ZRANGE', set, 0, -1, 'WITHSCORES')
   end
-  reply[#reply + 1] = call('HKEYS', RECORDS)
+  reply[#reply + 1] = call('HGETALL', RECORDS)
   local sizes = {}
   for _, id in ipairs(call('HKEYS', PAYLOADS)) do
     sizes[#sizes + 1] = id

@@ -8,10 +8,10 @@ local max_tokens, patient = tonumber(ARGV[5]), ARGV[6] == '1'
 local max_age, selector = age_bound(), call('HGET', STATE, 'selector')
 local oldest_fresh = version - max_age
 
--- Steps follow each other. A gap means that this server has lost what it once confirmed (a failover, a backup): groups that
--- were trained might be ready again, so nothing is given before a recovery.
+-- Steps follow each other, and whoever takes has recovered. Else this server has lost what it once confirmed (a failover, a
+-- backup): groups that were trained might be ready again, so nothing is given before a recovery.
 local last_step = get('step', step - 1)
-if step > last_step + 1 then return redis.error_reply('REWOUND') end
+if step > last_step + 1 or call('HEXISTS', STATE, 'recovering') == 1 then return redis.error_reply('REWOUND') end
 
 local function described(groups)
   local reply = {}
@@ -107,8 +107,10 @@ local function must_wait()
     local is_first_use = #candidate.record.steps == 0
     horizon = math.max(horizon, is_first_use and candidate.record.oldest + max_age - 1 or version + max_age)
   end
-  for deadline = version, math.min(horizon, version + max_age) do
-    if call('ZCOUNT', RESERVED, oldest_fresh, deadline - max_age) > num_groups * (deadline - version) then return true end
+  -- However late the deadlines are: from here on, all stragglers together have room.
+  local enough = math.floor(call('ZCARD', RESERVED) / num_groups)
+  for ahead = 0, math.min(horizon - version, max_age, enough) do
+    if call('ZCOUNT', RESERVED, oldest_fresh, version + ahead - max_age) > num_groups * ahead then return true end
   end
   return false
 end

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
+from private_fleet import cluster_url, private_cluster
 from private_server import binaries, private_server
 from runs import LEARNER_LEASE_S, Run
 
@@ -16,13 +17,16 @@ from buffer.memory_buffer import MemoryBuffer
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server
 
-MEMORY = "memory"
+MEMORY, CLUSTER = "memory", "cluster"
 
 
-@pytest.fixture(scope="session", params=[MEMORY, *binaries()])
+@pytest.fixture(scope="session", params=[MEMORY, *binaries(), CLUSTER])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == MEMORY:
         yield MEMORY
+    elif request.param == CLUSTER:
+        with private_cluster(binaries()["bundled"]) as nodes:
+            yield cluster_url(nodes)
     else:
         with private_server(binaries()[request.param]) as url:
             yield url

@@ -111,7 +111,8 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(board: RedisBoard, r
     worker = Worker(board, "w", weights(0))
     pushed = weights(seed=5)
     record = record_of(5, pushed)
-    with pytest.raises(BaseExceptionGroup) as broken:
+
+    async def lose_the_run() -> None:
         async with running(worker), WeightSender(board, WIRE, "cpu", fence=1) as sender:
             await sender.needed(5)
             await sender.push(record, pushed)
@@ -119,6 +120,9 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(board: RedisBoard, r
             await worker.serves(5)
             await go_live(redis_server, run_name, replace(record, version=0, timeline="another"))
             await asyncio.Future()
+
+    with pytest.raises(BaseExceptionGroup) as broken:
+        await lose_the_run()
     found = first_of_ours(broken.value)
     assert isinstance(found, ServiceStopped)
     assert "serves version 5" in str(found)

@@ -1,0 +1,49 @@
+"""What each script costs the server, by the server's own clock: its slow log with a threshold of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+import buffer
+from buffer.script_library import load_script
+
+MOST = 200_000
+SCRIPTS = Path(buffer.__file__).parent / "scripts"
+
+
+_OTHERS = {b"HMGET": "payload_read"}
+"""What is no script and keeps the server busy all the same: reading the payloads of a batch."""
+
+
+def script_names() -> list[str]:
+    return sorted([*(path.stem for path in SCRIPTS.glob("*.lua") if path.stem != "prelude"), *_OTHERS.values()])
+
+
+@contextmanager
+def script_log(where: str) -> Iterator[dict[str, list[int]]]:
+    """Filled when the block ends: microseconds of every call, by script, except the first, which compiles it."""
+    costs: dict[str, list[int]] = {}
+    with Redis.from_url(where) as redis:
+        redis.config_set("slowlog-max-len", MOST)
+        redis.config_set("slowlog-log-slower-than", 0)
+        redis.slowlog_reset()
+        yield costs
+        redis.config_set("slowlog-log-slower-than", -1)
+        for entry in redis.slowlog_get(MOST):
+            _count(entry, costs)
+
+
+def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
+    command, argument, *_ = [*entry["command"].split(b" ", 2), b""]
+    name = _NAMES.get(argument.decode()) if command.upper() == b"EVALSHA" else _OTHERS.get(command.upper())
+    if name is not None:
+        costs.setdefault(name, []).append(entry["duration"])
+
+
+_NAMES = {load_script(path.stem, prelude).sha: path.stem for path in SCRIPTS.glob("*.lua") for prelude in ("prelude", "")}
+"""By the name that the server knows: the buffer's scripts have a prelude, the board's have none."""

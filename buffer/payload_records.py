@@ -1,0 +1,161 @@
+"""The fields of a group <-> the nested lists that msgpack packs: a record is a list of its fields in their order.
+
+Every field is checked on reading, because a checksum only proves that nothing changed on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, VersionSpan
+
+MAX_ITEMS = 2**14
+"""Of one list: msgpack believes the length that a list announces, and makes room for it at every level of nesting."""
+
+Packed: TypeAlias = "bool | int | float | str | bytes | list[Packed] | dict[Packed, Packed] | None"
+"""What msgpack can bring."""
+
+_STATUSES = {status.value: status for status in Status}
+
+
+class BadPayload(Exception):
+    """These bytes are no group, or this group cannot become bytes; the message says why, without quoting either."""
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+def write_group(group: RolloutGroup) -> list[Any]:
+    task = group.task
+    prompt = task.prompt if isinstance(task.prompt, str) else _write_conversation(task.prompt)
+    return [
+        group.id,
+        [task.key, task.environment, prompt, task.answer, dict(task.data)],
+        _bounded([_write_rollout(rollout) for rollout in group.rollouts]),
+        group.worker,
+    ]
+
+
+def _write_rollout(rollout: Rollout) -> list[Any]:
+    failure = rollout.failure
+    return [
+        _bounded([_write_sample(sample) for sample in rollout.samples]),
+        float(rollout.reward),
+        rollout.status.value,
+        None if failure is None else [failure.boundary, failure.kind, failure.message],
+        {name: float(value) for name, value in rollout.reward_parts.items()},
+        {name: float(value) for name, value in rollout.metrics.items()},
+        _write_conversation(rollout.conversation),
+    ]
+
+
+def _write_sample(sample: Sample) -> list[Any]:
+    """Its length; the tokens themselves are in the columns."""
+    return [len(sample), _bounded([number for span in sample.versions for number in (span.version, span.start, span.stop)])]
+
+
+def _write_conversation(messages: tuple[Message, ...]) -> list[Any]:
+    return _bounded([[message.role, message.content] for message in messages])
+
+
+def _bounded(items: list[Any]) -> list[Any]:
+    if len(items) > MAX_ITEMS:
+        raise BadPayload(f"a list of {len(items)} is above the limit of {MAX_ITEMS}")
+    return items
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+def read_group(value: Packed, read_sample: Callable[[Packed], Sample]) -> RolloutGroup:
+    match value:
+        case [str() as group_id, task, list() as rollouts, str() as worker]:
+            return RolloutGroup(
+                id=group_id,
+                task=_read_task(task),
+                rollouts=tuple([_read_rollout(rollout, read_sample) for rollout in rollouts]),
+                worker=worker,
+            )
+        case _:
+            raise BadPayload("the group is not what a group must be")
+
+
+def _read_task(value: Packed) -> Task:
+    match value:
+        case [str() as key, str() as environment, str() | list() as prompt, str() as answer, dict() as data]:
+            return Task(
+                key=key,
+                environment=environment,
+                prompt=prompt if isinstance(prompt, str) else _read_conversation(prompt),
+                answer=answer,
+                data=_scalars(data),
+            )
+        case _:
+            raise BadPayload("the task is not what a task must be")
+
+
+def _read_rollout(value: Packed, read_sample: Callable[[Packed], Sample]) -> Rollout:
+    match value:
+        case [
+            list() as samples,
+            float() as reward,
+            str() as status,
+            failure,
+            dict() as parts,
+            dict() as metrics,
+            list() as messages,
+        ]:
+            if status not in _STATUSES:
+                raise BadPayload("a rollout has a status that is unknown here")
+            return Rollout(
+                samples=tuple([read_sample(sample) for sample in samples]),
+                reward=reward,
+                status=_STATUSES[status],
+                failure=None if failure is None else _read_failure(failure),
+                reward_parts=_numbers(parts),
+                metrics=_numbers(metrics),
+                conversation=_read_conversation(messages),
+            )
+        case _:
+            raise BadPayload("a rollout is not what a rollout must be")
+
+
+def _read_failure(value: Packed) -> Failure:
+    match value:
+        case [str() as boundary, str() as kind, str() as message]:
+            return Failure(boundary=boundary, kind=kind, message=message)
+        case _:
+            raise BadPayload("a failure is not three texts")
+
+
+def _read_conversation(messages: list[Packed]) -> tuple[Message, ...]:
+    found: list[Message] = []
+    for message in messages:
+        match message:
+            case [str() as role, str() as content]:
+                found.append(Message(role=role, content=content))
+            case _:
+                raise BadPayload("a message is not two texts")
+    return tuple(found)
+
+
+def read_spans(numbers: list[Packed]) -> tuple[VersionSpan, ...]:
+    found: list[VersionSpan] = []
+    rest = iter(numbers)
+    for version, start, stop in zip(rest, rest, rest, strict=True):
+        # `type`, because True is an int by inheritance and no position.
+        if type(version) is not int or type(start) is not int or type(stop) is not int:
+            raise BadPayload("a version span is not three whole numbers")
+        found.append(VersionSpan(version=version, start=start, stop=stop))
+    return tuple(found)
+
+
+def _numbers(values: dict[Packed, Packed]) -> Mapping[str, float]:
+    for name, value in values.items():
+        if type(name) is not str or type(value) is not float:
+            raise BadPayload("a measure is not a name with a number")
+    return cast("dict[str, float]", values)
+
+
+def _scalars(values: dict[Packed, Packed]) -> Mapping[str, Scalar]:
+    for name, value in values.items():
+        if type(name) is not str or not isinstance(value, str | int | float):
+            raise BadPayload("the task's data is more than names with scalars")
+    return cast("dict[str, Scalar]", values)

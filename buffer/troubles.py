@@ -1,0 +1,118 @@
+"""Pure: which refusals of a Redis pass by themselves, and what to call them.
+
+Error texts may quote payloads, so nothing of them is ever passed on: only the code in front counts.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something about a server that may be over in a moment."""
+
+    what: str
+    """Continues "the Redis at ...": """
+    way_out: str
+    elsewhere: bool = False
+    """Another server may be the right one by now."""
+
+
+SILENCE: Final = Trouble(what="does not answer", way_out="is the server running, and is the address right?", elsewhere=True)
+
+_ASK_THE_MASTER = "give the address of its master, or of its Sentinels"
+_TROUBLES: Final = {
+    "LOADING": Trouble(what="is still reading its data", way_out="redis.connect_timeout_s is how long a process waits"),
+    "READONLY": Trouble(what="is a read-only replica", way_out=_ASK_THE_MASTER, elsewhere=True),
+    "MASTERDOWN": Trouble(what="is a replica without a master", way_out=_ASK_THE_MASTER, elsewhere=True),
+    "UNBLOCKED": Trouble(what="has become a replica", way_out=_ASK_THE_MASTER, elsewhere=True),
+    "CLUSTERDOWN": Trouble(what="belongs to a Cluster that is down", way_out="see CLUSTER INFO on its nodes", elsewhere=True),
+    "MOVED": Trouble(what="does not own this run", way_out="write redis+cluster:// if it is a Cluster", elsewhere=True),
+    "ASK": Trouble(what="is giving this run to another node", way_out="finish or undo the resharding"),
+    "TRYAGAIN": Trouble(what="is giving this run to another node", way_out="finish or undo the resharding"),
+    "NOREPLICAS": Trouble(what="has too few replicas to change anything", way_out="bring its replicas back"),
+    "MISCONF": Trouble(what="cannot write to its disk", way_out="free some space there; the run then goes on by itself"),
+    "BUSY": Trouble(what="is busy with somebody's script", way_out="SCRIPT KILL ends a script that has changed nothing"),
+}
+_CLASSES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py strips the code from the texts of these
+    (BusyLoadingError, "LOADING"),
+    (ReadOnlyError, "READONLY"),
+    (MasterDownError, "MASTERDOWN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (MovedError, "MOVED"),
+    (AskError, "ASK"),
+    (TryAgainError, "TRYAGAIN"),
+)
+_IN_A_TRANSACTION = re.compile(r"Command # \d+ \(.{0,200}?\) of pipeline caused error: (?:\('|\(\")?", re.DOTALL)
+"""What redis-py writes before the reply to a command that was not even queued; it quotes the command."""
+_IN_A_SCRIPT = re.compile(r"(?:ERR )?Error running script .{0,120}?@user_script: \d+: -?")
+"""Redis 6.2 wraps what stopped a script."""
+_NOT_ALLOWED = ("NOPERM", "ACL failure in script", "The user executing the script can't")
+
+
+def passing(error: Exception) -> Trouble | None:
+    """What may be over when the command is repeated; None for everything that stays as it is."""
+    if isinstance(error, ResponseError | BusyLoadingError):
+        return _TROUBLES.get(_code(error))
+    if is_refused(error) or is_untrusted(error):
+        return None
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError | OSError):
+        return SILENCE
+    return None
+
+
+def is_forbidden(error: Exception) -> bool:
+    """The user whom the server knows us as may not do this."""
+    return isinstance(error, NoPermissionError) or _inside(error).startswith(_NOT_ALLOWED)
+
+
+def is_refused(error: Exception) -> bool:
+    """The server knows us not, or by another password."""
+    return _cause(error, AuthenticationError)
+
+
+def is_untrusted(error: Exception) -> bool:
+    """The server's certificate is none that we trust."""
+    return _cause(error, ssl.SSLCertVerificationError)
+
+
+def _code(error: Exception) -> str:
+    for kind, code in _CLASSES:
+        if isinstance(error, kind):
+            return code
+    return _inside(error).partition(" ")[0]
+
+
+def _inside(error: Exception) -> str:
+    text = str(error)
+    for wrapping in (_IN_A_TRANSACTION, _IN_A_SCRIPT):
+        if wrapped := wrapping.match(text):
+            text = text[wrapped.end() :]
+    return text
+
+
+def _cause(error: BaseException, kind: type[Exception]) -> bool:
+    """redis-py raises errors of its own in the place of the socket's."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, kind):
+        found = found.__cause__ if found.__cause__ is not None else found.__context__
+    return found is not None

@@ -1,0 +1,213 @@
+"""A learner without weights: the order of changes is learner/loop.py's, the training is a pause.
+
+Its checkpoint is one small file, written aside, flushed and renamed. Each life has a file of its own, named after its fence:
+it begins as a copy of what the life resumed from. So a learner that wakes up in the middle of saving, long after somebody else
+took over, writes into a file that nobody reads any more.
+
+Each life also starts a timeline; the checkpoint names it, and the journal names its parent, so the auditor can follow the
+timeline that survived back to the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from evidence import newest
+from plan import Mix
+from stage import Stage, told_to_stop
+
+from async_rl.failpoints import define, failpoint
+from async_rl.protocols import Limits, ReplayBuffer
+from async_rl.types import BufferPosition, TakenGroup, VersionRecord
+
+define("learner.trained", "learner.issued", "learner.published", "learner.written", "learner.saved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the checkpoint file says."""
+
+    step: int = 0
+    version: int = -1
+    timeline: str = ""
+    position: BufferPosition | None = None
+
+
+class Learner:
+    def __init__(self, stage: Stage, buffer: ReplayBuffer, fence: int) -> None:
+        self._stage, self._journal, self._mix = stage, stage.journal, stage.plan.mix
+        self._random = stage.random
+        self._buffer, self._fence = buffer, fence
+        self._timeline = uuid.uuid4().hex[:8]
+        self._at = Saved()
+        self._live = -1
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """consumes: groups           waits for:    groups_per_step groups
+        produces: versions, checkpoints  unblocked by: a writer's commit; a lease that runs out; `stop`
+        """
+        await self._resume()
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(stop.wait(), name="stop")
+            upcoming = tasks.create_task(self._take(self._at.step + 1, self._at.version), name="take")
+            while True:
+                self._stage.says("waiting for groups")
+                await asyncio.wait([upcoming, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if stop.is_set():
+                    break
+                batch, step = upcoming.result(), self._at.step + 1
+                if self._mix.prefetch:
+                    upcoming = tasks.create_task(self._take(step + 1, self._at.version + 1), name="take")
+                await self._step(step, batch)
+                if not self._mix.prefetch:
+                    upcoming = tasks.create_task(self._take(step + 1, self._at.version), name="take")
+            upcoming.cancel()
+        await self._save()
+
+    async def _resume(self) -> None:
+        """The checkpoint is read after the run is ours: until then its owner may have written another."""
+        saved = load(self._stage.checkpoints)
+        self._keep(saved)
+        self._stage.says("recovering")
+        recovery = await self._buffer.recover(self._fence, saved.position)
+        version = await self._buffer.issue(self._fence, after=max(saved.version, recovery.version))
+        self._journal.add(
+            "resumed",
+            fence=self._fence,
+            timeline=self._timeline,
+            parent=saved.timeline,
+            after=saved.step,
+            version=version,
+            returned=recovery.returned,
+            spent=recovery.spent,
+        )
+        self._at = Saved(step=saved.step, version=version, timeline=self._timeline)
+        await self._publish()
+
+    async def _take(self, step: int, version: int) -> list[TakenGroup]:
+        tries = 0
+        while True:
+            tries += 1
+            patient = not (self._mix.impatient and tries > 2)
+            groups = await self._buffer.take(
+                self._fence, step=step, version=version, num_groups=self._mix.groups_per_step, wait_s=0.3, patient=patient
+            )
+            if groups:
+                self._journal.add("taken", step=step, version=version, groups=[each.group.id for each in groups])
+                return groups
+
+    async def _step(self, step: int, batch: list[TakenGroup]) -> None:
+        self._stage.says("training")
+        await asyncio.sleep(self._random.choice((0, 0, 0.005, 0.02)))
+        failpoint("learner.trained")
+        self._stage.says("issuing")
+        trained = self._at.version
+        version = await self._buffer.issue(self._fence, after=trained)
+        failpoint("learner.issued")
+        self._journal.add(
+            "trained",
+            step=step,
+            trained=trained,
+            version=version,
+            timeline=self._timeline,
+            groups=[
+                {
+                    "id": each.group.id,
+                    "task": each.group.task.key,
+                    "oldest": each.group.oldest_version,
+                    "at": each.version_at_take,
+                }
+                for each in batch
+            ],
+        )
+        self._at = replace(self._at, step=step, version=version)
+        self._stage.advanced()
+        if step % self._mix.publish_every == 0:
+            await self._publish()
+        if step % self._mix.checkpoint_every == 0:
+            await self._save()
+
+    async def _publish(self) -> None:
+        at = self._at
+        if self._live == at.version:
+            return
+        self._stage.says("publishing")
+        record = VersionRecord(version=at.version, timeline=self._timeline, step=at.step, digest=f"{self._timeline}-{at.step}")
+        self._journal.add("publishes", version=at.version, timeline=self._timeline, step=at.step)
+        await self._buffer.publish(self._fence, record)
+        failpoint("learner.published")
+        await self._buffer.release(self._fence, at.step)
+        self._live = at.version
+
+    async def _save(self) -> None:
+        """As in the loop: position, the durable file, the version live, and only then `checkpoint`."""
+        self._stage.says("saving")
+        position = await self._buffer.position(self._fence, self._at.step)
+        self._keep(replace(self._at, position=position))
+        self._journal.add("saved", step=self._at.step, timeline=self._timeline, next_ticket=position.next_ticket)
+        failpoint("learner.saved")
+        await self._publish()
+        self._stage.says("spending")
+        await self._buffer.checkpoint(self._fence, self._at.step)
+        self._stage.advanced()
+
+    def _keep(self, saved: Saved) -> None:
+        """Written aside, flushed, renamed: when this returns, the checkpoint is durable."""
+        final = self._stage.checkpoints / f"{self._fence:012d}.json"
+        partial = final.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(saved)))
+        flush(partial)
+        failpoint("learner.written")
+        partial.rename(final)
+        flush(final.parent)
+
+
+async def hold(stage: Stage, buffer: ReplayBuffer, fence: int) -> None:
+    """Renew the lease. FenceLost ends this life: somebody else has the run."""
+    while True:
+        await asyncio.sleep(stage.plan.mix.learner_lease_s / 4)
+        await buffer.hold(fence)
+
+
+async def learn(stage: Stage) -> None:
+    stop = told_to_stop()
+    async with stage.opened() as (buffer, _):
+        stage.says("acquiring")
+        fence = await buffer.acquire(f"learner-{stage.life}", limits(stage.plan.mix))
+        async with asyncio.TaskGroup() as tasks:
+            holding = tasks.create_task(hold(stage, buffer, fence), name="hold")
+            await Learner(stage, buffer, fence).run(stop)
+            holding.cancel()
+        await buffer.resign(fence)
+
+
+def limits(mix: Mix) -> Limits:
+    return Limits(
+        max_age=mix.max_age,
+        groups_per_step=mix.groups_per_step,
+        lease_s=mix.ticket_lease_s,
+        max_attempts=mix.max_attempts,
+        selector=mix.selector,
+        max_uses=mix.max_uses,
+        keep_steps=mix.keep_steps,
+    )
+
+
+def load(folder: Path) -> Saved:
+    """What the last learner left."""
+    found = newest(folder)
+    position = found.get("position")
+    return Saved(**{**found, "position": BufferPosition(**position) if position is not None else None})
+
+
+def flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

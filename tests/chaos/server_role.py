@@ -1,0 +1,44 @@
+"""The server's keeper: EmbeddedServer, as `async-rl run` starts it. SIGUSR1 makes it kill -9 its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+from stage import SERVING, Stage, told_to_stop
+
+from buffer.embedded_server import EmbeddedServer
+from buffer.redis_client import Server
+
+
+async def keep_server(stage: Stage) -> None:
+    stop, killed = told_to_stop(), asyncio.Event()
+    async with EmbeddedServer(stage.config) as embedded:
+
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError):  # it is just being started again
+                if os.getsid(embedded.pid) == embedded.pid:  # a server leads its session: this is no other process
+                    os.kill(embedded.pid, signal.SIGKILL)
+            killed.set()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, kill)
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(_tell(stage, killed), name="tell")
+            await stop.wait()
+            telling.cancel()
+
+
+async def _tell(stage: Stage, killed: asyncio.Event) -> None:
+    """The supervisor hears whenever the server answers again."""
+    server = Server(stage.config.redis_url, patience_s=60)
+    try:
+        while True:
+            await server.ping()
+            stage.says(SERVING)
+            stage.advanced()
+            await killed.wait()
+            killed.clear()
+    finally:
+        await server.close()

@@ -1,0 +1,91 @@
+"""What a role is given: where it may write, how to reach the server, and how to tell the supervisor what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+from random import Random
+
+from journals import Journal
+from plan import Plan
+
+from async_rl.config import Config
+from buffer.board import RedisBoard
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
+
+RUN = "chaos"
+STATE_BYTES = 32
+STARTING = "starting"
+"""The state of a process that has not said anything yet."""
+SERVING = "serving"
+"""The state of a keeper whose server answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    plan: Plan
+    folder: Path
+    """Of the round."""
+    role: str
+    slot: int
+    """This life's place in `states`, and its name in `progress`."""
+    life: int
+    states: mmap
+    """Shared with the supervisor, who looks at it when it kills."""
+    progress: int
+    """A pipe that counts journalled acts."""
+    journal: Journal
+
+    @property
+    def config(self) -> Config:
+        return config_of(self.folder)
+
+    @property
+    def checkpoints(self) -> Path:
+        folder = self.folder / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def random(self) -> Random:
+        return self.plan.random(self.role, self.life)
+
+    def says(self, state: str) -> None:
+        start = self.slot * STATE_BYTES
+        self.states[start : start + STATE_BYTES] = state.encode().ljust(STATE_BYTES)
+
+    def advanced(self) -> None:
+        """Something was achieved that a kill may now follow."""
+        os.write(self.progress, bytes([self.slot]))
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[tuple[RedisBuffer, RedisBoard]]:
+        server = Server(self.config.redis_url, patience_s=60)
+        try:
+            yield RedisBuffer(server, RUN, learner_lease_s=self.plan.mix.learner_lease_s), RedisBoard(server, RUN)
+        finally:
+            await server.close()
+
+
+def config_of(folder: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": RUN, "folder": folder},
+            "redis": {"connect_timeout_s": 60},
+            "model": {"size": {"hidden": 8, "layers": 1, "heads": 1}},
+            "environments": [{"type": "even_digits"}],
+        }
+    )
+
+
+def told_to_stop() -> asyncio.Event:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    return stop

@@ -1,0 +1,221 @@
+"""Follows the plan of a round: kills, pauses, poisons, and starts whoever died again at once.
+
+The clock of the plan is what the processes achieve, so a plan means the same on a slow machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from children import POINTS_LOG, ROLES, Child, Children
+from journals import Journal
+from outcome import Death, Outcome
+from plan import Event, Plan
+from poison import poison
+from redis.exceptions import RedisError
+from set_back import cut
+from stage import SERVING, STARTING, config_of
+
+from async_rl.errors import FenceLost, RestartLimit, ServerRewound
+
+HOPELESS = 5
+"""A role that ends in a wrong way so often is not started again."""
+STALLED_S = 60.0
+"""Nothing was achieved for so long: the system hangs."""
+IMPATIENCE_S = 1.0
+"""The next event comes at the latest after so long without enough progress: during a wait for a lease, say."""
+DRAIN_S = 60.0
+LOOK_AGAIN_S = 0.2
+"""What a process is doing stands in shared memory, which makes no sound."""
+
+
+class Supervisor:
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._folder = plan, folder
+        self.outcome = Outcome()
+        self._children = Children(plan, folder)
+        self._journal = Journal(folder / "journals", "supervisor", 0)
+        self._down_since: dict[str, float] = {}
+        self._wrong_ends: Counter[str] = Counter()
+        self._last_act = time.monotonic()
+        self._draining = False
+
+    def run(self) -> Outcome:
+        """Until enough was killed and everybody has finished; the server stays for the audit."""
+        started = time.monotonic()
+        for role in ROLES:
+            self._start(role)
+        try:
+            for event in self._plan.events():
+                if self.outcome.kills >= self._plan.kills or self.outcome.problems:
+                    break
+                target = self.outcome.acts + event.after
+                self._wait(lambda target=target: self.outcome.acts >= target, IMPATIENCE_S)
+                self._do(event)
+            self._drain()
+        finally:
+            for child in self._children:
+                if child.role != "server":
+                    self._children.end(child, signal.SIGKILL)
+        self.outcome.seconds = time.monotonic() - started
+        return self.outcome
+
+    def close(self) -> None:
+        for child in self._children:
+            self._children.end(child, signal.SIGTERM)
+        self._children.close()
+
+    # -- what the plan says -----------------------------------------------------------------------------------------
+    def _do(self, event: Event) -> None:
+        child = self._children.current(event.victim)
+        if child is None:
+            return
+        match event.act:
+            case "kill_server" if self._children.state(child) == SERVING:
+                self._kill_server(child)
+            case "kill" | "kill_server" | "set_back":  # a server that is being started dies with its keeper
+                child.killed, child.kept = True, event.kept
+                os.kill(child.pid, signal.SIGKILL)
+            case "poison":
+                self._poison()
+            case "pause_learner" | "pause_writer":
+                # Who still waits for the run may, on waking, rightly get it.
+                if child.worked and not child.paused:
+                    self._pause(child, event)
+
+    def _kill_server(self, child: Child) -> None:
+        self._down_since.setdefault("server", time.monotonic())
+        self.outcome.deaths.append(Death(role="server", life=child.life, how="server killed", state=SERVING))
+        self._children.set_state(child, "restarting")
+        os.kill(child.pid, signal.SIGUSR1)
+
+    def _pause(self, child: Child, event: Event) -> None:
+        """The learner sleeps past its lease while a successor works; a writer past its leases."""
+        os.kill(child.pid, signal.SIGSTOP)
+        self.outcome.pauses += 1
+        child.paused, child.lasts = True, event.lasts
+        if event.act == "pause_writer":
+            child.wakes_at = self.outcome.acts + event.lasts
+        else:
+            child.replaced = True
+            self._start("learner")
+
+    def _poison(self) -> None:
+        """Foreign bytes in a ready group: the learner must notice, and roll the task again."""
+        with contextlib.suppress(RedisError):  # no server, no poison
+            ticket = poison(config_of(self._folder))
+            if ticket:
+                self._journal.add("poisoned", ticket=ticket)
+                self.outcome.poisoned += 1
+
+    # -- who lives and who died ---------------------------------------------------------------------------------------
+    def _start(self, role: str) -> None:
+        life = self.outcome.lives.get(role, 0)
+        self.outcome.lives[role] = life + 1
+        self._children.start(role, life)
+
+    def _bury(self, child: Child, code: int) -> None:
+        if code == -signal.SIGKILL and child.killed:
+            self._died(child, "kill", self._children.state(child))
+        elif code == -signal.SIGKILL and child.order:
+            self._died(child, "failpoint", self._point_of(child))
+        elif code != 0 or not self._draining:
+            self._died(child, f"exit {code}", self._children.state(child))
+            if not self._is_right(child, code):
+                self._wrong_ends[child.role] += 1
+                self.outcome.problems.append(f"{child.role} life {child.life} ended with exit code {code}: see its log")
+        if child.kept < 1.0:
+            gone = cut(config_of(self._folder).redis_folder, child.kept)
+            self._journal.add("set_back", kept=child.kept, gone=gone)
+            self.outcome.set_backs += 1
+        has_finished = self._draining and child.role != "server" and code == 0
+        if not (child.replaced or has_finished or self._wrong_ends[child.role] >= HOPELESS):
+            self._down_since.setdefault(child.role, time.monotonic())
+            self._start(child.role)
+
+    def _died(self, child: Child, how: str, state: str) -> None:
+        self.outcome.deaths.append(Death(role=child.role, life=child.life, how=how, state=state))
+
+    def _point_of(self, child: Child) -> str:
+        """Where it died by itself: the last line of its own."""
+        rows = [line.split() for line in (self._folder / POINTS_LOG).read_text().splitlines()]
+        return next((name for what, name, pid in reversed(rows) if what == "died" and int(pid) == child.pid), "nowhere")
+
+    def _is_right(self, child: Child, code: int) -> bool:
+        """Who was replaced finds the fence lost; a keeper gives up a server that dies too often."""
+        return (
+            (child.replaced and code == FenceLost.exit_code)
+            or (child.role == "server" and code == RestartLimit.exit_code)
+            or (child.role == "learner" and code == ServerRewound.exit_code and self.outcome.set_backs > 0)
+        )
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+    def _wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._advance(self._children.wait(min(left, LOOK_AGAIN_S)))
+            for child, code in self._children.dead():
+                self._bury(child, code)
+            self._wake()
+            if time.monotonic() - self._last_act > STALLED_S:
+                self.outcome.problems.append(f"stalled: nothing was achieved for {STALLED_S:g} s")
+                self._last_act = time.monotonic()
+        return True
+
+    def _advance(self, slots: bytes) -> None:
+        if not slots:
+            return
+        self._last_act = time.monotonic()
+        self.outcome.acts += len(slots)
+        for child in self._children:
+            if child.slot in slots and not child.replaced:
+                child.worked = True
+                if child.role == "learner":
+                    self._successor_works()
+                self._recovered(child.role)
+
+    def _recovered(self, role: str) -> None:
+        since = self._down_since.pop(role, None)
+        if since is not None:
+            self.outcome.recovery_s.setdefault(role.partition("-")[0], []).append(time.monotonic() - since)
+
+    def _successor_works(self) -> None:
+        """Not before now may the old learner wake: else it would find its lease still good, and rightly go on."""
+        for child in self._children:
+            if child.replaced and child.wakes_at is None:
+                child.wakes_at = self.outcome.acts + child.lasts
+
+    def _wake(self) -> None:
+        for child in self._children:
+            if child.paused and child.wakes_at is not None and self.outcome.acts >= child.wakes_at:
+                child.paused = False
+                os.kill(child.pid, signal.SIGCONT)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def _drain(self) -> None:
+        """Sleepers wake, then writers finish what they hold, then the learner saves."""
+        if not self._wait(lambda: not any(child.paused for child in self._children), DRAIN_S):
+            self.outcome.problems.append(f"nobody could be woken within {DRAIN_S:g} s")
+        self._draining = True
+        for prefix in ("writer", "learner"):
+            asked: set[int] = set()
+            if not self._wait(lambda prefix=prefix, asked=asked: self._has_stopped(prefix, asked), DRAIN_S):
+                self.outcome.problems.append(f"{prefix} did not stop within {DRAIN_S:g} s")
+
+    def _has_stopped(self, prefix: str, asked: set[int]) -> bool:
+        """Asks everybody once, and those again who were restarted meanwhile."""
+        left = [child for child in self._children if child.role.startswith(prefix)]
+        for child in left:
+            if child.pid not in asked and self._children.state(child) != STARTING:
+                asked.add(child.pid)
+                os.kill(child.pid, signal.SIGTERM)
+        return not left

@@ -1,0 +1,174 @@
+"""A server that forgets what it confirmed, and checkpoints taken while others change the books."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from groups import group
+from runs import limits, publish
+
+from async_rl.errors import ServerRewound
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
+
+Both = tuple[RedisBuffer, Server]
+Act = Callable[[], Awaitable[None]]
+
+
+class Moments:
+    """A server that can be set back to an earlier moment, as a failover, a backup or a power cut does."""
+
+    def __init__(self, server: Server) -> None:
+        self._redis = cast("Any", server.commands)
+
+    async def keep(self) -> dict[bytes, bytes]:
+        return {key: await self._redis.dump(key) for key in await self._redis.keys("*")}
+
+    async def back_to(self, moment: dict[bytes, bytes]) -> None:
+        await self._redis.flushall()
+        for key, value in moment.items():
+            await self._redis.restore(key, 0, value)
+
+
+class Interrupted:
+    """A connection beside which somebody else does something before or after the first scan."""
+
+    def __init__(self, redis: Any, *, before_scan: Act | None = None, after_scan: Act | None = None) -> None:
+        self._redis, self._before, self._after = redis, before_scan, after_scan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
+
+    async def hscan(self, *arguments: Any, **options: Any) -> Any:
+        before, self._before = self._before, None
+        if before is not None:
+            await before()
+        found = await self._redis.hscan(*arguments, **options)
+        after, self._after = self._after, None
+        if after is not None:
+            await after()
+        return found
+
+
+async def begun(buffer: RedisBuffer, **changed: Any) -> int:
+    fence = await buffer.acquire("learner", limits(**changed))
+    await buffer.recover(fence, None)
+    await publish(buffer, fence)
+    return fence
+
+
+async def again(buffer: RedisBuffer, fence: int, position: Any) -> int:
+    await buffer.resign(fence)
+    new = await buffer.acquire("successor", limits())
+    await buffer.recover(new, position)
+    await publish(buffer, new)
+    return new
+
+
+async def commit(buffer: RedisBuffer, count: int) -> list[Any]:
+    tickets = await buffer.reserve("w", version=(await buffer.stats()).version, count=count, wait_s=0)
+    for ticket in tickets:
+        assert await buffer.commit("w", group(ticket)) == "stored"
+    return tickets
+
+
+async def test_a_lost_take_is_noticed_before_the_checkpoint(redis_buffer: Both):
+    buffer, server = redis_buffer
+    moments = Moments(server)
+    fence = await begun(buffer)
+    await commit(buffer, 2)
+    before = await moments.keep()
+    trained = {each.group.id for each in await buffer.take(fence, step=1, version=0, num_groups=2, wait_s=0)}
+    await moments.back_to(before)  # the last moments are lost; the learner trains on what it holds
+    await publish(buffer, fence)
+    await buffer.release(fence, 1)
+    with pytest.raises(ServerRewound):
+        await buffer.position(fence, 1)
+    assert trained
+
+
+async def test_a_server_set_back_into_a_recovery_does_not_starve_for_ever(redis_buffer: Both):
+    buffer, server = redis_buffer
+    moments = Moments(server)
+    fence = await begun(buffer)
+    await commit(buffer, 2)
+    await buffer.take(fence, step=1, version=0, num_groups=2, wait_s=0)
+    await buffer.resign(fence)
+    new = await buffer.acquire("successor", limits())
+    between = await moments.keep()
+    await buffer.recover(new, None)
+    await publish(buffer, new)
+    await moments.back_to(between)
+    with pytest.raises(ServerRewound):  # instead: step 1 of the old life, and no ticket is ever issued again
+        await buffer.take(new, step=1, version=1, num_groups=2, wait_s=0)
+
+
+async def test_the_redo_list_survives_a_server_set_back_by_less_than_a_ticket(redis_buffer: Both):
+    buffer, server = redis_buffer
+    moments = Moments(server)
+    fence = await begun(buffer)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    before = await moments.keep()
+    await buffer.abandon("w", ticket.id, "abandoned")  # task 0 waits to be rolled again
+    position = await buffer.position(fence, 0)
+    await moments.back_to(before)
+    await again(buffer, fence, position)
+    [rolled] = await buffer.reserve("w", version=1, count=1, wait_s=0)
+    assert rolled.task_index == 0, "task 0 is skipped"
+
+
+async def test_a_server_that_went_on_after_being_set_back_is_still_older(redis_buffer: Both):
+    """Workers reserve before the learner comes: the forgetful server's numbers overtake the checkpoint's."""
+    buffer, server = redis_buffer
+    moments = Moments(server)
+    fence = await begun(buffer, groups_per_step=4)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    before = await moments.keep()
+    await buffer.commit("w", group(ticket))
+    await commit(buffer, 3)
+    trained = {each.group.task.key for each in await buffer.take(fence, step=1, version=0, num_groups=4, wait_s=0)}
+    position = await buffer.position(fence, 1)
+    await buffer.release(fence, 1)
+    await buffer.checkpoint(fence, 1)
+    await moments.back_to(before)
+    await buffer.abandon("w", ticket.id, "abandoned")  # or its lease ends: task 0, trained by step 1, stands in redo
+    await buffer.reserve("other", version=0, count=4, wait_s=0)  # next_ticket 5 > 4: "not older"
+    new = await again(buffer, fence, position)
+    for lost in ("t000000001", "t000000002", "t000000003", "t000000004"):
+        await buffer.abandon("other", lost, "abandoned")
+    rolled = await buffer.reserve("w", version=1, count=8, wait_s=0)
+    assert not trained & {f"k{each.task_index}" for each in rolled}, "a task that was trained is rolled again"
+    del new
+
+
+async def test_a_task_reserved_while_the_position_is_read_is_not_skipped(redis_buffer: Both, run_name: str):
+    buffer, server = redis_buffer
+    fence = await begun(buffer)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    await buffer.abandon("w", ticket.id, "abandoned")
+    worker = RedisBuffer(server, run_name)
+
+    async def reserve() -> None:
+        assert len(await worker.reserve("other", version=0, count=1, wait_s=0)) == 1
+
+    server.commands = cast("Any", Interrupted(server.commands, before_scan=reserve))
+    position = await buffer.position(fence, 0)
+    tasks = {each.task_index for each in (*position.redo, *position.outstanding)} | set(range(position.next_task, 9))
+    assert 0 in tasks, "an emptied server would never roll task 0"
+
+
+async def test_a_task_stands_in_a_position_once(redis_buffer: Both, run_name: str):
+    buffer, server = redis_buffer
+    fence = await begun(buffer)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    worker = RedisBuffer(server, run_name)
+
+    async def fail() -> None:
+        await worker.abandon("w", ticket.id, "failed")
+
+    server.commands = cast("Any", Interrupted(server.commands, after_scan=fail))
+    position = await buffer.position(fence, 0)
+    tasks = [each.task_index for each in (*position.redo, *position.outstanding)]
+    assert tasks == [0], "an emptied server would roll task 0 twice"
