@@ -24,6 +24,7 @@ from async_rl.config import Config
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.redis_client import Server
 from buffer.server_programs import damaged_file, find_binary, repair_command, server_command
+from buffer.sync_files import sync_files
 
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
@@ -66,6 +67,7 @@ class EmbeddedServer:
             opening.push_async_callback(self._stop)
             tasks = await opening.enter_async_context(asyncio.TaskGroup())
             opening.callback(tasks.create_task(self._keep_alive(), name="embedded redis").cancel)
+            opening.callback(tasks.create_task(sync_files(self._folder), name="flush the data").cancel)
             self._closing = opening.pop_all()
         return self
 

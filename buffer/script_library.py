@@ -40,15 +40,11 @@ class ScriptLibrary:
     async def _run_with_payload(
         self, script: Script, hash_key: str, field: str, payload: bytes, arguments: Sequence[Argument]
     ) -> Any:
-        for command, which in (("EVALSHA", script.sha), ("EVAL", script.text)):
-            pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=True)
-            pipeline.hsetnx(hash_key, field, payload)
-            pipeline.execute_command(command, which, len(self._keys), *self._keys, *arguments)
-            _, reply = await pipeline.execute(raise_on_error=False)
-            if not isinstance(reply, NoScriptError):  # as below; the payload is in its place and is not put there again
-                break
-        if isinstance(reply, Exception):
-            raise reply
+        pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=True)
+        pipeline.hsetnx(hash_key, field, payload)
+        # By its text: a server that was restarted does not know the hash, and the bytes would lie there without their record.
+        pipeline.eval(script.text, len(self._keys), *self._keys, *arguments)
+        _, reply = await pipeline.execute()
         return reply
 
     async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
@@ -67,5 +63,5 @@ class Script(NamedTuple):
 @cache
 def load_script(name: str, prelude: str) -> Script:
     parts = [(_FOLDER / f"{part}.lua").read_text() for part in (prelude, name) if part]
-    text = "".join(parts)
+    text = f"-- {name}.lua\n{''.join(parts)}"  # the server's slow log shows how it begins
     return Script(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -34,7 +34,8 @@ def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int)
         "unixsocketperm": "700",
         "dir": str(folder),
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "no",  # sync_files.py flushes: with `everysec` a server may answer up to 2 s before it writes
+        "auto-aof-rewrite-min-size": f"{max(64, max_memory_mb // 2)}mb",  # by default a busy buffer rewrites all the time
         "aof-load-truncated": "yes",
         "save": "",
         "maxmemory": f"{max_memory_mb}mb",

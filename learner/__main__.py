@@ -83,7 +83,7 @@ async def learn(
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
-    async with Compute.open(config, objective, shape) as compute:
+    async with Compute.open(config, objective, shape, life=fence) as compute:
         progress = await resume(compute, buffer, fence, config.run_folder)
         async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender)

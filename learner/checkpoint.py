@@ -1,6 +1,9 @@
 """Checkpoints: one folder per step, one safetensors file per rank, and a manifest that makes it valid.
 
-    checkpoints/step-00000010/rank-00000.safetensors ... manifest.json
+    checkpoints/step-00000010-by-1763722547/rank-00000.safetensors ... manifest.json
+
+The second number is the fence of the learner that wrote it. A learner that slept while another took over may still finish
+the checkpoint it was writing: that counts less than any of its successor's, and removes none of them.
 
 The folder is written under another name, every file and the folder itself are flushed, and the rename comes last: what
 bears the final name is complete. A reader still checks every file against the manifest, because disks fail too.
@@ -92,8 +95,8 @@ class Draft:
         _flush(self.final.parent)
 
 
-def draft(root: Path, step: int) -> Draft:
-    return Draft(final=root / f"step-{step:08d}")
+def draft(root: Path, step: int, life: int = 0) -> Draft:
+    return Draft(final=root / (f"step-{step:08d}-by-{life}" if life else f"step-{step:08d}"))
 
 
 def file_of(rank: int) -> str:
@@ -101,13 +104,19 @@ def file_of(rank: int) -> str:
 
 
 def candidates(root: Path) -> list[Path]:
-    """Every complete checkpoint, newest first."""
-    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)] if root.is_dir() else []
-    return sorted(found, key=_step_of, reverse=True)
+    """Every complete checkpoint, newest first: of the latest learner, then of those before it."""
+    found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name)] if root.is_dir() else []
+    return sorted(found, key=_place_of, reverse=True)
 
 
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+_NAME = re.compile(r"step-(\d{8,})(?:-by-(\d+))?")
+
+
+def _place_of(checkpoint: Path) -> tuple[int, int]:
+    """The learner's life, and the step."""
+    named = _NAME.fullmatch(checkpoint.name)
+    assert named is not None
+    return int(named[2] or 0), int(named[1])
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -135,13 +144,13 @@ def read_rank(checkpoint: Path, manifest: Manifest, rank: int) -> dict[str, Tens
         raise Damaged(f"{path} cannot be read ({error})") from error
 
 
-def prune(root: Path, keep: int, *, newest: int) -> None:
-    """Remove all but the newest `keep` up to step `newest`, and what lies above it: that is of a life that was given up.
+def prune(root: Path, keep: int, *, newest: int, life: int = 0) -> None:
+    """Remove all but the newest `keep`, and what this life has above `newest`: that was given up, because it was damaged.
 
     The manifest goes first, so that a half-removed one is not taken for whole.
     """
     found = candidates(root)
-    above = [checkpoint for checkpoint in found if _step_of(checkpoint) > newest]
+    above = [checkpoint for checkpoint in found if _place_of(checkpoint) > (life, newest) and _place_of(checkpoint)[0] == life]
     for checkpoint in [*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep:]]:
         (checkpoint / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -40,18 +40,20 @@ class Resumed:
 
 
 class Compute:
-    def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int):
+    def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
         self._crew, self._thread = crew, thread
-        self._folder, self._keep = folder, keep
+        self._folder, self._keep, self._life = folder, keep, life
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: Config, objective: Objective, shape: ModelShape) -> AsyncIterator[Compute]:
+    async def open(cls, config: Config, objective: Objective, shape: ModelShape, *, life: int) -> AsyncIterator[Compute]:
+        """`life` tells this learner's checkpoints from those of learners before it: its fence."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
             loop = asyncio.get_running_loop()
             crew = await loop.run_in_executor(thread, Crew, config, objective, shape)
             try:
-                yield cls(crew, thread, folder=config.run_folder / "checkpoints", keep=config.learner.keep_checkpoints)
+                folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
+                yield cls(crew, thread, folder=folder, keep=keep, life=life)
             finally:
                 await loop.run_in_executor(thread, crew.stop)
 
@@ -84,7 +86,9 @@ class Compute:
             "timeline": progress.timeline,
             "position": POSITION.dump_python(position, mode="json"),
         }
-        await self._call(self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep, confirm=confirm)
+        await self._call(
+            self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep, life=self._life, confirm=confirm
+        )
 
     async def load(self) -> Resumed | None:
         extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)

@@ -85,15 +85,23 @@ class Crew:
         return gathered
 
     def save(
-        self, folder: Path, *, step: int, extra: Mapping[str, Any], keep: int, confirm: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        *,
+        step: int,
+        extra: Mapping[str, Any],
+        keep: int,
+        life: int = 0,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         """A checkpoint that is durable when this returns; all but the newest `keep` are removed. `extra` must fit JSON.
+        Checkpoints of a later `life` are newer, whatever their step.
 
         `confirm` is called when everything is written and before it counts; if it raises, there is no checkpoint.
         """
-        with self._told(Order.SAVE, {"folder": str(folder), "step": step}):
-            self._hand.save(folder, step, extra, confirm)
-        checkpoint.prune(folder, keep, newest=step)
+        with self._told(Order.SAVE, {"folder": str(folder), "step": step, "life": life}):
+            self._hand.save(folder, step, life, extra, confirm)
+        checkpoint.prune(folder, keep, newest=step, life=life)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint that is whole. Returns its `extra`; None where there is no checkpoint."""
@@ -139,7 +147,7 @@ def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
         elif order is Order.GATHER:
             hand.model.gather()
         elif order is Order.SAVE:
-            hand.save(Path(told["folder"]), told["step"], {})
+            hand.save(Path(told["folder"]), told["step"], told["life"], {})
         elif order is Order.LOAD:
             hand.load(Path(told["folder"]))
     parallel.shutdown()
@@ -173,8 +181,10 @@ class _Hand:
         bins, counts = shard_from_bytes(shards[parallel_state.get_data_parallel_rank()])
         return train_step(self.model, self._objective.policy_loss, bins, counts, temperature=self._temperature)
 
-    def save(self, folder: Path, step: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None) -> None:
-        draft, failure, facts = checkpoint.draft(folder, step), None, None
+    def save(
+        self, folder: Path, step: int, life: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None
+    ) -> None:
+        draft, failure, facts = checkpoint.draft(folder, step, life), None, None
         if dist.get_rank() == 0:
             failure = _failure_of(draft.open)
         _agree(failure, "begin a checkpoint")

@@ -114,18 +114,27 @@ async def _tickets(buffer: RedisBuffer, count: int) -> list[Ticket]:
 
 
 class _Overhears:
-    """Stands where the server does, and keeps the last command instead of sending it."""
+    """Stands where the server does, and keeps the commands of the last transaction instead of sending them."""
 
     def __init__(self) -> None:
         self.commands = self
-        self.words: tuple[Any, ...] = ()
+        self.said: list[tuple[Any, ...]] = []
 
     async def ask(self, command: Any) -> Any:
         return await command()
 
-    async def evalsha(self, *words: Any) -> bytes:
-        self.words = words
-        return b"stored"
+    def pipeline(self, **_options: Any) -> _Overhears:
+        self.said = []
+        return self
+
+    def hsetnx(self, *words: Any) -> None:
+        self.said.append(("HSETNX", *words))
+
+    def eval(self, *words: Any) -> None:
+        self.said.append(("EVAL", *words))
+
+    async def execute(self) -> list[Any]:
+        return [1, b"stored"]
 
 
 async def _fill(where: str, buffer: RedisBuffer, count: int) -> None:
@@ -137,14 +146,17 @@ async def _fill(where: str, buffer: RedisBuffer, count: int) -> None:
             tickets = await _tickets(buffer, min(count, TICKETS_AT_ONCE))
             first = tickets[0].id
             await RedisBuffer(cast("Server", overhears), RUN).commit(WORKER, under(tickets[0], rolled_out, WORKER))
-            words = [word if isinstance(word, bytes) else str(word).encode() for word in overhears.words]
-            template = command(b"EVALSHA", *words)
+            template = b"".join(command(*map(_as_sent, words)) for words in overhears.said)
             commits = [template.replace(first.encode(), ticket.id.encode()) for ticket in tickets]
             for start in range(0, len(commits), SENT_AT_ONCE):
                 some = commits[start : start + SENT_AT_ONCE]
                 connection.sendall(b"".join(some))
-                receive(connection, b"$6\r\nstored\r\n" * len(some))
+                receive(connection, b":1\r\n$6\r\nstored\r\n" * len(some))
             count -= len(tickets)
+
+
+def _as_sent(word: object) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode()
 
 
 def _never_rewrite(where: str) -> None:

@@ -39,8 +39,15 @@ def script_log(where: str) -> Iterator[dict[str, list[int]]]:
 
 
 def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
-    command, argument, *_ = [*entry["command"].split(b" ", 2), b""]
-    name = _NAMES.get(argument.decode()) if command.upper() == b"EVALSHA" else _OTHERS.get(command.upper())
+    command, _, rest = entry["command"].partition(b" ")
+    argument = rest if rest.startswith(b"-- ") else rest.partition(b" ")[0]
+    match command.upper():
+        case b"EVALSHA":
+            name = _NAMES.get(argument.decode())
+        case b"EVAL":  # every script begins with its name
+            name = argument.removeprefix(b"-- ").partition(b".lua")[0].decode()
+        case other:
+            name = _OTHERS.get(other)
     if name is not None:
         costs.setdefault(name, []).append(entry["duration"])
 

@@ -142,6 +142,16 @@ def test_a_checkpoint_is_read_by_its_number_not_by_its_spelling(tmp_path: Path) 
     assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-100000000", "step-00000010", "step-00000009"]
 
 
+def test_a_learner_that_slept_through_its_successors_beginning_spoils_no_checkpoint(tmp_path: Path):
+    """It finishes what it was writing, for a later step even: the successor's count, and stay."""
+    for name in ("step-00000010-by-5", "step-00000011-by-7", "step-00000012-by-5"):
+        (tmp_path / name).mkdir()
+    checkpoint.prune(tmp_path, 2, newest=12, life=5)
+    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000011-by-7", "step-00000012-by-5"]
+    checkpoint.prune(tmp_path, 1, newest=11, life=7)
+    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000011-by-7"]
+
+
 def test_a_file_of_another_checkpoint_is_damage_too(tmp_path: Path) -> None:
     draft = checkpoint.draft(tmp_path, 1)
     draft.open()
