@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow check format bench gpu-check clean
+.PHONY: help setup demo test test-slow chaos-buffer check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
 	@echo "make setup      everything for development"
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
+	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times, and count what was lost or trained twice"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
 	@echo "make format     put the code into shape"
 	@echo "make bench      the benchmarks          make gpu-check  what works on this GPU, and how fast"
@@ -24,6 +25,11 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
+
+KILLS ?= 500
+SEED ?= 1
+chaos-buffer: .venv/.dev
+	$(BIN)/python tests/chaos/run.py --kills $(KILLS) --seed $(SEED) --report runs/chaos_buffer.json
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

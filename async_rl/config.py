@@ -49,6 +49,8 @@ class RedisConfig(Section):
     payloads: str = "redis"
     """Where large payloads lie. `files`: in the run's folder beside Redis, which is faster when learner and workers share one
     machine; or the absolute path of a folder for this run alone."""
+    compress_text: bool = False
+    """Worth it where conversations are long and the network is slow; token ids and log-probabilities hardly shrink."""
     payloads_max_mb: PositiveInt = 4096
     """Of payload files. When they are more, workers wait as for a full server."""
     connect_timeout_s: PositiveFloat = 60.0

@@ -36,7 +36,13 @@ def open_buffer_on(server: Server, config: Config) -> Generator[RedisBuffer]:
     folder = config.payload_folder
     arena = Arena(folder, max_bytes=config.redis.payloads_max_mb * 2**20) if folder is not None else None
     with arena or nullcontext():
-        yield RedisBuffer(server, config.run.name, learner_lease_s=config.leases.learner_s, arena=arena)
+        yield RedisBuffer(
+            server,
+            config.run.name,
+            learner_lease_s=config.leases.learner_s,
+            arena=arena,
+            compress_text=config.redis.compress_text,
+        )
 
 
 @asynccontextmanager

@@ -80,12 +80,14 @@ class Payloads:
         return swept
 
 
-def sound_group(payload: bytes | memoryview | None, ticket: str, oldest_version: int | None = None) -> RolloutGroup:
+def sound_group(
+    payload: bytes | memoryview | None, ticket: str, oldest_version: int | None = None, *, vocab_size: int | None = None
+) -> RolloutGroup:
     """The group in a payload that somebody else may have written."""
     if payload is None:
         raise BadPayload("its payload is gone")
     group = decode(payload)
-    if problem := problem_with(group):
+    if problem := problem_with(group, vocab_size=vocab_size):
         raise BadPayload(problem)
     if group.id != ticket:
         raise BadPayload("it carries the id of another ticket")

@@ -62,9 +62,20 @@ T = TypeVar("T")
 class RedisBuffer:
     """`ReplayBuffer` of one run, in a Redis server."""
 
-    def __init__(self, server: Server, run: str, *, learner_lease_s: float = 10.0, arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        run: str,
+        *,
+        learner_lease_s: float = 10.0,
+        arena: Arena | None = None,
+        compress_text: bool = False,
+    ) -> None:
         self._run = RunInRedis(server, run)
         self._payloads = Payloads(self._run, arena)
+        self._compress_text = compress_text
+        self.vocab_size: int | None = None
+        """With it, groups with other token ids are refused."""
         self._learner_lease_ms = round(learner_lease_s * 1000)
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
         self._open_requests: dict[str, str] = {}
@@ -100,9 +111,9 @@ class RedisBuffer:
         if not keep:
             result = await self._run.change("drop", worker, group.id, "no_signal", group.task.environment)
             return _answer(result, instead_of_dropped="no_signal")
-        problem, payload = problem_with(group), b""
+        problem, payload = problem_with(group, vocab_size=self.vocab_size), b""
         try:
-            payload = encode(group)
+            payload = encode(group, compress_text=self._compress_text)
         except BadPayload as error:
             problem = problem or str(error)
         if problem is not None:
@@ -199,7 +210,7 @@ class RedisBuffer:
         payloads = await self._payloads.read([row[0].decode() for row in rows])
         for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
             try:
-                group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest)
+                group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
                 if version_at_take < oldest:
                     raise BadPayload("its record says that it was taken before it was rolled out")
             except BadPayload as error:

@@ -81,6 +81,7 @@ async def learn(
     config: Config, objective: Objective, buffer: RedisBuffer, board: Board, fence: int, stop: asyncio.Event
 ) -> None:
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
+    buffer.vocab_size = shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
     async with Compute.open(config, objective, shape, life=fence) as compute:

@@ -52,6 +52,7 @@ async def work(config: Config) -> None:
     async with open_buffer(config) as buffer, open_board(config) as board:
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
+        buffer.vocab_size = shape.vocab_size
         engine = MegatronEngine(
             shape,
             tokenizer,

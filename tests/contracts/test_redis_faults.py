@@ -56,6 +56,20 @@ async def test_a_poisoned_payload_is_replaced_by_another_group(redis_buffer: Bot
     assert (again.task_index, again.attempt) == (0, 2)
 
 
+@pytest.mark.parametrize("who", ["worker", "learner"])
+async def test_token_ids_beyond_the_vocabulary_are_refused(redis_buffer: Both, who: str):
+    buffer, _ = redis_buffer
+    fence = await started(buffer)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    if who == "worker":
+        buffer.vocab_size = 3
+    assert await buffer.commit("w", group(ticket)) == ("quarantined" if who == "worker" else "stored")
+    buffer.vocab_size = 3
+    assert await buffer.take(fence, step=1, version=0, num_groups=1, wait_s=0) == []
+    [report] = await buffer.quarantined()
+    assert "vocabulary" in report["reason"]
+
+
 async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, run_name: str):
     buffer, server = redis_buffer
     await started(buffer)
