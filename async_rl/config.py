@@ -171,7 +171,7 @@ class ReplayConfig(Section):
 
     max_uses: PositiveInt = 1
     """How many steps one group may train."""
-    samples_per_insert: PositiveFloat | None = None
+    samples_per_insert: float | None = Field(default=None, ge=1)
     """Hold the average number of uses near this: workers pause when they are ahead of it, the learner when it is."""
     min_groups: PositiveInt = 1
     """With samples_per_insert: no step before this many groups are ready."""

@@ -10,15 +10,19 @@ from math import ceil, floor
 from async_rl.protocols import Drop, Limits
 
 
-def free_tickets(limits: Limits, *, used: int, reserved: int, owed: float) -> int:
+def free_tickets(limits: Limits, *, used: int, reserved: int, ready: int, owed: float, is_quiet: bool) -> int:
     """By the slots, and by how far inserts may run ahead of samples.
 
     `used` may exceed the slots: groups that come back after a crash are charged again. Then everybody just waits.
+    `is_quiet` says that nobody is at work whom another one could wait for: then the rate alone stops nobody.
     """
     free = limits.slots - used
     if limits.samples_per_insert is None:
         return free
-    return min(free, floor((limits.max_diff - owed) / limits.samples_per_insert) - reserved)
+    room = floor((limits.max_diff - owed) / limits.samples_per_insert) - reserved
+    if is_quiet:
+        room = max(room, max(limits.groups_per_step, limits.min_size) - ready)
+    return min(free, room)
 
 
 def share(free: int, *, asked: int, ahead: int, queue: int) -> int:

@@ -196,12 +196,12 @@ class MemoryBuffer:
         )
 
     async def audit(self) -> Audit:
-        ledger = self._ledger
+        ledger, stats = self._ledger, await self.stats()  # which collects the leases that have ended
         ready, again = _ids(ledger.among("ready")), _ids(ledger.among("again"))
         reserved = _ids(ledger.among("reserved"))
         return audit(
             Snapshot(
-                stats=await self.stats(),
+                stats=stats,
                 leased=reserved,
                 reserved=reserved,
                 ready=ready,

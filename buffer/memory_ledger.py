@@ -81,6 +81,8 @@ class Ledger:
         self.spent = self.issued = self.quarantined = self.expired = 0
         self.dropped: Counter[str] = Counter()
         self.owed = 0.0
+        self._debt = 0.0
+        """Uses beyond samples_per_insert of groups that have ended, at most 0."""
         self.recovering = False
         self._ended: dict[str, CommitResult] = {}
         self._redo: deque[PendingTask] = deque()
@@ -180,6 +182,8 @@ class Ledger:
             self._owe(-len(chosen))
             self._last_step = step
             batch += chosen
+        for entry in batch:
+            entry.version_at_take = version
         return [
             TakenGroup(group=entry.rolled, version_at_commit=entry.version_at_commit, version_at_take=entry.version_at_take)
             for entry in batch
@@ -202,6 +206,7 @@ class Ledger:
         limits = self._bounds
         ready = [entry.candidate for entry in self.among("ready", "again")]
         reserved = Counter(entry.ticket.version for entry in self.among("reserved"))
+        nothing_else_can_come = self._is_quiet and self.free_tickets <= 0
         chosen = fill(
             ordered(ready, limits.selector),
             batch=[entry.candidate for entry in batch],
@@ -209,9 +214,11 @@ class Ledger:
             num_groups=num_groups,
             max_tokens=max_tokens,
             limits=limits,
-            nothing_else_can_come=not reserved and not self._in_training and self.free_tickets <= 0,
+            nothing_else_can_come=nothing_else_can_come,
         )
-        if chosen is None or not may_sample(limits, ready=len(ready), owed=self.owed, uses=len(chosen)):
+        if chosen is None:
+            return None
+        if not nothing_else_can_come and not may_sample(limits, ready=len(ready), owed=self.owed, uses=len(chosen)):
             return None
         if (
             limits.selector == "windowed_fifo"
@@ -337,10 +344,17 @@ class Ledger:
         del self.entries[entry.ticket.id]
         self._weights.pop(entry.ticket.id, None)
         if entry.state != "reserved":
-            self._owe(min(0, len(entry.steps) - self._samples_per_insert))
+            self._settle_debt(len(entry.steps))
         self._ended[entry.ticket.id] = answer
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
+
+    def _settle_debt(self, uses: int) -> None:
+        """What a group owes goes with it. Uses beyond samples_per_insert stay on the books, until others make up for them."""
+        unused, debt = self._samples_per_insert - uses, self._debt
+        if self._bounds.samples_per_insert is not None:
+            self._debt = min(0.0, debt + unused)
+            self._owe(self._debt - debt - unused)
 
     def _roll_again(self, entry: Entry, reason: Drop | None) -> None:
         failures = entry.failures + counts_as_failure(reason)
@@ -349,7 +363,7 @@ class Ledger:
             self._redo.append(PendingTask(task_index=ticket.task_index, attempt=ticket.attempt + 1, failures=failures))
 
     def collect_lost_leases(self, now: float) -> None:
-        for entry in self.among("reserved"):
+        for entry in sorted(self.among("reserved"), key=lambda entry: entry.expires):
             if entry.expires <= now:
                 self.drop(entry, "lease_lost")
 
@@ -371,7 +385,19 @@ class Ledger:
 
     @property
     def free_tickets(self) -> int:
-        return free_tickets(self._bounds, used=self.slots_used, reserved=len(self.among("reserved")), owed=self.owed)
+        return free_tickets(
+            self._bounds,
+            used=self.slots_used,
+            reserved=len(self.among("reserved")),
+            ready=len(self.among("ready", "again")),
+            owed=self.owed,
+            is_quiet=self._is_quiet,
+        )
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nobody is at work whom another one could wait for."""
+        return not self.among("reserved") and not self._in_training
 
     @property
     def _bounds(self) -> Limits:

@@ -78,6 +78,8 @@ class RedisBuffer:
         """With it, groups with other token ids are refused."""
         self._learner_lease_ms = round(learner_lease_s * 1000)
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
+        self._published_version = self._released_step = -1
+        """By this learner: a server that knows less has lost what it confirmed."""
         self._open_requests: dict[str, str] = {}
         """Reservations of workers that have not brought tickets yet."""
 
@@ -141,6 +143,7 @@ class RedisBuffer:
             while True:
                 is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, *words)
                 if is_ours:
+                    self._published_version = self._released_step = -1
                     await self._payloads.claim_folder(rest[0])
                     return rest[0]
                 holder, renewals, incarnation, left_ms = rest
@@ -159,6 +162,7 @@ class RedisBuffer:
 
     async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
         """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
+        self._released_step = -1
         is_older = bool(await self._run.change("recover", fence, position.mark if position is not None else ""))
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         spent, returned, alive = 0, 0, set[str]()
@@ -192,7 +196,7 @@ class RedisBuffer:
         wanted = step, version, num_groups, max_tokens if max_tokens is not None else 0, int(patient)
 
         async def attempt() -> list[TakenGroup]:
-            while reply := await self._run.change("take", fence, *wanted):
+            while reply := await self._run.change("take", fence, *wanted, self._published_version, self._released_step):
                 groups, refused = await self._read(reply)
                 for ticket, reason in refused:
                     log.error("group %s cannot be used and is quarantined: %s", ticket, reason)
@@ -230,9 +234,11 @@ class RedisBuffer:
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
         await self._run.change("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
+        self._published_version = max(self._published_version, record.version)
 
     async def release(self, fence: int, step: int) -> None:
         await self._run.change("release", fence, step)
+        self._released_step = max(self._released_step, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
         """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and what waits to be rolled again

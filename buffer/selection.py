@@ -38,7 +38,8 @@ def ordered(ready: Sequence[Candidate], selector: Selector) -> list[Candidate]:
     """Who goes first. Of the three orders by age, groups that never trained come before those that did."""
     if selector in ("uniform", "prioritized"):
         return sorted(ready, key=lambda candidate: (candidate.draw, candidate.id))
-    by_age = sorted(ready, key=lambda candidate: (candidate.oldest, candidate.id), reverse=selector == "freshest")
+    sign = -1 if selector == "freshest" else 1
+    by_age = sorted(ready, key=lambda candidate: (sign * candidate.oldest, candidate.id))
     return sorted(by_age, key=lambda candidate: candidate.uses > 0)
 
 

@@ -14,7 +14,7 @@ local overrides = call('HGETALL', OVERRIDES)
 for index = 1, #overrides, 2 do call('HSET', STATE, overrides[index], overrides[index + 1]) end
 
 -- Above every fence that was ever given, also when this server was emptied or set back: it begins with the time.
-local fence = math.max(get('fence', 0) + 1, math.floor(now / 1000))
+local fence = math.max(get('fence', 0) + 1, now)
 call('HSET', STATE, 'learner_owner', owner, 'learner_request', request, 'learner_expires', now + ARGV[3],
   'learner_renewals', 0, 'fence', string.format('%d', fence), 'recovering', 1)
 call('PUBLISH', ON_LEARNER, '')

@@ -48,17 +48,29 @@ local function slots()
   return math.floor((get('max_age', -1) + 1) * get('groups_per_step', 0))
 end
 
+local function in_training()
+  return call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
+end
+
 -- Groups in training count whether they train for the first time or again: docs/buffer.md has the arithmetic.
 local function slots_used()
-  return call('ZCARD', RESERVED) + call('ZCARD', READY) + call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
+  return call('ZCARD', RESERVED) + call('ZCARD', READY) + in_training()
+end
+
+-- Nobody is at work whom another one could wait for.
+local function is_quiet()
+  return call('ZCARD', RESERVED) == 0 and in_training() == 0
 end
 
 -- How many tickets may be given: by the slots, and by how far inserts may run ahead of samples.
 local function free_tickets()
   local free, samples_per_insert = slots() - slots_used(), get('samples_per_insert', nil)
   if not samples_per_insert then return free end
-  local room = math.floor((get('max_diff', 0) - get('owed', 0)) / samples_per_insert)
-  return math.min(free, room - call('ZCARD', RESERVED))
+  local room = math.floor((get('max_diff', 0) - get('owed', 0)) / samples_per_insert) - call('ZCARD', RESERVED)
+  if is_quiet() then -- then the rate alone stops nobody: a step must be possible
+    room = math.max(room, math.max(get('groups_per_step', 1), get('min_size', 1)) - call('ZCARD', LOTTERY))
+  end
+  return math.min(free, room)
 end
 
 -- -- records: buffer/records.py reads and writes the same ------------------------------------------------------------
@@ -179,7 +191,7 @@ local function enter(id, record, state, score)
 end
 
 local function owe(uses)
-  if uses ~= 0 and call('HEXISTS', STATE, 'samples_per_insert') == 1 then call('HINCRBYFLOAT', STATE, 'owed', uses) end
+  if tonumber(uses) ~= 0 and call('HEXISTS', STATE, 'samples_per_insert') == 1 then call('HINCRBYFLOAT', STATE, 'owed', uses) end
 end
 
 local function delete_payload(id)
@@ -190,11 +202,21 @@ local function delete_payload(id)
   end
 end
 
+-- What a group owes goes with it. Uses beyond samples_per_insert stay on the books, until groups with fewer make up for them.
+local function settle_debt(uses)
+  local samples_per_insert = get('samples_per_insert', nil)
+  if not samples_per_insert then return end
+  local unused, debt = samples_per_insert - uses, get('debt', 0)
+  local new_debt = math.min(0, debt + unused)
+  call('HSET', STATE, 'debt', string.format('%.17g', new_debt))
+  owe(string.format('%.17g', new_debt - debt - unused))
+end
+
 -- For the books the ticket has ended: nothing of it stays but counts, and for a while the answer to a repeated commit.
 local function close(id, record, answer)
   leave(id, record)
   call('HDEL', WEIGHTS, id)
-  if record.state ~= 'reserved' then owe(math.min(0, #record.steps - get('samples_per_insert', 0))) end
+  if record.state ~= 'reserved' then settle_debt(#record.steps) end
   -- reserve.lua forgets the ticket that is this many numbers behind; one that ends even later is not remembered at all.
   if ticket_number(id) > get('next_ticket', 0) - ENDED_REMEMBERED then call('HSET', ENDED, id, answer) end
 end

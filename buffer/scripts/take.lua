@@ -1,4 +1,5 @@
--- fence, step, version, num_groups, most tokens (0 for any number), 1 to wait for stragglers
+-- fence, step, version, num_groups, most tokens (0 for any number), 1 to wait for stragglers, the last version that this
+-- learner published, the last step that it released
 -- -> group id, oldest version, version at commit, version at take; and so on
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
@@ -11,7 +12,8 @@ local oldest_fresh = version - max_age
 -- Steps follow each other, and whoever takes has recovered. Else this server has lost what it once confirmed (a failover, a
 -- backup): groups that were trained might be ready again, so nothing is given before a recovery.
 local last_step = get('step', step - 1)
-if step > last_step + 1 or call('HEXISTS', STATE, 'recovering') == 1 then return redis.error_reply('REWOUND') end
+local has_forgotten = get('live', -1) < tonumber(ARGV[7]) or get('released', -1) < tonumber(ARGV[8])
+if step > last_step + 1 or has_forgotten or call('HEXISTS', STATE, 'recovering') == 1 then return redis.error_reply('REWOUND') end
 
 local function described(groups)
   local reply = {}
@@ -23,7 +25,15 @@ local function described(groups)
 end
 
 local batch = read_all(call('ZRANGEBYSCORE', TAKEN, step, step))
-if step <= last_step then return described(batch) end
+if step <= last_step then
+  for _, group in ipairs(batch) do
+    if group.record.taken ~= version then -- a step was skipped, so the batch trains the weights before
+      group.record.taken = version
+      write(group.id, group.record)
+    end
+  end
+  return described(batch)
+end
 
 -- -- too old for these weights ---------------------------------------------------------------------------------------
 local STALE_AT_ONCE = 32
@@ -46,14 +56,29 @@ end
 local quotas = cjson.decode(call('HGET', STATE, 'quotas') or '{}')
 local SCANNED_MOST = 4 * num_groups + 256
 
+local function oldest(set, most)
+  return call('ZRANGEBYSCORE', set, oldest_fresh, '+inf', 'LIMIT', 0, most)
+end
+
+-- The latest version first, but within it who was admitted first: else a task that is rolled again would never leave.
+local function freshest(set, most)
+  local ids, below = {}, '+inf'
+  while #ids < most do
+    local version_there = call('ZREVRANGEBYSCORE', set, below, oldest_fresh, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if not version_there then break end
+    for _, id in ipairs(call('ZRANGEBYSCORE', set, version_there, version_there, 'LIMIT', 0, most - #ids)) do ids[#ids + 1] = id end
+    below = '(' .. version_there
+  end
+  return ids
+end
+
 local function candidates()
   local most = SCANNED_MOST
   if selector == 'uniform' or selector == 'prioritized' then return call('ZRANGE', LOTTERY, 0, most - 1) end
   if next(quotas) == nil then most = num_groups end
-  local command, first, last = 'ZRANGEBYSCORE', oldest_fresh, '+inf'
-  if selector == 'freshest' then command, first, last = 'ZREVRANGEBYSCORE', '+inf', oldest_fresh end
-  local ids = call(command, READY, first, last, 'LIMIT', 0, most)
-  for _, id in ipairs(call(command, AGAIN, first, last, 'LIMIT', 0, most - #ids)) do ids[#ids + 1] = id end
+  local choose = selector == 'freshest' and freshest or oldest
+  local ids = choose(READY, most)
+  for _, id in ipairs(choose(AGAIN, most - #ids)) do ids[#ids + 1] = id end
   return ids
 end
 
@@ -87,9 +112,9 @@ for _, group in ipairs(read_all(candidates())) do
     end
   end
 end
--- Quotas shape a batch; they never stop a run in which nothing else can come.
-local in_training = call('ZCOUNT', TAKEN, get('released', -1) + 1, '+inf')
-if not is_full and call('ZCARD', RESERVED) == 0 and in_training == 0 and free_tickets() <= 0 then
+-- Quotas and rates shape a batch; they never stop a run in which nothing else can come.
+local nothing_else_can_come = is_quiet() and free_tickets() <= 0
+if not is_full and nothing_else_can_come then
   for _, candidate in ipairs(skipped) do
     if is_full then break end
     add(candidate)
@@ -98,7 +123,7 @@ end
 
 local function must_wait()
   if not is_full then return true end
-  if call('HEXISTS', STATE, 'samples_per_insert') == 1 then
+  if call('HEXISTS', STATE, 'samples_per_insert') == 1 and not nothing_else_can_come then
     if call('ZCARD', LOTTERY) < get('min_size', 1) or get('owed', 0) - #chosen < get('min_diff', 0) then return true end
   end
   if selector ~= 'windowed_fifo' or not patient then return false end

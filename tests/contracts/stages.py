@@ -1,0 +1,145 @@
+"""Where a life of the buffer is played: in memory or on a server, with time that moves only when it is told to.
+
+A server can also be set back to an earlier moment, as by a failover or from a backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from redis.asyncio import Redis
+
+from async_rl.protocols import Limits, ReplayBuffer
+from async_rl.testing import ManualClock
+from buffer import keys
+from buffer.limits_text import read_limits
+from buffer.memory_buffer import MemoryBuffer
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
+
+T = TypeVar("T")
+Copy = Mapping[bytes, bytes]
+"""The keys of a run, as the server itself writes them down."""
+LEARNER_LEASE_S = 0.001
+"""Whoever comes next need not wait, once a moment has passed."""
+
+_SHIFT = """
+local noted, shift = tonumber(ARGV[1]), tonumber(ARGV[2])
+for index = 1, 2 do
+  local found = redis.call('ZRANGE', KEYS[index], 0, -1, 'WITHSCORES')
+  for place = 1, #found, 2 do
+    local since = math.floor((tonumber(found[place + 1]) - noted) / 1000) * 1000
+    redis.call('ZADD', KEYS[index], noted + since + shift, found[place])
+  end
+end
+if redis.call('HEXISTS', KEYS[3], 'learner_expires') == 1 then redis.call('HINCRBY', KEYS[3], 'learner_expires', shift) end
+"""
+
+
+class Stage(Protocol):
+    """One run of the buffer, and what happens to it from outside."""
+
+    @property
+    def buffer(self) -> ReplayBuffer: ...
+
+    def do(self, call: Coroutine[Any, Any, T]) -> T: ...
+
+    def pass_time(self, seconds: float) -> None: ...
+
+    def limits(self, otherwise: Limits) -> Limits:
+        """Those in force. A server that was set back has forgotten what was changed since."""
+        ...
+
+    def copy(self) -> Copy | None:
+        """None where nothing can be set back."""
+        ...
+
+    def put_back(self, copy: Copy) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MemoryStage:
+    def __init__(self) -> None:
+        self._clock = ManualClock()
+        self._runner = asyncio.Runner()
+        self.buffer = MemoryBuffer(self._clock, learner_lease_s=LEARNER_LEASE_S)
+
+    def do(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(call)
+
+    def pass_time(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    def limits(self, otherwise: Limits) -> Limits:
+        return otherwise
+
+    def copy(self) -> Copy | None:
+        return None
+
+    def put_back(self, copy: Copy) -> None:
+        raise NotImplementedError("memory is not set back")
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class ServerStage:
+    def __init__(self, url: str, run: str) -> None:
+        self._runner = asyncio.Runner()
+        self._server, self._raw = self.do(self._connected(url))
+        self.buffer = RedisBuffer(self._server, run, learner_lease_s=LEARNER_LEASE_S)
+        self._state = keys.state(run)
+        self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), self._state]
+        self._names = [name.encode() for name in keys.buffer_keys(run)]
+        self._noted_ms = self._now_ms()
+
+    async def _connected(self, url: str) -> tuple[Server, Any]:
+        return Server(url, patience_s=30), Redis.from_url(url)
+
+    def do(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(call)
+
+    def pass_time(self, seconds: float) -> None:
+        """Every moment that the server has noted moves into its past, in whole seconds; what really went by is taken back."""
+        now_ms = self._now_ms()
+        self.do(self._raw.eval(_SHIFT, 3, *self._moments, self._noted_ms, now_ms - self._noted_ms - round(seconds * 1000)))
+        self._noted_ms = now_ms
+
+    def _now_ms(self) -> int:
+        seconds, microseconds = self.do(self._raw.time())
+        return seconds * 1000 + microseconds // 1000
+
+    def limits(self, otherwise: Limits) -> Limits:
+        state = self.do(self._raw.hgetall(self._state))
+        found = read_limits({name.decode(): value.decode() for name, value in state.items()})
+        return replace(found, lease_s=otherwise.lease_s) if found is not None else otherwise
+
+    def copy(self) -> Copy | None:
+        values = self.do(self._each("dump"))
+        return {name: value for name, value in zip(self._names, values, strict=True) if value is not None}
+
+    async def _each(self, command: str) -> list[Any]:
+        pipeline: Any = self._raw.pipeline(transaction=True)
+        for name in self._names:
+            getattr(pipeline, command)(name)
+        return await pipeline.execute()
+
+    def put_back(self, copy: Copy) -> None:
+        self.do(self._replace(copy))
+
+    async def _replace(self, copy: Copy) -> None:
+        pipeline: Any = self._raw.pipeline(transaction=True)
+        pipeline.delete(*self._names)
+        for name, value in copy.items():
+            pipeline.restore(name, 0, value)
+        await pipeline.execute()
+
+    def close(self) -> None:
+        self.put_back({})
+        self.do(self._raw.aclose())
+        self.do(self._server.close())
+        self._runner.close()
