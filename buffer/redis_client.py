@@ -103,8 +103,10 @@ class Server:
             ) from error
         if trouble is None:
             raise error
-        if isinstance(error, MovedError) and not self._pools.may_move:
-            raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
+        if isinstance(error, MovedError):
+            if not self._pools.may_move:
+                raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
+            return trouble  # a Cluster says where to go: nobody need hear of it
         if trouble is not SILENCE and trouble is not self._told:
             log.warning("waits, because the Redis at %s %s", self.url, trouble.what)
             self._told = trouble
