@@ -8,7 +8,8 @@ call('HDEL', STATE, 'starving')
 release(step) -- a spent group holds no slot
 for _, id in ipairs(call('ZRANGEBYSCORE', TAKEN, '-inf', step, 'LIMIT', 0, AT_ONCE)) do
   local record = read(id)
-  if record then spend(id, record) else call('ZREM', TAKEN, id) end
+  if record and record.state == 'taken' then spend(id, record) end
+  call('ZREM', TAKEN, id) -- also what somebody else has put there
 end
 local expired = call('ZRANGEBYSCORE', KEPT, '-inf', step - get('keep_steps', 0), 'LIMIT', 0, AT_ONCE)
 for _, id in ipairs(expired) do

@@ -145,7 +145,7 @@ def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
 RANK = """
 import os, signal, sys, time
 assert sys.flags.safe_path
-print("rank", os.environ["RANK"], *sys.argv[1:], flush=True)
+os.write(1, f"rank {os.environ['RANK']} {sys.argv[1]}\\n".encode())  # at once: the other rank writes there too
 if sys.argv[1] == "fail":
     sys.exit(5 if os.environ["RANK"] == "1" else signal.pause())
 while True:
