@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from async_rl.errors import ServerRewound
 from async_rl.protocols import CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -31,6 +30,7 @@ from buffer.admission import counts_as_failure, free_tickets, goes_again, may_sa
 from buffer.keys import ticket_id, ticket_number
 from buffer.lottery import draw, stretched
 from buffer.records import TicketState
+from buffer.recovery import rewound, surviving_steps
 from buffer.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 from buffer.validation import problem_with, problem_with_versions
 
@@ -415,31 +415,6 @@ class Ledger:
 
     def _weight(self, ticket: str) -> float:
         return 1.0 if self._bounds.selector == "uniform" else self._weights.get(ticket, 1.0)
-
-
-def surviving_steps(
-    number: int,
-    state: TicketState,
-    steps: Sequence[int],
-    position: BufferPosition | None,
-    outstanding: Mapping[int, OutstandingTicket],
-) -> tuple[int, ...] | None:
-    """The steps of a ticket's group that the recovered weights have seen, or None when the checkpoint says that it ended,
-    whatever a server believes that was restored from a backup.
-    """
-    if position is None:
-        return ()
-    if number < position.next_ticket:
-        return outstanding[number].steps if number in outstanding else None
-    if state == "taken" and steps[-1] <= position.step:
-        return None
-    return tuple(step for step in steps if step <= position.step)
-
-
-def rewound() -> ServerRewound:
-    return ServerRewound(
-        "Redis has lost changes that it had confirmed (a failover, or a backup); the learner starts from its checkpoint"
-    )
 
 
 def _is_outstanding(entry: Entry, step: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -34,9 +34,9 @@ from buffer.auditing import Snapshot, audit
 from buffer.codec import BadPayload, encode
 from buffer.foreign import UnexpectedReply, of_wrong_type, reading
 from buffer.limits_text import read_limits, write_changes, write_limits
-from buffer.memory_ledger import surviving_steps
 from buffer.payload_places import Payloads, sound_group
 from buffer.records import Record, parse
+from buffer.recovery import ENDED, verdicts_on
 from buffer.redis_client import Server, listen
 from buffer.run_in_redis import RunInRedis, ServerFull, pieces
 from buffer.script_library import NAMES
@@ -50,9 +50,6 @@ TICKETS_AT_ONCE = 128
 """Per call of a script: no script keeps the server to itself for long."""
 VERSIONS_KEPT = 4096
 """Rows of the version table."""
-
-ENDED = "ended"
-"""The verdict on a ticket that a checkpoint no longer knows."""
 
 log = logging.getLogger(__name__)
 define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
@@ -167,7 +164,7 @@ class RedisBuffer:
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         spent, returned, alive = 0, 0, set[str]()
         async for records in self._run.records():
-            verdicts = dict(_verdicts(records, position, outstanding, is_older=is_older))
+            verdicts = dict(verdicts_on(records, position, outstanding, is_older=is_older))
             alive |= {ticket for ticket, verdict in verdicts.items() if verdict != ENDED}
             if verdicts:
                 ended, ready = await self._run.change("settle", fence, *(word for pair in verdicts.items() for word in pair))
@@ -380,32 +377,6 @@ class RedisBuffer:
     async def forget(self, tickets: Sequence[str]) -> int:
         """Delete reports and payloads; returns how many there were."""
         return await self._run.change("forget", *tickets)
-
-
-def _verdicts(
-    records: Mapping[str, Record],
-    position: BufferPosition | None,
-    outstanding: Mapping[int, OutstandingTicket],
-    *,
-    is_older: bool,
-) -> Iterator[tuple[str, str]]:
-    """What recovery makes of each ticket: see scripts/settle.lua. A server that is older than the checkpoint may have gone on
-    by itself meanwhile: of its tickets, those remain that the checkpoint knows by number, task and attempt.
-    """
-    for ticket, record in records.items():
-        if record.state == "kept":
-            continue
-        number = keys.ticket_number(ticket)
-        steps = surviving_steps(number, record.state, record.steps, position, outstanding)
-        if is_older and not _is_the_same(record, outstanding.get(number)):
-            steps = None
-        yield ticket, ENDED if steps is None else ",".join(map(str, steps)) or "-"
-
-
-def _is_the_same(record: Record, ticket: OutstandingTicket | None) -> bool:
-    if ticket is None or (record.task_index, record.attempt) != (ticket.task_index, ticket.attempt):
-        return False
-    return not (record.state == "reserved" and ticket.steps)  # what has trained already is not rolled out once more
 
 
 def _is_outstanding(record: Record, step: int) -> bool:

@@ -14,8 +14,8 @@ from async_rl.errors import FenceLost
 from async_rl.failpoints import define, failpoint
 from buffer import keys
 from buffer.foreign import reading, refused
-from buffer.memory_ledger import rewound
 from buffer.records import Record, parse
+from buffer.recovery import rewound
 from buffer.redis_client import Server, listen
 from buffer.script_library import NAMES, Argument, ScriptLibrary
 
