@@ -21,7 +21,7 @@ demo: .venv/.run
 	@$(BIN)/async-rl run @ configs/quickstart.yaml
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow

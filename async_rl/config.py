@@ -9,14 +9,11 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from async_rl.protocols import GenerationArgs, Limits, Selector
-from async_rl.types import Scalar
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from async_rl.config_section import Section
+from async_rl.protocols import Limits, Selector
+from async_rl.rollout_config import EnvironmentConfig, SamplingConfig, WorkerConfig
 
 
 class RunConfig(Section):
@@ -126,35 +123,6 @@ class HuggingFaceTokenizer(Section):
 TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(discriminator="type")]
 
 
-class EnvironmentConfig(Section):
-    type: str
-    """A registered name, or a class of yours: `package.module:Class` or `path/to/file.py:Class`."""
-    name: str = ""
-    """How it is called in metrics; unset means its type."""
-    weight: PositiveFloat = 1.0
-    """Share of the tasks."""
-    max_share: float = Field(default=1.0, gt=0, le=1)
-    """At most this share of a batch's groups, so that an environment of quick episodes does not crowd out the others."""
-    args: dict[str, Scalar] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
-
-    @property
-    def label(self) -> str:
-        return self.name if self.name else self.type.rpartition(":")[2]
-
-
-class SamplingConfig(Section):
-    temperature: PositiveFloat = 1.0
-    """The learner divides its logits by it too, so that both sides speak of the same distribution."""
-    max_tokens: PositiveInt = 256
-    """Per generation."""
-    stop: tuple[str, ...] = ()
-
-    @property
-    def generation_args(self) -> GenerationArgs:
-        return GenerationArgs(max_tokens=self.max_tokens, temperature=self.temperature, top_p=1.0, top_k=0, stop=self.stop)
-
-
 class StalenessConfig(Section):
     max_age: float = Field(default=2, ge=0, le=1_000_000)
     """A group trains only weights that are at most this many versions newer than its oldest token. 0 is on-policy. A
@@ -259,21 +227,6 @@ class LearnerConfig(Section):
     keep_checkpoints: PositiveInt = 2
     max_bad_steps: PositiveInt = 3
     """This many non-finite steps in a row end the run."""
-
-
-class WorkerConfig(Section):
-    processes: PositiveInt = 1
-    """Workers that `async-rl run` starts on this machine."""
-    groups_in_flight: PositiveInt = 4
-    """Groups that one worker rolls out at a time."""
-    kv_cache_gb: PositiveFloat = 0.25
-    kv_block_tokens: PositiveInt = 64
-    """Of one page of the KV cache. On GPUs it is rounded up to a multiple of 256, which is what FlashAttention reads."""
-    episode_timeout_s: PositiveFloat = 300.0
-    drain_s: PositiveFloat = 30.0
-    """After SIGTERM, running groups have this long to finish before their tickets are handed back."""
-    failure_budget: PositiveInt = 100
-    """Episodes that may fail without a success between them before the worker gives up loudly."""
 
 
 class WireConfig(Section):

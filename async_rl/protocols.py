@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,10 +15,12 @@ from async_rl.types import (
     Recovery,
     Rollout,
     RolloutGroup,
+    Sample,
     SpentGroup,
     TakenGroup,
     Task,
     Ticket,
+    Tool,
     VersionRecord,
 )
 
@@ -39,13 +42,13 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
-    def render(self, prompt: str | Sequence[Message]) -> list[int]:
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """The ids of a whole prompt, special tokens included, ready to be continued by the model."""
         ...
 
-    def render_reply(self, message: Message, *, after_end: bool) -> list[int]:
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
         """The ids that stand between a sampled answer in a conversation and the next one: what the chat template puts
-        around `message`. `after_end` says that the answer already closed with the end token.
+        around `messages`. `after_end` says that the answer already closed with the end token.
         """
         ...
 
@@ -58,7 +61,9 @@ class GenerationArgs:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    """0 means all."""
     stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
 
     def over(self, defaults: GenerationArgs) -> GenerationArgs:
@@ -74,18 +79,70 @@ class ContextOverflow(ValueError):
     """The prompt leaves no room for an answer in the model's context."""
 
 
+Prompt = str | Sequence[Message] | Sequence[int]
+"""Text and messages are rendered once; token ids are taken as they are."""
+
+
 @runtime_checkable
 class InferenceInterface(Protocol):
     """All that an agent sees of a model."""
 
     tokenizer: Tokenizer
 
-    async def generate(self, prompt: str | Sequence[Message] | Sequence[int], args: GenerationArgs | None = None) -> Completion:
-        """Sample one continuation. Text and messages are rendered once; token ids are taken as they are.
+    async def generate(self, prompt: Prompt, args: GenerationArgs | None = None) -> Completion:
+        """Sample one continuation.
 
         Waits while the engine is busy or holds no weights yet. Cancelling it frees the engine's place at once.
         Raises ContextOverflow when the prompt is too long to be answered.
         """
+        ...
+
+
+class ReturnsText:
+    """Of a backend whose completions can be read. `isinstance(inference, ReturnsTokens)` asks what else they carry."""
+
+
+class ReturnsTokens(ReturnsText):
+    """Of a backend whose completions carry the token ids that were sampled."""
+
+
+class ReturnsLogprobs(ReturnsTokens):
+    """Of a backend whose completions carry logprobs and versions too: what is sampled here can be trained on."""
+
+
+class Session(Protocol):
+    """An endpoint for one episode, and what was said there. OpenAI-compatible: any agent's SDK can talk to it."""
+
+    @property
+    def base_url(self) -> str:
+        """http://HOST:PORT/s/EPISODE/v1"""
+        ...
+
+    @property
+    def api_key(self) -> str: ...
+
+    @property
+    def turns(self) -> Sequence[Completion]:
+        """Every generation, in the order in which they ended."""
+        ...
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """The longest one, for people to read."""
+        ...
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Append-only token rows, one for each branch; every sampled token is trained on in exactly one of them."""
+        ...
+
+
+class Gateway(Protocol):
+    """Gives episodes endpoints under which an unmodified agent finds the model."""
+
+    def session(
+        self, inference: InferenceInterface, args: GenerationArgs | None = None, *, name: str = "policy"
+    ) -> AbstractAsyncContextManager[Session]:
+        """Open while the episode lasts. `args` are laid under what the agent asks for; `name` is the model's."""
         ...
 
 
@@ -98,6 +155,10 @@ class EpisodeContext:
     """0 .. group_size - 1."""
     seed: int
     """Differs between siblings, the same whenever this attempt is played again."""
+    gateway: Gateway | None = None
+    """For agents that speak HTTP; None where nobody serves."""
+    policies: Mapping[str, InferenceInterface] = field(default_factory=dict[str, InferenceInterface])
+    """Other models by the name under which they stand in the configuration: opponents, judges, users. Never trained."""
 
 
 class Agent(Protocol):
@@ -109,6 +170,17 @@ class Agent(Protocol):
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         """Play one episode and score it. Whatever it raises becomes a failed rollout; cancelling it ends the episode."""
+        ...
+
+
+@runtime_checkable
+class GroupAgent(Agent, Protocol):
+    """Plays the siblings of a task together, because they depend on each other: seats of one game, chosen and rejected."""
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        """One rollout for each context, in their order. One that broke is a failed rollout; raising fails all of them."""
         ...
 
 

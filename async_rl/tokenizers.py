@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 from async_rl.config import CharacterTokenizer, HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.types import Message
+from async_rl.types import Message, Tool
 
 
 def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokenizer:
@@ -39,13 +40,14 @@ class Characters:
         """Special tokens have no text, but <unk> keeps its place so that positions still count."""
         return "".join(self._texts[token_id] if token_id < self.vocab_size else self.unknown_text for token_id in token_ids)
 
-    def render(self, prompt: str | Sequence[Message]) -> list[int]:
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        offered = "".join(f"tool {tool.name}: {json.dumps(tool.parameters)}\n" for tool in tools)
         text = prompt if isinstance(prompt, str) else "".join(_line(message) for message in prompt)
-        return [self.bos_id, *self.encode(text)]
+        return [self.bos_id, *self.encode(offered + text)]
 
-    def render_reply(self, message: Message, *, after_end: bool) -> list[int]:
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
         closing = "" if after_end else "\n"
-        return self.encode(closing + _line(message))
+        return self.encode(closing + "".join(_line(message) for message in messages))
 
 
 def _line(message: Message) -> str:
@@ -69,19 +71,19 @@ class HuggingFace:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def render(self, prompt: str | Sequence[Message]) -> list[int]:
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
-        return self.encode(self._apply_template(prompt, opens_answer=True))
+        return self.encode(self._apply_template(prompt, tools, opens_answer=True))
 
-    def render_reply(self, message: Message, *, after_end: bool) -> list[int]:
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
         """What the chat template writes after an answer, found by rendering an answer that is easy to find again."""
-        answered = [Message(role="user", content="?"), Message(role="assistant", content=_ANSWER), message]
+        answered = [Message(role="user", content="?"), Message(role="assistant", content=_ANSWER), *messages]
         after_answer = self._apply_template(answered, opens_answer=True).partition(_ANSWER)[2]
         token_ids = self.encode(after_answer)
         return token_ids[1:] if after_end and token_ids[:1] == [self.end_id] else token_ids
 
-    def _apply_template(self, messages: Sequence[Message], *, opens_answer: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opens_answer: bool) -> str:
         if not self._tokenizer.chat_template:
             raise ConfigError(f"the tokenizer in {self._folder} has no chat template: give prompts as text, or add one")
         conversation = [{"role": message.role, "content": message.content} for message in messages]

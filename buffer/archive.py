@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from async_rl.errors import ConfigError
-from async_rl.types import Rollout, RolloutGroup, Sample, Status
+from async_rl.types import Message, Rollout, RolloutGroup, Sample, Status, Task
 from buffer.codec import BadPayload, decode
 from buffer.segment import Damage, Entry, Facts, Index, files_in, index_of, opened, payload_of
 
@@ -158,8 +158,8 @@ def _line(step: int, group: RolloutGroup, sibling: int, rollout: Rollout) -> dic
         "sibling": sibling,
         "step": step,
         "worker": group.worker,
-        "task": asdict(group.task),
-        "conversation": [asdict(message) for message in rollout.conversation],
+        "task": asdict(group.task) | {"prompt": _prompt(group.task)},
+        "conversation": [_message(message) for message in rollout.conversation],
         "status": rollout.status.value,
         "failure": asdict(rollout.failure) if rollout.failure is not None else None,
         "reward": rollout.reward if rollout.status is not Status.FAILED else None,
@@ -169,6 +169,15 @@ def _line(step: int, group: RolloutGroup, sibling: int, rollout: Rollout) -> dic
         "oldest_version": min(versions, default=None),
         "newest_version": max(versions, default=None),
     }
+
+
+def _prompt(task: Task) -> str | list[dict[str, object]]:
+    return task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
+
+
+def _message(message: Message) -> dict[str, object]:
+    """What belongs to tools is there only where there is any."""
+    return {name: value for name, value in asdict(message).items() if value or name in ("role", "content")}
 
 
 def _row(sample: Sample) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
-from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, VersionSpan
+from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, ToolCall, VersionSpan
 
 MAX_ITEMS = 2**14
 """Of one list: msgpack believes the length that a list announces, and makes room for it at every level of nesting."""
@@ -54,7 +54,15 @@ def _write_sample(sample: Sample) -> list[Any]:
 
 
 def _write_conversation(messages: tuple[Message, ...]) -> list[Any]:
-    return _bounded([[message.role, message.content] for message in messages])
+    return _bounded([_write_message(message) for message in messages])
+
+
+def _write_message(message: Message) -> list[Any]:
+    """Two texts; what belongs to tools stands behind them only where there is any."""
+    if not message.tool_calls and not message.tool_call_id:
+        return [message.role, message.content]
+    calls = _bounded([[call.name, call.arguments, call.id] for call in message.tool_calls])
+    return [message.role, message.content, calls, message.tool_call_id]
 
 
 def _bounded(items: list[Any]) -> list[Any]:
@@ -131,9 +139,20 @@ def _read_conversation(messages: list[Packed]) -> tuple[Message, ...]:
         match message:
             case [str() as role, str() as content]:
                 found.append(Message(role=role, content=content))
+            case [str() as role, str() as content, list() as calls, str() as answers]:
+                read = tuple([_read_tool_call(call) for call in calls])
+                found.append(Message(role=role, content=content, tool_calls=read, tool_call_id=answers))
             case _:
-                raise BadPayload("a message is not two texts")
+                raise BadPayload("a message is not what a message must be")
     return tuple(found)
+
+
+def _read_tool_call(value: Packed) -> ToolCall:
+    match value:
+        case [str() as name, str() as arguments, str() as call_id]:
+            return ToolCall(name=name, arguments=arguments, id=call_id)
+        case _:
+            raise BadPayload("a tool call is not three texts")
 
 
 def read_spans(numbers: list[Packed]) -> tuple[VersionSpan, ...]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from async_rl.config import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
+from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import Scalar
 
 ENTRY_POINT_GROUP = "async_rl.environments"

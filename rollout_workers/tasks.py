@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from async_rl.config import EnvironmentConfig
 from async_rl.protocols import Agent
+from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import Task
 from rollout_workers.registry import build_agent
 

@@ -20,8 +20,9 @@ from typing import Literal, Protocol
 
 import structlog
 
-from async_rl.config import HEARTBEAT_S, BatchConfig, WorkerConfig
+from async_rl.config import HEARTBEAT_S, BatchConfig
 from async_rl.protocols import Agent, Drop, EpisodeContext, InferenceInterface, ReplayBuffer
+from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Failure, Rollout, RolloutGroup, Status, Task, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episode import FailureBudget, play, pose

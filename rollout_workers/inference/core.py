@@ -11,13 +11,13 @@ import structlog
 import torch
 from torch import Tensor
 
-from async_rl.config import WorkerConfig
 from async_rl.megatron import inference, parallel
 from async_rl.megatron.model import LayerSpec, build_model
 from async_rl.megatron.paged_attention import attention_for, kernel_name, page_tokens
 from async_rl.megatron.parameters import load_full
 from async_rl.model_shape import ModelShape
 from async_rl.protocols import Tokenizer
+from async_rl.rollout_config import WorkerConfig
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.sampling import BatchSampler
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from async_rl.config import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
@@ -16,6 +15,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters import gather_full, load_full
 from async_rl.model_shape import ModelShape
 from async_rl.protocols import GenerationArgs
+from async_rl.rollout_config import WorkerConfig
 from async_rl.tokenizers import Characters
 from async_rl.types import Completion, Message, StopReason, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine

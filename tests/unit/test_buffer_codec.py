@@ -15,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import ROLLOUT, SAMPLE, SCHEMA_1, SOUND, TASK, body, columns, plain, sealed
 
-from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, VersionSpan
+from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, ToolCall, VersionSpan
 from buffer.codec import MAX_RECORD_BYTES, decode, encode
 from buffer.payload_records import MAX_ITEMS, BadPayload
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)
 numbers = st.integers(0, 2**31 - 1)
-messages = st.builds(Message, role=texts, content=texts)
+calls = st.lists(st.builds(ToolCall, name=texts, arguments=texts, id=texts), max_size=2).map(tuple)
+messages = st.builds(Message, role=texts, content=texts) | st.builds(
+    Message, role=texts, content=texts, tool_calls=calls, tool_call_id=texts
+)
 spans = st.builds(VersionSpan, version=st.integers(0, 2**40), start=numbers, stop=numbers)
 
 
@@ -183,7 +186,8 @@ UNREADABLE = [
     (sealed(rollout(status="great")), "status"),
     (sealed(rollout(failure=["a", "b"])), "three texts"),
     (sealed(rollout(parts={"x": 1})), "a measure"),
-    (sealed(rollout(said=[["r", 1]])), "two texts"),
+    (sealed(rollout(said=[["r", 1]])), "what a message must be"),
+    (sealed(rollout(said=[["r", "c", [["n", 1, "i"]], ""]])), "three texts"),
     (sealed(rollout(samples=[[3, []]])), "columns"),
     (sealed(rollout(samples=[[-1, []]])), "columns"),
     (sealed(rollout(samples=[SAMPLE, SAMPLE])), "columns"),

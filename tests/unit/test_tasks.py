@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.config import EnvironmentConfig
+from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent
 from rollout_workers.tasks import PERIOD, TaskMix, WeightedAgent, apportion, interleave
 

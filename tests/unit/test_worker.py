@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from async_rl.config import BatchConfig, WorkerConfig
+from async_rl.config import BatchConfig
 from async_rl.errors import FailureBudgetSpent, first_of_ours
 from async_rl.protocols import CommitResult, Drop, EpisodeContext, InferenceInterface, Limits
+from async_rl.rollout_config import WorkerConfig
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
