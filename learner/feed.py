@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from async_rl.config import BatchConfig, StalenessConfig
+from async_rl.buffer_config import StalenessConfig
+from async_rl.config import BatchConfig
 from async_rl.protocols import ReplayBuffer
 from async_rl.types import TakenGroup
 from learner.batch import PackedBatch, pack_batch

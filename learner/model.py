@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.config import OptimizerConfig
+from async_rl.learner_config import OptimizerConfig
 from async_rl.megatron import host
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import LayerSpec, build_model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from async_rl.config import Config, ModelConfig, ModelSize, RedisConfig, RunConfig
+from async_rl.buffer_config import RedisConfig
+from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
 from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer
