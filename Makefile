@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow chaos-buffer check format bench gpu-check clean
+.PHONY: help setup demo test test-slow test-adapters chaos-buffer check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
 	@echo "make setup      everything for development"
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
+	@echo "make test-adapters  every adapter with its real library, in virtual environments of their own (minutes, 3 GB)"
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times, and count what was lost or trained twice"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
 	@echo "make format     put the code into shape"
@@ -25,6 +26,9 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
+
+test-adapters: .venv/.dev
+	@$(BIN)/python .ci/test_adapters.py $(ADAPTERS)
 
 KILLS ?= 500
 SEED ?= 1
@@ -47,6 +51,7 @@ bench: .venv/.dev
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/buffer_speed.py
 	$(BIN)/python benchmarks/buffer_arena.py
+	$(BIN)/python benchmarks/engine.py
 
 gpu-check: .venv/.run
 	@$(BIN)/python benchmarks/gpu_check.py --json runs/gpu_check.json

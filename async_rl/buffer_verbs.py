@@ -31,8 +31,13 @@ class Tool:
     words: str
     help: str
     operands: str = ""
-    """`ID`: exactly one; `ID...`: at least one; `[KEY=VALUE]...`: any number."""
+    """`ID`: exactly one; `NAME WEIGHT`: exactly two; `ID...`: at least one; `[KEY=VALUE]...`: any number."""
     options: tuple[Option, ...] = ()
+
+    @property
+    def typed(self) -> str:
+        """Its words after `async-rl`."""
+        return self.words if self.words.startswith("env ") else f"buffer {self.words}"
 
     def option(self, name: str) -> Option | None:
         return next((option for option in self.options if option.name == name), None)
@@ -95,8 +100,9 @@ def read(tool: Tool, words: Sequence[str]) -> Line:
 
 def listing() -> str:
     """Every verb in one line."""
-    width = max(len(_usage(tool)) for tool in TOOLS)
-    lines = "\n".join(f"  {_usage(tool):<{width}}  {tool.help}" for tool in TOOLS)
+    own = [tool for tool in TOOLS if tool not in MIX]
+    width = max(len(_usage(tool)) for tool in own)
+    lines = "\n".join(f"  {_usage(tool):<{width}}  {tool.help}" for tool in own)
     return (
         f"async-rl buffer VERB @ run/config.yaml\n\n{lines}\n\n"
         "`async-rl buffer VERB --help` says more. A run that has ended is woken for as long as it takes to look."
@@ -107,7 +113,7 @@ def manual(tool: Tool) -> str:
     flags = [(f"--{option.name} {option.value}".rstrip(), _option_help(option)) for option in tool.options]
     width = max((len(flag) for flag, _ in flags), default=0)
     options = "".join(f"\n  {flag:<{width}}  {text}" for flag, text in flags)
-    return f"async-rl buffer {_usage(tool)} @ run/config.yaml\n\n{tool.help}" + (f"\n{options}" if flags else "")
+    return f"{_line_of(tool)}\n\n{tool.help}" + (f"\n{options}" if flags else "")
 
 
 def nearest(asked: str, known: Sequence[str]) -> str:
@@ -118,6 +124,10 @@ def nearest(asked: str, known: Sequence[str]) -> str:
 
 def _usage(tool: Tool) -> str:
     return f"{tool.words} {tool.operands}".rstrip()
+
+
+def _line_of(tool: Tool) -> str:
+    return f"async-rl {tool.typed} {tool.operands}".rstrip() + " @ run/config.yaml"
 
 
 def _option_help(option: Option) -> str:
@@ -145,14 +155,13 @@ def _value(option: Option, given: list[str]) -> object:
 
 def _check_operands(tool: Tool, operands: Sequence[str]) -> None:
     wanted = tool.operands
-    least = 0 if not wanted or wanted.startswith("[") else 1
-    most = len(operands) if wanted.endswith("...") else 1 if wanted else 0
+    count = len(wanted.split())
+    least = 0 if wanted.startswith("[") else count
+    most = len(operands) if wanted.endswith("...") else count
     if len(operands) < least:
-        raise ConfigError(
-            f"buffer {tool.words} needs {wanted.removesuffix('...')}: async-rl buffer {_usage(tool)} @ run/config.yaml"
-        )
+        raise ConfigError(f"{tool.typed} needs {wanted.removesuffix('...')}: {_line_of(tool)}")
     if len(operands) > most:
-        raise ConfigError(f"buffer {tool.words} does not know what to do with {operands[most]!r}")
+        raise ConfigError(f"{tool.typed} does not know what to do with {operands[most]!r}")
 
 
 def _unknown_verb(words: Sequence[str]) -> str:
@@ -186,7 +195,45 @@ LIMITS = Tool(
     options=(_JSON,),
 )
 
+_WEIGHT = Option(name="weight", value="WEIGHT", read=float, help="beside the weights of the others (1)")
+_RAMP = Option(
+    name="ramp", value="TASKS", read=int, help="reach the weight in even steps over so many tasks, instead of at once"
+)
+MIX = (
+    Tool(
+        words="env ls", help="The environments of a run: their weights now, and what became of their groups.", options=(_JSON,)
+    ),
+    Tool(
+        words="env attach",
+        operands="TYPE",
+        help="Add an environment while the run goes on; workers begin with the next task that nobody has.",
+        options=(
+            _WEIGHT,
+            Option(name="name", value="NAME", help="how it is called in metrics; its type, if not given"),
+            Option(name="args", value="JSON", help="arguments of its class, as an object"),
+            _RAMP,
+            Option(name="max-share", value="SHARE", read=float, help="at most this share of a batch's groups"),
+            Option(name="max-in-flight", value="GROUPS", read=int, help="at most so many of its groups at once in one worker"),
+            Option(name="unchecked", help="do not make it here first: only the workers have what it needs"),
+        ),
+    ),
+    Tool(
+        words="env detach",
+        operands="NAME",
+        help="Take an environment out of the mix; groups that are being rolled out are finished.",
+        options=(Option(name="ramp", value="TASKS", read=int, help="fade it out over so many tasks"),),
+    ),
+    Tool(
+        words="env weight",
+        operands="NAME WEIGHT",
+        help="Give an environment another weight while the run goes on.",
+        options=(_RAMP,),
+    ),
+)
+"""What changes the mix of environments; their words stand after `async-rl` itself."""
+
 TOOLS = (
+    *MIX,
     Tool(words="serve", help="Be the run's own Redis server, and keep it alive."),
     Tool(
         words="stats",

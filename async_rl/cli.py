@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 import async_rl
-from async_rl import buffer_verbs
+from async_rl import buffer_verbs, env_verbs, eval_verbs
 from async_rl.commands import Role, command, environment
 from async_rl.config import Config
 from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse
@@ -113,9 +113,43 @@ def tool(chosen: buffer_verbs.Tool) -> Callable[[Sequence[str]], int]:
     def become(args: Sequence[str]) -> int:
         guard()
         config = load_named(buffer_verbs.read(chosen, args).config)
-        _become(command("buffer", [*chosen.words.split(), *args]), config)
+        role = "rollout_workers.attaching" if chosen.words == "env attach" else "buffer"
+        _become(command(role, [*chosen.words.split(), *args]), config)
 
     return become
+
+
+def evaluate(args: Sequence[str]) -> int:
+    """What is evaluated is found where it can be read: in the process that this one becomes."""
+    guard()
+    word, described = eval_verbs.split(args)
+    config = load(described)
+    if word and word != "live" and not config.run.name:  # the answers need a folder, and nobody else has to find them
+        config = named(described)
+        described = [*described, "--run.name", config.run.name]
+    _become(command("rollout_workers.evaluation", [word, *described]), config)
+
+
+def evaluator(args: Sequence[str]) -> int:
+    guard()
+    config = load_named(args)
+    if not config.evaluation.every:
+        raise ConfigError("evaluation.every is 0, so there is nothing to evaluate; set it to a number of steps")
+    _become(command("rollout_workers.evaluation", [eval_verbs.SCHEDULED, *args]), config)
+
+
+def env_check(args: Sequence[str]) -> int:
+    guard()
+    config = load(env_verbs.config_words(buffer_verbs.read(env_verbs.CHECK, args)))
+    _become(command("rollout_workers.checking", args), config)
+
+
+def env_serve(args: Sequence[str]) -> NoReturn:
+    """No run is needed: this may be a machine, or a virtual environment, that holds nothing but the environment."""
+    guard()
+    buffer_verbs.read(env_verbs.SERVE, args)
+    line = command("rollout_workers.remote", args)
+    os.execv(line[0], line)
 
 
 def any_tool(args: Sequence[str]) -> int:
@@ -164,10 +198,11 @@ VERBS = (
     Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
     Verb(words="learner", help="Be the learner (under torchrun when learner.parallel.processes > 1).", run=role("learner")),
     Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
-    *(
-        Verb(words=f"buffer {each.words}", help=each.help, run=tool(each), manual=buffer_verbs.manual(each))
-        for each in buffer_verbs.TOOLS
-    ),
+    Verb(words="evaluator", help="Evaluate a live run again and again, every evaluation.every steps.", run=evaluator),
+    Verb(words="eval", help=eval_verbs.HELP, run=evaluate, manual=eval_verbs.MANUAL),
+    Verb(words="env check", help=env_verbs.CHECK.help, run=env_check, manual=buffer_verbs.manual(env_verbs.CHECK)),
+    Verb(words="env serve", help=env_verbs.SERVE.help, run=env_serve, manual=buffer_verbs.manual(env_verbs.SERVE)),
+    *(Verb(words=each.typed, help=each.help, run=tool(each), manual=buffer_verbs.manual(each)) for each in buffer_verbs.TOOLS),
     Verb(words="buffer", help="List these verbs.", run=any_tool, manual=f"List these verbs.\n\n{buffer_verbs.listing()}"),
     Verb(words="ctl show", help="Print the limits in force.", run=tool(buffer_verbs.LIMITS)),
     Verb(words="ctl set", help="Change limits while the run goes on: KEY=VALUE ...", run=tool(buffer_verbs.LIMITS)),

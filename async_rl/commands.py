@@ -9,9 +9,21 @@ from typing import Literal
 
 from async_rl.config import Config
 
-Role = Literal["buffer", "learner", "rollout_workers"]
+Role = Literal[
+    "buffer",
+    "learner",
+    "rollout_workers",
+    "rollout_workers.inference.replicas.rank",
+    "rollout_workers.attaching",
+    "rollout_workers.checking",
+    "rollout_workers.remote",
+    "rollout_workers.evaluation",
+]
 
 _PYTHON = (sys.executable, "-P")  # -P: a stray buffer/ in the working folder is not imported
+
+WORKER_INDEX = "ASYNC_RL_WORKER_INDEX"
+"""Which of the workers that `async-rl run` starts on this machine it is: they divide the GPUs among them."""
 
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from async_rl.buffer_config import LeaseConfig, RedisConfig, ReplayConfig, RetentionConfig, StalenessConfig
 from async_rl.config_section import Section
+from async_rl.evaluation_config import EvaluationConfig, PolicyConfig
 from async_rl.learner_config import LearnerConfig
 from async_rl.protocols import Limits
 from async_rl.rollout_config import EnvironmentConfig, SamplingConfig, WorkerConfig
+from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
 
 
 class RunConfig(Section):
@@ -67,20 +68,6 @@ class ModelConfig(Section):
         return self
 
 
-class CharacterTokenizer(Section):
-    type: Literal["characters"] = "characters"
-    alphabet: str = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
-    """One token per character, after the special tokens <pad>, <bos>, <eos>, <unk>."""
-
-
-class HuggingFaceTokenizer(Section):
-    type: Literal["huggingface"]
-    folder: Path
-
-
-TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(discriminator="type")]
-
-
 class BatchConfig(Section):
     groups_per_step: PositiveInt = 8
     group_size: PositiveInt = 8
@@ -124,6 +111,9 @@ class Config(Section):
     leases: LeaseConfig = LeaseConfig()
     learner: LearnerConfig = LearnerConfig()
     worker: WorkerConfig = WorkerConfig()
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Other models, by the name under which agents find them in `context.policies`. Never trained."""
+    evaluation: EvaluationConfig = EvaluationConfig()
     wire: WireConfig = WireConfig()
     metrics: MetricsConfig = MetricsConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -133,6 +123,8 @@ class Config(Section):
         labels = [environment.label for environment in self.environments]
         if len(set(labels)) != len(labels):
             raise ValueError(f"environments must have different names, got {labels}; set `name` on each")
+        if unknown := set(self.evaluation.environments) - set(labels):
+            raise ValueError(f"evaluation.environments names {min(unknown)!r}, but the environments are {labels}")
         if self.leases.member_s <= 2 * HEARTBEAT_S or self.leases.learner_s <= 2 * HEARTBEAT_S:
             raise ValueError(f"leases.member_s and leases.learner_s must exceed two heartbeats ({2 * HEARTBEAT_S:g} s)")
         return self
@@ -162,6 +154,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _truncation_is_reproducible(self) -> Config:
+        sampling, tensor = self.sampling, self.learner.parallel.tensor
+        if tensor > 1 and sampling.is_truncated:
+            raise ValueError(
+                f"sampling.top_p and sampling.top_k need the whole vocabulary on one rank of the learner, but "
+                f"learner.parallel.tensor is {tensor}; leave them at 1 and 0, or the tensor parallelism at 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_fill_a_batch(self) -> Config:
         quotas = self.limits.quotas
         if len(quotas) == len(self.environments) and sum(quotas.values()) < self.batch.groups_per_step:
@@ -186,9 +188,9 @@ class Config(Section):
             min_size=self.replay.min_groups,
             error_buffer=own if own is not None else default,
             quotas={
-                environment.label: ceil(environment.max_share * groups_per_step)
+                environment.label: quota
                 for environment in self.environments
-                if environment.max_share < 1
+                if (quota := environment.quota(groups_per_step)) is not None
             },
             keep_steps=self.keep_steps,
         )
@@ -224,10 +226,11 @@ class Config(Section):
         for section, key in (("model", "folder"), ("tokenizer", "folder"), *redis_files):
             if path := tree[section].get(key):
                 tree[section][key] = Path(path).absolute()
-        for environment in tree["environments"]:
-            file, _, name = environment["type"].rpartition(":")
-            if file.endswith(".py"):
-                environment["type"] = f"{Path(file).absolute()}:{name}"
+        for policy in tree["policies"].values():
+            for section, key in ((policy, "folder"), (policy, "api_key_file"), (policy.get("tokenizer"), "folder")):
+                if section and section.get(key):
+                    section[key] = Path(section[key]).absolute()
+        tree["environments"] = [environment.seen_from_anywhere() for environment in self.environments]
         if self.learner.objective.endswith((".yaml", ".yml")):
             tree["learner"]["objective"] = str(Path(self.learner.objective).absolute())
         return Config.model_validate(tree)
@@ -278,7 +281,7 @@ PAYLOAD_BYTES_PER_TOKEN = 16
 ARCHIVE_CHECKPOINTS = 4
 """A group waits for the archive this many checkpoints at most; then it is let go, and counted."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the messages between processes. Grows with every change that an older process would not understand."""
 
 HEARTBEAT_S = 1.0

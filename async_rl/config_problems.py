@@ -18,12 +18,12 @@ Keys = tuple[str, ...]
 
 def describe(error: ValidationError, model: type[BaseModel], tree: Branch) -> str:
     """One line for each key that is wrong."""
-    problems: dict[Keys, list[str]] = {}
+    problems: dict[Keys, list[_Problem]] = {}
     for details in error.errors(include_url=False):
         place = _place(model, details["loc"])
-        problems.setdefault(place.keys, []).append(_sentence(details, place, model))
-    causes = {keys: sentences for keys, sentences in problems.items() if not _has_deeper(keys, problems)}
-    return "\n".join(f"{_name(keys, tree)}: {sentences[0]}" for keys, sentences in causes.items())
+        problems.setdefault(place.keys, []).append((details, place))
+    causes = {keys: found for keys, found in problems.items() if not _has_deeper(keys, problems)}
+    return "\n".join(f"{_name(keys, tree)}: {_sentence(found, model)}" for keys, found in causes.items())
 
 
 def _has_deeper(keys: Keys, problems: Iterable[Keys]) -> bool:
@@ -49,6 +49,9 @@ class _Place:
     section: type[BaseModel] | None
     """The model in which the last key stands."""
     in_scalar_union: bool
+
+
+_Problem = tuple[ErrorDetails, _Place]
 
 
 def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
@@ -119,10 +122,11 @@ def _nearest(tree: Branch, keys: Sequence[str]) -> Node:
     return node
 
 
-def _sentence(details: ErrorDetails, place: _Place, model: type[BaseModel]) -> str:
+def _sentence(found: Sequence[_Problem], model: type[BaseModel]) -> str:
+    details, place = found[0]
     context = details.get("ctx", {})
     if place.in_scalar_union:
-        return f"should be text, a number, true or false, but it is {details['input']!r}"
+        return f"should be {' or '.join(_wanted(each) for each, _ in found)}, but it is {details['input']!r}"
     match details["type"]:
         case "extra_forbidden":
             return _unknown(place, model)
@@ -139,6 +143,11 @@ def _sentence(details: ErrorDetails, place: _Place, model: type[BaseModel]) -> s
         case _:
             expected = details["msg"].removeprefix("Input ").removeprefix("String ")
             return f"{expected}, but it is {details['input']!r}"
+
+
+def _wanted(details: ErrorDetails) -> str:
+    """By one member of a union."""
+    return "a whole number" if details["type"].startswith("int_") else details["msg"].removeprefix("Input should be ")
 
 
 def _unknown(place: _Place, model: type[BaseModel]) -> str:

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.commands import command, environment
+from async_rl.commands import WORKER_INDEX, command, computes_on_cpu, environment
 from async_rl.config import Config
 from async_rl.config_files import to_yaml
 from async_rl.errors import ConfigError
+from async_rl.eval_verbs import SCHEDULED
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
 
 log = structlog.get_logger("async_rl.run")
@@ -78,12 +79,23 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
         ChildSpec(
             name=f"worker-{index}",
             command=command("rollout_workers", args),
-            environment=shared,
+            environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(index)},
             log=logs / f"worker-{index}.log",
         )
         for index in range(config.worker.processes)
     ]
-    return [*([] if config.redis.url else [server]), learner, *workers]
+    evaluator = ChildSpec(
+        name="evaluator",
+        command=command("rollout_workers.evaluation", [SCHEDULED, *args]),
+        environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(config.worker.processes)},
+        log=logs / "evaluator.log",
+    )
+    return [
+        *([] if config.redis.url else [server]),
+        learner,
+        *workers,
+        *([evaluator] if config.evaluation.every else []),
+    ]
 
 
 class LocalRun:

@@ -12,6 +12,7 @@ from async_rl.types import (
     BufferPosition,
     Completion,
     Message,
+    MixChange,
     Recovery,
     Rollout,
     RolloutGroup,
@@ -129,6 +130,11 @@ class Session(Protocol):
     @property
     def conversation(self) -> tuple[Message, ...]:
         """The longest one, for people to read."""
+        ...
+
+    @property
+    def forks(self) -> int:
+        """Prompts beyond the first that went on from nothing sampled: edited histories, other tools, other system prompts."""
         ...
 
     def samples(self) -> tuple[Sample, ...]:
@@ -344,8 +350,20 @@ class ReplayBuffer(Protocol):
         ...
 
     # -- anybody ----------------------------------------------------------------------------------------------------
-    async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
+    async def change_limits(self, changes: Mapping[str, Any]) -> None:
         """Change fields of the limits from now on, also for learners to come."""
+        ...
+
+    async def mix(self) -> tuple[MixChange, ...]:
+        """How the mix of environments was changed while the run goes on, oldest first."""
+        ...
+
+    async def change_mix(self, known: str, change: str) -> MixChange | None:
+        """Append a change that holds from the first task that nobody was given yet.
+
+        Nothing happens, and None says so, unless `known` is the id of the latest change ("" before the first), and
+        while a learner takes over.
+        """
         ...
 
     async def stats(self) -> BufferStats: ...

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from async_rl.config import CharacterTokenizer, HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.types import Message, Tool
+from async_rl.tokenizer_config import CharacterTokenizer, HuggingFaceTokenizer
+from async_rl.types import Message, Tool, ToolCall
 
 
 def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokenizer:
@@ -51,7 +51,12 @@ class Characters:
 
 
 def _line(message: Message) -> str:
-    return f"{message.role}: {message.content}\n"
+    calls = "".join(f"<tool_call>{_call_text(call)}</tool_call>" for call in message.tool_calls)
+    return f"{message.role}: {message.content}{calls}\n"
+
+
+def _call_text(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": _arguments(call)}, ensure_ascii=False)
 
 
 class HuggingFace:
@@ -74,25 +79,66 @@ class HuggingFace:
     def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
-        return self.encode(self._apply_template(prompt, tools, opens_answer=True))
+        return self.encode(self._apply_template(prompt, tools))
 
     def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        """What the chat template writes after an answer, found by rendering an answer that is easy to find again."""
+        """What the chat template writes after an answer, found by rendering an answer that is easy to find again.
+
+        Whatever a template does to earlier answers (dropping their thoughts, trimming them) happens before that place, so
+        what was sampled stays as it is.
+        """
         answered = [Message(role="user", content="?"), Message(role="assistant", content=_ANSWER), *messages]
-        after_answer = self._apply_template(answered, opens_answer=True).partition(_ANSWER)[2]
+        _, found, after_answer = self._apply_template(answered).partition(_ANSWER)
+        if not found:
+            raise ConfigError(f"the chat template of {self._folder} does not show what an assistant answered")
         token_ids = self.encode(after_answer)
         return token_ids[1:] if after_end and token_ids[:1] == [self.end_id] else token_ids
 
-    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opens_answer: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Raises ValueError for a conversation that the template refuses."""
+        from jinja2 import TemplateError  # late: only who has a chat template has Jinja
+
         if not self._tokenizer.chat_template:
             raise ConfigError(f"the tokenizer in {self._folder} has no chat template: give prompts as text, or add one")
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
-        return self._tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=opens_answer, return_dict=False
-        )
+        try:
+            return self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=[_tool_for_template(tool) for tool in tools] if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template cannot render this conversation: {error}") from error
 
 
 _ANSWER = "[[an answer]]"
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """What templates expect: OpenAI's fields, except that arguments are objects."""
+    written: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        written["tool_call_id"] = message.tool_call_id
+    return written
+
+
+def _tool_for_template(tool: Tool) -> dict[str, Any]:
+    described = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": described}
+
+
+def _arguments(call: ToolCall) -> Any:
+    """The object, or the text where a model wrote no JSON."""
+    try:
+        return json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
 
 
 def _load(folder: Path) -> Any:

@@ -152,7 +152,7 @@ class Failure:
     """Where and why an episode broke."""
 
     boundary: str
-    """environment | inference | deadline | reward"""
+    """task | inference | environment | reward | deadline"""
     kind: str
     message: str
 
@@ -217,6 +217,8 @@ class Ticket:
     """The live version when the ticket was issued: no token of the group can be older."""
     attempt: int
     """1 at first; more when the task's earlier tickets came to nothing."""
+    mix: str = ""
+    """The latest change of the mix of environments when the ticket was issued: under it the index becomes a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -252,6 +254,17 @@ class VersionRecord:
     """Optimizer steps behind these weights."""
     digest: str
     """Of the weights as pushed."""
+
+
+class MixChange(NamedTuple):
+    """One change of the mix of environments, made while the run goes on."""
+
+    at: int
+    """It holds from this task index on."""
+    id: str
+    """Of this change and all before it: who knows the id knows the whole log up to here."""
+    change: str
+    """JSON, see async_rl/mix.py."""
 
 
 class PendingTask(NamedTuple):
@@ -293,6 +306,8 @@ class BufferPosition:
     """Tasks whose tickets came to nothing and that wait for another."""
     outstanding: tuple[OutstandingTicket, ...] = ()
     """Tickets below `next_ticket` that had not ended: every other one is spent or dropped for good."""
+    mix: tuple[MixChange, ...] = ()
+    """How the mix of environments was changed until then."""
     mark: str = field(default="", compare=False)
     """Left in the buffer when this was read: a buffer without it has lost what came before, or is another one."""
 
@@ -300,6 +315,7 @@ class BufferPosition:
         # A checkpoint's JSON turns tuples into lists.
         object.__setattr__(self, "redo", tuple(PendingTask(*pending) for pending in self.redo))
         object.__setattr__(self, "outstanding", tuple(_outstanding(*ticket) for ticket in self.outstanding))
+        object.__setattr__(self, "mix", tuple(MixChange(*change) for change in self.mix))
 
 
 def _outstanding(number: int, task_index: int, attempt: int, failures: int, steps: Sequence[int] = ()) -> OutstandingTicket:

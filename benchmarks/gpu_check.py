@@ -44,6 +44,7 @@ CHECKS = (
     Check(name="packing", module="gpu_checks.model_checks", limit_s=60),
     Check(name="logprobs", module="gpu_checks.engine_checks", limit_s=90),
     Check(name="learn small", module="gpu_checks.learner_checks", limit_s=60),
+    Check(name="kv cache", module="gpu_checks.engine_checks", limit_s=90),
     Check(name="decode small", module="gpu_checks.engine_checks", limit_s=60),
     Check(name="swap", module="gpu_checks.engine_checks", limit_s=90),
     Check(name="push", module="gpu_checks.wire_checks", limit_s=90),

@@ -47,6 +47,10 @@ def overrides(run: str) -> str:
     return key(run, "overrides")
 
 
+def mix(run: str) -> str:
+    return key(run, "mix")
+
+
 def redo(run: str) -> str:
     return key(run, "redo")
 
@@ -123,6 +127,7 @@ KINDS = {
     "versions": "hash",  # version -> what it is
     "tally": "hash",  # environment|NAME|WHAT or worker|NAME|WHAT -> count since the run began
     "overrides": "hash",  # limits that were changed while the run goes on
+    "mix": "list",  # "AT ID JSON": how the mix of environments was changed while the run goes on
 }
 _CHANNELS = ("on:slots", "on:ready", "on:learner", "on:events")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from async_rl.protocols import Limits, Selector
 
-CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps")
+CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas")
 """What may change while the run goes on: the rest shapes the learner's steps, or the books of samples per insert."""
 
 
@@ -24,17 +24,18 @@ def write_limits(limits: Limits) -> dict[str, str]:
         "error_buffer": repr(limits.error_buffer),
         "min_diff": repr(limits.min_diff) if is_rated else "",
         "max_diff": repr(limits.max_diff) if is_rated else "",
-        "quotas": json.dumps(dict(limits.quotas)) if limits.quotas else "",
     }
 
 
-def write_changes(changes: Mapping[str, int | float | str]) -> dict[str, str]:
+def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
     written: dict[str, str] = {}
     for name, value in changes.items():
         if name not in CHANGEABLE:
             raise ValueError(f"{name} cannot be changed while the run goes on")
         if name == "lease_s":
             written["lease_ms"] = str(round(float(value) * 1000))
+        elif name == "quotas":
+            written[name] = json.dumps(dict(value))
         else:
             written[name] = str(value)
     return written

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.protocols import Audit, BufferStats, Clock, CommitResult, Drop, Limits
-from async_rl.types import BufferPosition, Recovery, RolloutGroup, SpentGroup, TakenGroup, Ticket, VersionRecord
+from async_rl.types import BufferPosition, MixChange, Recovery, RolloutGroup, SpentGroup, TakenGroup, Ticket, VersionRecord
 from buffer.auditing import Snapshot, audit
 from buffer.codec import encode
 from buffer.limits_text import write_changes
@@ -163,12 +163,18 @@ class MemoryBuffer:
         self._ledger.discard(groups)
 
     # -- anybody ----------------------------------------------------------------------------------------------------
-    async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
+    async def change_limits(self, changes: Mapping[str, Any]) -> None:
         write_changes(changes)  # refuses what cannot be changed
         self._overrides |= changes
         if self._ledger.limits is not None:
             self._ledger.limits = replace(self._ledger.limits, **self._overrides)
         self._notify()
+
+    async def mix(self) -> tuple[MixChange, ...]:
+        return tuple(self._ledger.mix)
+
+    async def change_mix(self, known: str, change: str) -> MixChange | None:
+        return self._ledger.change_mix(known, change)
 
     async def stats(self) -> BufferStats:
         ledger = self._ledger

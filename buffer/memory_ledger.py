@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from async_rl.protocols import CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
+    MixChange,
     OutstandingTicket,
     PendingTask,
     Recovery,
@@ -26,6 +27,7 @@ from async_rl.types import (
     Ticket,
     VersionRecord,
 )
+from buffer import mix_log
 from buffer.admission import counts_as_failure, free_tickets, goes_again, may_sample, share
 from buffer.keys import ticket_id, ticket_number
 from buffer.lottery import draw, stretched
@@ -84,6 +86,7 @@ class Ledger:
         self._debt = 0.0
         """Uses beyond samples_per_insert of groups that have ended, at most 0."""
         self.recovering = False
+        self.mix: list[MixChange] = []
         self._ended: dict[str, CommitResult] = {}
         self._redo: deque[PendingTask] = deque()
         self._next_ticket = self._next_task = 0
@@ -117,7 +120,13 @@ class Ledger:
 
     def _issue_ticket(self, worker: str, expires: float) -> Ticket:
         task = self._redo.popleft() if self._redo else self._fresh_task()
-        ticket = Ticket(id=ticket_id(self._next_ticket), task_index=task.task_index, version=self.live, attempt=task.attempt)
+        ticket = Ticket(
+            id=ticket_id(self._next_ticket),
+            task_index=task.task_index,
+            version=self.live,
+            attempt=task.attempt,
+            mix=self._latest_change,
+        )
         self.entries[ticket.id] = Entry(ticket=ticket, failures=task.failures, worker=worker, expires=expires)
         self._next_ticket += 1
         self.issued += 1
@@ -284,6 +293,7 @@ class Ledger:
             next_task=self._next_task,
             redo=tuple(self._redo),
             outstanding=tuple(_outstanding(entry, step) for entry in self.entries.values() if _is_outstanding(entry, step)),
+            mix=tuple(self.mix),
         )
 
     def recover(self, position: BufferPosition | None) -> Recovery:
@@ -296,6 +306,7 @@ class Ledger:
         if position is not None and self._next_ticket < position.next_ticket:  # restored from a backup, or empty
             lost = [ticket for ticket in position.outstanding if ticket_id(ticket.number) not in self.entries]
             self._redo = deque([*position.redo, *(ticket.again for ticket in lost)])
+            self.mix = list(position.mix)
         if position is not None:
             self._highest_version = max(self._highest_version, position.version)
             self._next_ticket = max(self._next_ticket, position.next_ticket)
@@ -315,6 +326,21 @@ class Ledger:
             self._owe(len(entry.steps) - len(steps))
             entry.steps, entry.version_at_take = steps, -1 if entry.state == "taken" else entry.version_at_take
             self._become_ready(entry)
+
+    # -- the mix of environments ------------------------------------------------------------------------------------
+    def change_mix(self, known: str, change: str) -> MixChange | None:
+        if self.mix and self.mix[-1] == mix_log.follow_up(known, self.mix[-1].at, change):
+            return self.mix[-1]
+        if self._latest_change != known or self.recovering:
+            return None
+        if len(self.mix) >= mix_log.CHANGES_MOST:
+            raise mix_log.full()
+        self.mix.append(mix_log.follow_up(known, self._next_task, change))
+        return self.mix[-1]
+
+    @property
+    def _latest_change(self) -> str:
+        return self.mix[-1].id if self.mix else ""
 
     # -- how tickets change and end ---------------------------------------------------------------------------------
     def _become_ready(self, entry: Entry) -> None:

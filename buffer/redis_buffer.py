@@ -19,6 +19,7 @@ from async_rl.failpoints import define
 from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
+    MixChange,
     OutstandingTicket,
     PendingTask,
     Recovery,
@@ -28,7 +29,7 @@ from async_rl.types import (
     Ticket,
     VersionRecord,
 )
-from buffer import keys
+from buffer import keys, mix_log
 from buffer.arena import Arena
 from buffer.auditing import Snapshot, audit
 from buffer.codec import BadPayload, encode
@@ -91,8 +92,8 @@ class RedisBuffer:
             except ServerFull:
                 return []
             return [
-                Ticket(id=ticket.decode(), task_index=task, version=born, attempt=attempt)
-                for ticket, task, born, attempt in _rows(reply, 4)
+                Ticket(id=ticket.decode(), task_index=task, version=born, attempt=attempt, mix=mix.decode())
+                for ticket, task, born, attempt, mix in _rows(reply, 5)
             ]
 
         tickets = await self._run.until(attempt, keys.slots_channel(self._run.name), wait_s)
@@ -176,7 +177,7 @@ class RedisBuffer:
                 await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
         numbers = saved.step, saved.version, saved.next_ticket, saved.next_task
-        version = await self._run.change("recovered", fence, *numbers, saved.mark)
+        version = await self._run.change("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
         return Recovery(version=version, returned=returned, spent=spent)
 
     async def take(
@@ -242,7 +243,7 @@ class RedisBuffer:
         is read last, together with the mark: a buffer that has the mark is not older than this position.
         """
         mark = uuid.uuid4().hex[:16]
-        version, next_ticket, next_task = await self._run.change("position", fence, step)
+        version, next_ticket, next_task, mix = await self._run.change("position", fence, step)
         outstanding: dict[int, OutstandingTicket] = {}
         async for records in self._run.records():
             for ticket, record in records.items():
@@ -262,6 +263,7 @@ class RedisBuffer:
             next_task=next_task,
             redo=redo,
             outstanding=tuple(ticket for _, ticket in sorted(outstanding.items()) if ticket.task_index not in again),
+            mix=tuple(map(mix_log.parse, mix)),
             mark=mark,
         )
 
@@ -301,8 +303,17 @@ class RedisBuffer:
         with reading("overrides"):
             return {name.decode(): value.decode() for name, value in found.items()}
 
-    async def change_limits(self, changes: Mapping[str, int | float | str]) -> None:
+    async def change_limits(self, changes: Mapping[str, Any]) -> None:
         await self._run.change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
+
+    async def mix(self) -> tuple[MixChange, ...]:
+        return tuple(map(mix_log.parse, await self._run.ask("lrange", keys.mix(self._run.name), 0, -1)))
+
+    async def change_mix(self, known: str, change: str) -> MixChange | None:
+        entry = await self._run.change("change_mix", known, change)
+        if entry == b"full":
+            raise mix_log.full()
+        return mix_log.parse(entry) if entry else None
 
     async def _state(self) -> dict[bytes, bytes]:
         return await self._run.ask("hgetall", keys.state(self._run.name))

@@ -29,6 +29,7 @@ from buffer import open_archive, open_board, open_buffer
 from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
 from learner.compute import Compute
+from learner.evaluations import Evaluations
 from learner.feed import Feed
 from learner.fleet_metrics import FleetMetrics
 from learner.journal import Journal
@@ -89,6 +90,7 @@ async def learn(
         async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender)
             fleet = FleetMetrics(board)
+            evaluations = Evaluations(board, config.evaluation)
             feed = Feed(
                 buffer=buffer,
                 fence=fence,
@@ -111,7 +113,7 @@ async def learn(
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                         await buffer.prioritize(fence, weigh(stepped.meal, priority))
                     archive.wake.set()
-                    reporter.write(stepped, await buffer.stats(), fleet.row())
+                    reporter.write(stepped, await buffer.stats(), {**fleet.row(), **evaluations.row()})
 
                 loop = Loop(
                     buffer=buffer,
@@ -128,7 +130,16 @@ async def learn(
                     report=report,
                     stop=stop,
                 )
-                await run_with(lambda: loop.run(progress), publisher=publisher.run, fleet_metrics=fleet.run, **archive.services)
+
+                async def train() -> None:
+                    last = await loop.run(progress)
+                    await evaluations.settle(progress.step, last.step, stop)  # workers go on meanwhile, and are served
+                    while row := evaluations.row():
+                        sink.log(last.step, row)
+
+                await run_with(
+                    train, publisher=publisher.run, fleet_metrics=fleet.run, evaluations=evaluations.run, **archive.services
+                )
                 await archive.drain()
 
 

@@ -66,15 +66,32 @@ class FleetMetrics:
         def total(counter: str) -> float:
             return sum(heard.now.counters.get(counter, 0.0) for heard in fleet)
 
-        boundaries = {
-            name.removeprefix("failed/") for heard in fleet for name in heard.now.counters if name.startswith("failed/")
-        }
+        def named(prefix: str) -> dict[str, float]:
+            """Totals of the counters that begin so, by the rest of their names."""
+            names = {name.removeprefix(prefix) for heard in fleet for name in heard.now.counters if name.startswith(prefix)}
+            return {name: total(prefix + name) for name in names}
+
+        scored, kv_blocks = named("scored/"), total("kv_blocks")
         return {
             "rollout/workers": len(fleet),
             "rollout/inflight": total("inflight"),
             "rollout/tok_s": sum(heard.rate("tokens") for heard in fleet),
             "rollout/episodes": total("episodes"),
             "rollout/forked": total("forked"),
+            "rollout/refills": total("refills"),
+            "rollout/rests": total("rests"),
+            "rollout/left_behind": total("left_behind"),
             "rollout/lease_lost": total("groups/lease_lost"),
-            **{f"rollout/failures/{boundary}": total(f"failed/{boundary}") for boundary in boundaries},
+            **{f"rollout/failures/{boundary}": count for boundary, count in named("failed/").items()},
+            "engine/kv_used": total("kv_blocks_used") / kv_blocks if kv_blocks else 0.0,
+            **{f"engine/{name}": count for name, count in named("engine/").items()},
+            **{f"gateway/{name}": count for name, count in named("gateway/").items()},
+            **{f"environment/{name}/groups": count for name, count in named("landed/").items()},
+            **{f"environment/{name}/failed": count for name, count in named("broke/").items()},
+            **{f"environment/{name}/unavailable": count for name, count in named("unavailable/").items()},
+            **{
+                f"environment/{name}/reward": rewards / scored[name]
+                for name, rewards in named("reward_sum/").items()
+                if scored.get(name)
+            },
         }

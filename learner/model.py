@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from async_rl.checkpoint_files import Layout
 from async_rl.learner_config import OptimizerConfig
 from async_rl.megatron import host
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import LayerSpec, build_model
 from async_rl.megatron.parameters import Split, gather_full, load_full, local_parameters, table
 from async_rl.model_shape import ModelShape
-from learner.layout import Layout
 from learner.schedule import learning_rate
 
 with host.quiet():

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from async_rl.checkpoint_files import FORMAT, Damaged, FileFacts, Manifest, candidates, file_of, read_manifest
 from async_rl.config import Config
 from async_rl.errors import CheckpointError, ServiceStopped
 from async_rl.megatron import parallel
@@ -31,7 +32,6 @@ from async_rl.megatron.hf import load_folder
 from async_rl.model_shape import ModelShape
 from learner import checkpoint, training_state
 from learner.batch import PackedBatch, shard_from_bytes, shard_to_bytes
-from learner.checkpoint import Damaged, FileFacts, Manifest
 from learner.model import TrainingModel
 from learner.objective import Objective
 from learner.step import StepResult, train_step
@@ -163,7 +163,7 @@ class _Hand:
             torch.set_num_threads(1)
         learner = config.learner
         parallel.initialize(device=device, tensor=learner.parallel.tensor, pipeline=learner.parallel.pipeline)
-        self._objective, self._temperature = objective, config.sampling.temperature
+        self._objective, self._sampling = objective, config.sampling
         dtype = parallel.resolve_dtype(device)
         self.model = TrainingModel(
             shape,
@@ -179,7 +179,7 @@ class _Hand:
 
     def step(self, shards: list[bytes]) -> StepResult:
         bins, counts = shard_from_bytes(shards[parallel_state.get_data_parallel_rank()])
-        return train_step(self.model, self._objective.policy_loss, bins, counts, temperature=self._temperature)
+        return train_step(self.model, self._objective.policy_loss, bins, counts, sampling=self._sampling)
 
     def save(
         self, folder: Path, step: int, life: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None
@@ -195,13 +195,13 @@ class _Hand:
         files = _everybodys(facts)
         _agree(failure, "write its part of a checkpoint")
         if dist.get_rank() == 0:
-            manifest = Manifest(format=checkpoint.FORMAT, step=step, layout=self.model.layout, files=files, extra=dict(extra))
+            manifest = Manifest(format=FORMAT, step=step, layout=self.model.layout, files=files, extra=dict(extra))
             confirm()
             failure = _failure_of(lambda: draft.commit(manifest))
         _agree(failure, "complete a checkpoint")
 
     def load(self, folder: Path) -> dict[str, Any] | None:
-        found = checkpoint.candidates(folder)
+        found = candidates(folder)
         for path in found:
             try:
                 manifest, state, problem = *self._read(path), None
@@ -220,7 +220,7 @@ class _Hand:
         return None
 
     def _read(self, path: Path) -> tuple[Manifest, dict[str, Tensor]]:
-        manifest = checkpoint.read_manifest(path)
+        manifest = read_manifest(path)
         if manifest.layout != self.model.layout:
             raise CheckpointError(
                 f"checkpoint {path} was written by ranks divided as {manifest.layout}, these are {self.model.layout}: "
@@ -279,6 +279,6 @@ def _everybodys(facts: FileFacts | None) -> dict[str, FileFacts]:
     all_of_them = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(all_of_them, own)
     return {
-        checkpoint.file_of(rank): FileFacts(bytes=int(each[0]), xxh3=f"{int(each[1]) + 2**63:016x}")
+        file_of(rank): FileFacts(bytes=int(each[0]), xxh3=f"{int(each[1]) + 2**63:016x}")
         for rank, each in enumerate(all_of_them)
     }

@@ -39,6 +39,7 @@ class Reporter:
         self._rollouts += len(rollouts)
         row = {
             **of_rewards(groups),
+            **of_environments(groups),
             **of_episodes(rollouts),
             **of_ages(groups),
             **stepped.result.metrics,
@@ -91,6 +92,12 @@ def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:
             named[f"reward/{environment}/{part}"].append(value)
     row = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
     return row | {name: float(np.mean(values)) for name, values in named.items()}
+
+
+def of_environments(groups: list[TakenGroup]) -> dict[str, float]:
+    """What the mix comes to, once quick and slow environments have raced for the batch."""
+    counts = Counter(taken.group.task.environment for taken in groups)
+    return {f"environment/{name}/share": count / len(groups) for name, count in counts.items()}
 
 
 def of_episodes(rollouts: list[Rollout]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from async_rl.megatron import host
 from async_rl.megatron.compat import PackedSeqParams, parallel_state
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import forward_packed, packed_params
+from async_rl.rollout_config import SamplingConfig
 from learner.batch import Bin
 from learner.diagnostics import Totals
 from learner.losses import PolicyLossConfig, StepCounts, policy_loss
@@ -44,7 +45,7 @@ class StepResult:
 
 
 def train_step(
-    model: TrainingModel, config: PolicyLossConfig, bins: Sequence[Bin], counts: StepCounts, *, temperature: float
+    model: TrainingModel, config: PolicyLossConfig, bins: Sequence[Bin], counts: StepCounts, *, sampling: SamplingConfig
 ) -> StepResult:
     """Every rank must call it, with as many bins; the ranks of one data-parallel shard with the same ones."""
     rows = [_Row.on_device(each, model.device) for each in bins]
@@ -52,7 +53,7 @@ def train_step(
         config=config,
         counts=counts.to(model.device),
         vocab_size=model.shape.vocab_size,
-        temperature=temperature,
+        sampling=sampling,
         share=len(rows) * model.layout.data,
     )
     model.zero_gradients()
@@ -159,12 +160,19 @@ class _Objective:
     config: PolicyLossConfig
     counts: StepCounts
     vocab_size: int
-    temperature: float
+    sampling: SamplingConfig
     share: int
     """What Megatron divides every gradient by: micro-batches times data-parallel ranks."""
 
     def loss(self, row: _Row, logits: Tensor) -> tuple[Tensor, Totals]:
-        current = token_logprobs(logits, row.targets, vocab_size=self.vocab_size, temperature=self.temperature)
+        current = token_logprobs(
+            logits,
+            row.targets,
+            vocab_size=self.vocab_size,
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            top_p=self.sampling.top_p,
+        )
         made = policy_loss(
             self.config,
             current=current,

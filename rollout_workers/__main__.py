@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 import structlog
 from torch import Tensor
@@ -21,13 +23,16 @@ from async_rl.megatron.parallel import resolve_device
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, Member
-from async_rl.supervision import drain_on_signals, run_with
+from async_rl.supervision import drain_on_signals, run_with, stall_watchdog
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
 from async_rl.transport.receiver import WeightReceiver
 from buffer import open_board, open_buffer
-from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.concurrency import load_of
+from rollout_workers.gateway import open_gateway
+from rollout_workers.inference.open_engine import open_engine
+from rollout_workers.policies import open_policies
 from rollout_workers.tasks import TaskMix
 from rollout_workers.worker import Worker
 
@@ -47,53 +52,63 @@ async def work(config: Config) -> None:
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     tasks = TaskMix.from_config(config.environments, config.run.seed)
-    device = resolve_device(config.device)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    async with open_buffer(config) as buffer, open_board(config) as board:
+    async with AsyncExitStack() as opened:
+        enter = opened.enter_async_context
+        buffer, board = await enter(open_buffer(config)), await enter(open_board(config))
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
         buffer.vocab_size = shape.vocab_size
-        engine = MegatronEngine(
-            shape,
-            tokenizer,
-            config.worker,
-            config.sampling.generation_args,
-            device=device,
-            seed=zlib.crc32(f"{config.run.seed}/{name}".encode()),
-            layer_spec=config.model.layer_spec,
+        policies = await enter(open_policies(config.policies, device=resolve_device(config.device)))
+        seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
+        engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))
+        gateway = await enter(
+            open_gateway(config.worker.gateway, context_tokens=shape.max_positions, run_token=run_token(os.environ))
         )
-        async with engine:
-            worker = Worker(
-                name=name,
-                buffer=buffer,
-                inference=engine,
-                tasks=tasks,
-                batch=config.batch,
-                settings=config.worker,
-                seed=config.run.seed,
-            )
-            member = Member(id=name, host=socket.gethostname(), version=-1, device=str(device), gpu=gpu_of(device))
-            receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
+        worker = Worker(
+            name=name,
+            buffer=buffer,
+            inference=engine,
+            tasks=tasks,
+            batch=config.batch,
+            settings=config.worker,
+            seed=config.run.seed,
+            gateway=gateway,
+            policies=policies,
+            load=lambda: load_of(engine.metrics),
+        )
+        member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
+        receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
 
-            async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
-                await engine.swap(version, tensors)
-                worker.weights_changed()
+        async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
+            await engine.swap(version, tensors)
+            worker.weights_changed()
 
-            log.info("waits for the learner's weights")
+        def counters() -> Mapping[str, float]:
+            flying = {"inflight": worker.groups_in_flight}
+            return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counts.snapshot()}
+
+        log.info("waits for the learner's weights")
+        with stall_watchdog():
             await run_with(
                 lambda: worker.run(stop),
                 weights=lambda: receiver.run(swap),
                 engine=engine.watch,
-                metrics=lambda: post_metrics(board, worker),
+                metrics=lambda: post_metrics(board, name, counters),
             )
 
 
-async def post_metrics(board: Board, worker: Worker) -> None:
+def run_token(environment: Mapping[str, str]) -> str:
+    """Opens what belongs to no episode, such as the gateway's metrics. Without one nobody can."""
+    given = environment.get("ASYNC_RL_GATEWAY_TOKEN")
+    return given if given else secrets.token_hex(16)
+
+
+async def post_metrics(board: Board, name: str, counters: Callable[[], Mapping[str, float]]) -> None:
     """Service: the worker's counters, every heartbeat, for whoever writes the run's metrics."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        counters = {**worker.counters.snapshot(), "inflight": worker.groups_in_flight}
-        await board.post(WORKER_METRICS, {"worker": worker.name, "counters": counters})
+        await board.post(WORKER_METRICS, {"worker": name, "counters": counters()})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ class Counters:
         self.forked = 0
         """Rows beyond the first of an episode: a re-rendered history was not a prefix of what was sampled."""
         self.tasks_not_posed = 0
+        self.refills = 0
+        """Failed siblings that were played again."""
+        self.rests = 0
+        """How often an environment was left alone for a while."""
+        self.left_behind = 0
+        """Times that tasks or processes of an episode had to be ended for it."""
         self.failures: Counter[str] = Counter()
         """Episodes that failed, by boundary."""
         self.groups: Counter[CommitResult | Drop] = Counter()
@@ -24,6 +30,12 @@ class Counters:
         self.scored: Counter[str] = Counter()
         """Episodes that got a reward, by environment."""
         self.reward_sums: dict[str, float] = {}
+        self.broke: Counter[str] = Counter()
+        """Episodes that failed, by environment."""
+        self.landed: Counter[str] = Counter()
+        """Groups that were stored, by environment."""
+        self.unavailable: Counter[str] = Counter()
+        """Tickets handed on because their environment cannot be played here, by environment."""
 
     def add_rollout(self, task: Task, rollout: Rollout) -> None:
         self.episodes += 1
@@ -31,6 +43,7 @@ class Counters:
         self.forked += max(0, len(rollout.samples) - 1)
         if rollout.failure is not None:
             self.failures[rollout.failure.boundary] += 1
+            self.broke[task.environment] += 1
             return
         self.scored[task.environment] += 1
         self.reward_sums[task.environment] = self.reward_sums.get(task.environment, 0.0) + rollout.reward
@@ -46,8 +59,14 @@ class Counters:
             "tokens": self.tokens,
             "forked": self.forked,
             "tasks_not_posed": self.tasks_not_posed,
+            "refills": self.refills,
+            "rests": self.rests,
+            "left_behind": self.left_behind,
             **{f"failed/{boundary}": count for boundary, count in self.failures.items()},
             **{f"groups/{ending}": count for ending, count in self.groups.items()},
             **{f"scored/{environment}": count for environment, count in self.scored.items()},
             **{f"reward_sum/{environment}": total for environment, total in self.reward_sums.items()},
+            **{f"broke/{environment}": count for environment, count in self.broke.items()},
+            **{f"landed/{environment}": count for environment, count in self.landed.items()},
+            **{f"unavailable/{environment}": count for environment, count in self.unavailable.items()},
         }

@@ -6,55 +6,80 @@ Only a real cancellation passes through, and, once nothing but failures come, Fa
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-
-import numpy as np
+from typing import Any, TypeVar
 
 from async_rl.errors import FailureBudgetSpent
-from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, InferenceInterface
-from async_rl.types import Completion, Failure, Message, Rollout, Sample, Status, Task
+from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
+from async_rl.rollout_config import TimeoutsConfig
+from async_rl.types import Failure, Rollout, Task
+from rollout_workers.belongings import run_episode
+from rollout_workers.checked_rollouts import checked, failed, nonsense
+from rollout_workers.daemon_thread import in_daemon_thread
+from rollout_workers.either import result_of
 from rollout_workers.rewards import RewardFailed
-from rollout_workers.tasks import TaskMix
+from rollout_workers.stages import OutOfTime, stage, timeouts_apply
+from rollout_workers.tasks import Seat
+from rollout_workers.watched_inference import Watched, watch
+
+T = TypeVar("T")
 
 # Code of the user's may also call sys.exit(), which must not take the worker along.
 ANYTHING_RAISED = (Exception, SystemExit)
 
 
 async def play(
-    agent: Agent, task: Task, inference: InferenceInterface, context: EpisodeContext, *, timeout_s: float
+    agent: Agent,
+    task: Task,
+    inference: InferenceInterface,
+    context: EpisodeContext,
+    *,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None = None,
 ) -> Rollout:
     """Play one episode. It always ends in a rollout; a failed one says at which boundary it broke."""
-    watched = _WatchedInference(inference)
-    deadline = asyncio.timeout(timeout_s)
+    name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
+    played = await _attempt(lambda model: agent.rollout(task, model, context), name, inference, timeout_s, timeouts)
+    return failed(played) if isinstance(played, Failure) else checked(played)
+
+
+async def play_group(
+    agent: GroupAgent,
+    task: Task,
+    inference: InferenceInterface,
+    contexts: Sequence[EpisodeContext],
+    *,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None = None,
+) -> tuple[Rollout, ...]:
+    """Play the siblings together, under one deadline: one rollout for each context, all of them failed if the whole breaks."""
+    name = f"{task.environment}: task {task.key}, all siblings"
+    played = await _attempt(lambda model: agent.rollout_group(task, model, contexts), name, inference, timeout_s, timeouts)
+    if not isinstance(played, Failure) and (problem := _problem_with(played, len(contexts))) is not None:
+        played = nonsense("environment", problem)
+    if isinstance(played, Failure):
+        return tuple(failed(played) for _ in contexts)
+    return tuple(checked(rollout) for rollout in played)
+
+
+async def pose(
+    seat: Seat, timeouts: TimeoutsConfig | None = None, posing: AbstractAsyncContextManager[object] | None = None
+) -> Task | Failure:
+    """The task, or why its environment could not pose it. `posing` is held while its code runs, on a thread of its own."""
     try:
-        async with deadline:
-            rollout = await agent.rollout(task, watched, context)
-        return _checked(rollout)
+        async with posing if posing is not None else nullcontext(), stage("task", timeouts):
+            posed = await in_daemon_thread(lambda: seat.agent.task(seat.index), name=f"task of {seat.environment.label}")
+            task = await result_of(posed)
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
-        return failed(_failure("environment", error))  # a library cancelled a future of its own
+        return _failure("task", error)
     except ANYTHING_RAISED as error:
-        if deadline.expired():
-            return failed(Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s"))
-        if isinstance(error, RewardFailed):
-            return failed(_failure("reward", error.__cause__ if error.__cause__ is not None else error))
-        return failed(_failure("inference" if watched.raised is error else "environment", error))
-
-
-def pose(tasks: TaskMix, task_index: int) -> tuple[Agent, Task] | Failure:
-    """The task of an index, or why its environment could not pose it."""
-    try:
-        return tasks.draw(task_index)
-    except ANYTHING_RAISED as error:
-        return _failure("environment", error)
-
-
-def failed(failure: Failure) -> Rollout:
-    return Rollout(samples=(), reward=0.0, status=Status.FAILED, failure=failure)
+        return _failure("task", error)
+    return task if isinstance(task, Task) else nonsense("task", f"task() must return a Task, got {type(task).__name__}")
 
 
 class FailureBudget:
@@ -76,28 +101,39 @@ class FailureBudget:
             )
 
 
-class _WatchedInference:
-    """The agent's handle, remembering what it raised, so that a broken engine is not blamed on the environment."""
-
-    def __init__(self, inference: InferenceInterface) -> None:
-        self._inference = inference
-        self.tokenizer = inference.tokenizer
-        self.raised: Exception | None = None
-
-    async def generate(self, prompt: str | Sequence[Message] | Sequence[int], args: GenerationArgs | None = None) -> Completion:
+async def _attempt(
+    episode: Callable[[InferenceInterface], Coroutine[Any, Any, T]],
+    name: str,
+    inference: InferenceInterface,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None,
+) -> T | Failure:
+    deadline = asyncio.timeout(timeout_s)
+    with timeouts_apply(timeouts):
+        watched = watch(inference)
         try:
-            return await self._inference.generate(prompt, args)
-        except Exception as error:
-            self.raised = error
-            raise
+            async with deadline:
+                return await run_episode(episode(watched), name=name)
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise
+            return _failure("environment", error)  # a library cancelled a future of its own
+        except ANYTHING_RAISED as error:
+            if deadline.expired():
+                return Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s")
+            return _told_by(error, watched)
 
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _told_by(error: BaseException, watched: Watched) -> Failure:
+    boundary = "inference" if watched.raised is error else "environment"
+    if isinstance(error, RewardFailed):
+        boundary, error = "reward", error.__cause__ if error.__cause__ is not None else error
+    return _failure(boundary, error)
 
 
 def _failure(boundary: str, error: BaseException) -> Failure:
+    if isinstance(error, OutOfTime):
+        return Failure(boundary=error.stage, kind="TimeoutError", message=str(error))
     return Failure(boundary=boundary, kind=type(error).__name__, message=f"{error}{_place_of(error)}")
 
 
@@ -107,39 +143,14 @@ def _place_of(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _checked(rollout: object) -> Rollout:
-    """Refuse here what the buffer would quarantine together with its healthy siblings."""
-    if not isinstance(rollout, Rollout):
-        return failed(_nonsense("environment", f"rollout() must return a Rollout, got {type(rollout).__name__}"))
-    if rollout.status is Status.FAILED:
-        return failed(rollout.failure if rollout.failure is not None else _nonsense("environment", "failed without a reason"))
-    if not math.isfinite(rollout.reward):
-        return failed(_nonsense("reward", f"the reward must be a finite number, got {rollout.reward!r}"))
-    if not rollout.num_sampled:
-        return failed(_nonsense("environment", "the rollout holds no sampled token"))
-    for sample in rollout.samples:
-        if (problem := _problem_of(sample)) is not None:
-            return failed(_nonsense("environment", problem))
-    return rollout
-
-
-def _problem_of(sample: Sample) -> str | None:
-    length = len(sample)
-    if len(sample.loss_mask) != length or len(sample.logprobs) != length:
-        return f"a row of {length} tokens has {len(sample.loss_mask)} mask entries and {len(sample.logprobs)} logprobs"
-    if not np.isfinite(sample.logprobs).all():
-        return "a row has a logprob that is not a finite number"
-    if np.any(sample.logprobs[sample.loss_mask == 0]):
-        return "a row has a logprob where nothing was sampled"
-    covered = np.zeros(length, np.uint8)
-    for span in sample.versions:
-        if not 0 <= span.start < span.stop <= length:
-            return f"the version span [{span.start}, {span.stop}) lies outside its row of {length} tokens"
-        covered[span.start : span.stop] += 1
-    if not np.array_equal(covered, sample.loss_mask):
-        return "the version spans of a row do not cover exactly its sampled tokens"
+def _problem_with(played: object, count: int) -> str | None:
+    if not isinstance(played, Sequence):
+        return f"rollout_group() must return one rollout for each of {count} siblings, got {type(played).__name__}"
+    if len(played) != count:  # pyright: ignore[reportUnknownArgumentType]
+        return f"rollout_group() returned {len(played)} rollouts for {count} siblings"  # pyright: ignore[reportUnknownArgumentType]
     return None
 
 
-def _nonsense(boundary: str, message: str) -> Failure:
-    return Failure(boundary=boundary, kind="Nonsense", message=message)
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

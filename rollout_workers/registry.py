@@ -13,17 +13,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import JsonValue
+
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
 from async_rl.rollout_config import EnvironmentConfig
-from async_rl.types import Scalar
 
 ENTRY_POINT_GROUP = "async_rl.environments"
 
 BUILT_IN = {
     "counting": "rollout_workers.environments.counting:Counting",
+    "dataset": "rollout_workers.agents.dataset:DatasetAgent",
     "even_digits": "rollout_workers.environments.even_digits:EvenDigits",
     "guess_number": "rollout_workers.environments.guess_number:GuessNumber",
+    "gymnasium": "rollout_workers.adapters.gymnasium:Gymnasium",
+    "multi_task": "rollout_workers.agents.multi_task:from_config",
+    "nim": "rollout_workers.environments.nim:NimHeadToHead",
+    "nim_self_play": "rollout_workers.environments.nim:NimSelfPlay",
+    "openenv": "rollout_workers.adapters.openenv:OpenEnv",
+    "reasoning_gym": "rollout_workers.adapters.reasoning_gym:ReasoningGym",
+    "remote": "rollout_workers.remote.client:RemoteAgent",
+    "textarena": "rollout_workers.adapters.textarena:TextArena",
+    "textarena_self_play": "rollout_workers.adapters.textarena:TextArenaSelfPlay",
+    "verifiers": "rollout_workers.adapters.verifiers:Verifiers",
 }
 
 
@@ -44,12 +56,12 @@ def build_agent(config: EnvironmentConfig, seed: int) -> Agent:
 def find_agent_type(type_name: str) -> Callable[..., Any]:
     """`even_digits`, `package.module:Class`, `folder/file.py:Class`, or a name registered as an entry point."""
     if type_name in BUILT_IN:
-        return _load_attribute(BUILT_IN[type_name])
+        return load_attribute(BUILT_IN[type_name])
     if ":" in type_name:
-        return _load_attribute(type_name)
+        return load_attribute(type_name)
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if type_name in plug_ins:
-        return _load_attribute(plug_ins[type_name].value)
+        return load_attribute(plug_ins[type_name].value)
     known = sorted({*BUILT_IN, *plug_ins})
     raise ConfigError(
         f"no environment is called {type_name!r}{_nearest(type_name, known)}; known are {', '.join(known)}, "
@@ -57,12 +69,13 @@ def find_agent_type(type_name: str) -> Callable[..., Any]:
     )
 
 
-def _load_attribute(reference: str) -> Callable[..., Any]:
+def load_attribute(reference: str) -> Callable[..., Any]:
+    """What `package.module:name` or `path/to/file.py:name` names."""
     module_name, _, attribute = reference.rpartition(":")
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name} has no class {attribute!r}{_nearest(attribute, vars(module))}")
+        raise ConfigError(f"{module_name} has no {attribute!r} that can be called{_nearest(attribute, vars(module))}")
     return found
 
 
@@ -92,7 +105,7 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, Scalar]:
+def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, JsonValue]:
     """The configured arguments, with `name` and `seed` for whoever takes them."""
     parameters = inspect.signature(make).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -104,7 +117,7 @@ def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -
                     f"environment {config.label!r} ({config.type}) takes no argument {name!r}"
                     f"{_nearest(name, parameters)}; it takes {known if known else 'none'}"
                 )
-    given: dict[str, Scalar] = {"name": config.label, "seed": seed}
+    given: dict[str, JsonValue] = {"name": config.label, "seed": seed}
     ours = {name: value for name, value in given.items() if takes_any or name in parameters}
     return {**ours, **config.args}
 

@@ -2,63 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Self
 
+import structlog
+
+from async_rl.mix import PERIOD, Schedule, apportion, interleave
 from async_rl.protocols import Agent
 from async_rl.rollout_config import EnvironmentConfig
-from async_rl.types import Task
+from async_rl.types import MixChange
 from rollout_workers.registry import build_agent
+from rollout_workers.residents import EnvironmentUnavailable, Resident, Residents
 
-PERIOD = 5040
-"""Tasks after which the order of the environments repeats. Divisible by 1 to 10, so that everyday ratios come out exact."""
+__all__ = ["PERIOD", "EnvironmentUnavailable", "Seat", "TaskMix", "WeightedAgent", "apportion", "interleave"]
+
+logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedAgent:
     agent: Agent
     weight: float
+    section: EnvironmentConfig | None = None
+    """Of the configuration, if it stands there; else its number in the mix is its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """`agent.task(index)` is the task."""
+
+    environment: EnvironmentConfig
+    agent: Agent
+    index: int
 
 
 class TaskMix:
-    """Deals task indexes out to the environments by weight. Pure: nothing is remembered between calls.
+    """Deals task indexes out to the environments by weight, also while the weights change: async_rl/mix.py says how.
 
     Each environment sees its own stream 0, 1, 2, ... without gaps, evenly spread over the whole.
     """
 
-    def __init__(self, environments: Sequence[WeightedAgent]) -> None:
-        self._agents = [environment.agent for environment in environments]
-        self._shares = apportion([environment.weight for environment in environments], PERIOD)
-        self._round = interleave(self._shares)
+    def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0) -> None:
+        self._seed = seed
+        self._sections = [_section(number, each) for number, each in enumerate(environments)]
+        self._residents = Residents(
+            [
+                Resident(name=section.label, make=partial(_made_again, each, section, seed), agent=each.agent)
+                for section, each in zip(self._sections, environments, strict=True)
+            ]
+        )
+        self._log: tuple[MixChange, ...] = ()
+        self._schedules = {"": Schedule(self._sections)}
+        """By the latest change that they know."""
 
     @classmethod
-    def from_config(cls, environments: Sequence[EnvironmentConfig], seed: int) -> TaskMix:
-        return cls([WeightedAgent(agent=build_agent(section, seed), weight=section.weight) for section in environments])
+    def from_config(cls, environments: Sequence[EnvironmentConfig], seed: int) -> Self:
+        """What the configuration names can be made, or it is a ConfigError."""
+        trained = [section for section in environments if not section.evaluation_only]
+        made = [WeightedAgent(agent=build_agent(each, seed), weight=each.weight, section=each) for each in trained]
+        return cls(made, seed=seed)
 
-    def draw(self, task_index: int) -> tuple[Agent, Task]:
-        rounds, place = divmod(task_index, PERIOD)
-        chosen, earlier = self._round[place]
-        agent = self._agents[chosen]
-        return agent, agent.task(rounds * self._shares[chosen] + earlier)
+    def knows(self, mix: str) -> bool:
+        """Whether the changes up to that one have been heard of."""
+        return mix in self._schedules or any(change.id == mix for change in self._log)
+
+    def follow(self, changes: Sequence[MixChange]) -> None:
+        """The whole log. What it detaches is closed once its last episode has ended."""
+        if (log := tuple(changes)) == self._log:  # several tickets told of it at once
+            return
+        self._log = log
+        self._schedules = {"": self._schedules[""]}
+        latest = self._latest
+        for name, section in latest.sections.items():
+            self._residents.add(name, partial(build_agent, section, self._seed))
+            if name not in latest.final_weights:
+                self._residents.close_if_idle(name)
+        logger.info("the mix of environments changes", weights=latest.final_weights)
+
+    @property
+    def _latest(self) -> Schedule:
+        return self._schedule(self._log[-1].id if self._log else "")
+
+    def _schedule(self, mix: str) -> Schedule:
+        """Under the changes up to that one: a buffer that was set back may have forgotten others that we heard of."""
+        if mix not in self._schedules:
+            if not self.knows(mix):
+                raise EnvironmentUnavailable("?", "its mix is one that the buffer has lost")
+            heard = [change.id for change in self._log].index(mix) + 1
+            self._schedules[mix] = Schedule(self._sections, self._log[:heard])
+        return self._schedules[mix]
+
+    def open(self) -> AbstractAsyncContextManager[None]:
+        """Around all seats. Agents that are async context managers are entered: the configuration's now, others when needed."""
+        return self._residents.open()
+
+    @asynccontextmanager
+    async def seat(self, task_index: int, mix: str = "") -> AsyncGenerator[Seat]:
+        """Where a task is played, for as long as it is. Raises EnvironmentUnavailable."""
+        schedule = self._schedule(mix)
+        place = schedule.place(task_index)
+        name = place.environment
+        async with self._residents.visit(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
+            yield Seat(environment=schedule.sections[name], agent=agent, index=place.index)
 
 
-def apportion(weights: Sequence[float], places: int) -> list[int]:
-    """Whole shares of `places` by largest remainder, at least one for everybody: a small weight is rare, not absent."""
-    spare = places - len(weights)
-    exact = [weight / sum(weights) * places for weight in weights]
-    shares = [max(1, int(share)) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda who: shares[who] - exact[who])
-    if spare < 0:
-        raise ValueError(f"{len(weights)} environments do not fit into {places} places")
-    while (missing := places - sum(shares)) > 0:
-        for who in by_remainder[:missing]:
-            shares[who] += 1
-    while sum(shares) > places:  # only when shares were raised to one
-        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
-    return shares
+def _section(number: int, each: WeightedAgent) -> EnvironmentConfig:
+    return each.section if each.section is not None else EnvironmentConfig(type=str(number), weight=each.weight)
 
 
-def interleave(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """For each place: who has it, and how many places that one had before. Everybody's places are spread evenly."""
-    wishes = [((turn + 0.5) / share, who, turn) for who, share in enumerate(shares) for turn in range(share)]
-    return [(who, turn) for _, who, turn in sorted(wishes)]
+def _made_again(each: WeightedAgent, section: EnvironmentConfig, seed: int) -> Agent:
+    return each.agent if each.section is None else build_agent(section, seed)

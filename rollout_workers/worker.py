@@ -1,9 +1,8 @@
 """From tickets to groups: reserve, roll out, commit, many groups at a time.
 
-    buffer.reserve ──▶ pose the task ──▶ ┌ play sibling 0 ┐
-      ▲   (waits for slots:              │ play sibling 1 │ ──▶ buffer.commit      READY: the learner may take it
-      │    the pacing)                   └ ...            ┘ └─▶ buffer.abandon     the ticket's task is rolled again
-      │                                     ▲
+    buffer.reserve ──▶ GroupPlayer.play ──▶ buffer.commit      READY: the learner may take it
+      ▲   (waits for slots:             └─▶ buffer.abandon     the ticket's task is rolled again
+      │    the pacing)                      ▲
     weights_changed()              buffer.renew keeps the leases meanwhile; a lost one cuts its group short
 
 consumes: tickets (buffer.reserve)    waits for:    a free slot, and weights as new as the live version
@@ -13,21 +12,32 @@ produces: groups  (buffer.commit)     unblocked by: learner release or drop; wei
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeVar
 
 import structlog
 
 from async_rl.config import HEARTBEAT_S, BatchConfig
-from async_rl.protocols import Agent, Drop, EpisodeContext, InferenceInterface, ReplayBuffer
+from async_rl.protocols import Drop, Gateway, InferenceInterface, ReplayBuffer
 from async_rl.rollout_config import WorkerConfig
-from async_rl.types import Failure, Rollout, RolloutGroup, Status, Task, Ticket
+from async_rl.types import Rollout, RolloutGroup, Ticket
+from rollout_workers.belongings import END_S, tasks_have_owners
+from rollout_workers.concurrency import Concurrency, Load
 from rollout_workers.counters import Counters
-from rollout_workers.episode import FailureBudget, play, pose
+from rollout_workers.failure_log import FailureLog
+from rollout_workers.gates import Gates
+from rollout_workers.graders import open_graders
+from rollout_workers.group_player import GroupPlayer, Surroundings
 from rollout_workers.rewards import has_signal
+from rollout_workers.strays import Strays
 from rollout_workers.tasks import TaskMix
+
+T = TypeVar("T")
+
+Cut = Literal["lease_lost", "abandoned"]
 
 log = structlog.get_logger()
 
@@ -46,14 +56,28 @@ class Flight:
     """A ticket that is being worked on."""
 
     ticket: Ticket
-    playing: asyncio.Timeout | None = None
-    """Open while episodes run; a flight can be cut short only then."""
-    cut_for: Literal["lease_lost", "abandoned"] | None = None
+    cut_for: Cut | None = None
+    _scope: asyncio.Timeout | None = None
 
-    def cut(self, reason: Literal["lease_lost", "abandoned"]) -> None:
-        if self.playing is not None and self.cut_for is None:
+    def cut(self, reason: Cut) -> None:
+        """End the work of `until_cut`. What comes after that is finished."""
+        if self.cut_for is None:
             self.cut_for = reason
-            _interrupt(self.playing)
+            if self._scope is not None:
+                _interrupt(self._scope)
+
+    async def until_cut(self, work: Callable[[], Awaitable[T]]) -> T | Cut:
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scope = scope
+                return self.cut_for if self.cut_for is not None else await work()
+        except TimeoutError:
+            if self.cut_for is None:
+                raise
+            return self.cut_for
+        finally:
+            self._scope = None
 
 
 class Worker:
@@ -69,8 +93,12 @@ class Worker:
         batch: BatchConfig,
         settings: WorkerConfig,
         seed: int,
+        gateway: Gateway | None = None,
+        policies: Mapping[str, InferenceInterface] = MappingProxyType({}),
+        load: Callable[[], Load] = Load,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        """`load` says how busy the engine is, for `groups_in_flight: auto`."""
         self.name = name
         self.counters = Counters()
         self._buffer = buffer
@@ -78,17 +106,41 @@ class Worker:
         self._tasks = tasks
         self._batch = batch
         self._settings = settings
-        self._seed = seed
+        self._load = load
         self._heartbeat_s = heartbeat_s
-        self._budget = FailureBudget(settings.failure_budget)
+        self._concurrency = Concurrency(at_most=settings.groups_at_most)
+        self._failures = FailureLog()
+        self._strays = Strays(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_left_behind)
+        self._gates = Gates(settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4))
+        self._player = GroupPlayer(
+            worker=name,
+            tasks=tasks,
+            gates=self._gates,
+            around=Surroundings(inference=inference, gateway=gateway, policies=policies),
+            settings=settings,
+            group_size=batch.group_size,
+            seed=seed,
+            counters=self.counters,
+            failures=self._failures,
+            strays=self._strays,
+            heartbeat_s=heartbeat_s,
+        )
         self._flights: dict[str, Flight] = {}
         """By ticket."""
-        self._flying: set[asyncio.Task[None]] = set()
+        self._landed = 0
+        self._changed = asyncio.Event()
+        """A group has landed, more may fly, or the worker shall stop."""
         self._reserving: asyncio.Timeout | None = None
 
     @property
     def groups_in_flight(self) -> int:
         return len(self._flights)
+
+    @property
+    def limit(self) -> int:
+        """So many may fly."""
+        fixed = self._settings.groups_in_flight
+        return self._concurrency.limit if fixed == "auto" else fixed
 
     def weights_changed(self) -> None:
         """Tell the worker that the inference serves another version: it asks for tickets again at once."""
@@ -98,17 +150,31 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then finish what flies within `drain_s` and hand back the rest."""
+        with self._strays, tasks_have_owners(self._note_left_behind):
+            async with open_graders(self._settings.grader_processes), self._tasks.open():
+                await self._work(stop)
+
+    async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(stop.wait(), name="stop")
-            leases = tasks.create_task(self._keep_leases(), name="leases")
+            services = [tasks.create_task(self._wake_on(stop)), tasks.create_task(self._keep_leases())]
             while not stop.is_set():
-                room = self._settings.groups_in_flight - len(self._flights)
-                for ticket in await self._reserve(room) if room else []:
-                    await self._start(ticket, tasks, stop)
-                if len(self._flights) >= self._settings.groups_in_flight:
-                    await asyncio.wait([stopping, *self._flying], return_when=asyncio.FIRST_COMPLETED)
+                room = self.limit - len(self._flights)
+                if room > 0:
+                    for ticket in await self._reserve(room):
+                        await self._start(ticket, tasks, stop)
+                else:
+                    await self._change()
             await self._drain()
-            leases.cancel()
+            for service in services:
+                service.cancel()
+
+    async def _wake_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _reserve(self, count: int) -> list[Ticket]:
         """Wait for tickets, as long as the version they are asked for is the one that is served.
@@ -135,82 +201,60 @@ class Worker:
             return
         while (older := self._flights.get(ticket.id)) is not None:  # a server that was set back gives a number again
             older.cut("lease_lost")
-            await asyncio.wait(self._flying, return_when=asyncio.FIRST_COMPLETED)
+            await self._change()
         flight = self._flights[ticket.id] = Flight(ticket)
-        flying = tasks.create_task(self._fly(flight), name=f"group {ticket.id}")
-        self._flying.add(flying)
-        flying.add_done_callback(self._flying.discard)
+        tasks.create_task(self._fly(flight), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
-        if self._flying:
-            await asyncio.wait(self._flying, timeout=self._settings.drain_s)
-        for flight in list(self._flights.values()):
+        self._gates.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._flights:
+                    await self._change()
+        for flight in self._flights.values():
             flight.cut("abandoned")
 
     async def _keep_leases(self) -> None:
         """Service: renew every ticket in flight, and stop the work on those that are no longer ours."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
+            self._look_after()
             if not self._flights:
                 continue
             for lost in await self._buffer.renew(self.name, list(self._flights)):
                 if (flight := self._flights.get(lost)) is not None:  # it may have landed meanwhile
                     flight.cut("lease_lost")
 
+    def _look_after(self) -> None:
+        self._strays.sweep(asyncio.get_running_loop().time())
+        before = self.limit
+        self._concurrency.observe(flying=len(self._flights), landed=self._landed, load=self._load())
+        if self.limit > before:
+            self._changed.set()
+
     async def _fly(self, flight: Flight) -> None:
         """One group, from its ticket to its end."""
-        ticket = flight.ticket
         try:
-            posed = pose(self._tasks, ticket.task_index)
-            if isinstance(posed, Failure):
-                self.counters.add_unposed_task(posed)
-                self._budget.spend(posed)
-                await self._give_up(ticket.id, "failed")
-                return
-            agent, task = posed
-            rollouts = await self._play_siblings(flight, agent, task)
-            if rollouts is not None:
-                await self._hand_in(RolloutGroup(id=ticket.id, task=task, rollouts=rollouts, worker=self.name))
-            elif flight.cut_for is not None:
-                await self._give_up(ticket.id, flight.cut_for)
+            ended = await flight.until_cut(lambda: self._roll_out(flight.ticket))
+            if isinstance(ended, RolloutGroup):
+                await self._hand_in(ended)
+            else:
+                await self._give_up(flight.ticket.id, ended)
         finally:
-            del self._flights[ticket.id]
+            del self._flights[flight.ticket.id]
+            self._changed.set()
 
-    async def _play_siblings(self, flight: Flight, agent: Agent, task: Task) -> tuple[Rollout, ...] | None:
-        """All siblings at once; None when the flight was cut short."""
-        waiting = asyncio.timeout(None)
-        try:
-            async with waiting:
-                flight.playing = waiting
-                async with asyncio.TaskGroup() as siblings:
-                    episodes = [
-                        siblings.create_task(self._play(flight.ticket, sibling, agent, task))
-                        for sibling in range(self._batch.group_size)
-                    ]
-            return tuple(episode.result() for episode in episodes)
-        except TimeoutError:
-            return None
-        finally:
-            flight.playing = None
-
-    async def _play(self, ticket: Ticket, sibling: int, agent: Agent, task: Task) -> Rollout:
-        context = EpisodeContext(ticket=ticket, sibling=sibling, seed=_episode_seed(self._seed, ticket, sibling))
-        rollout = await play(agent, task, self._inference, context, timeout_s=self._settings.episode_timeout_s)
-        self.counters.add_rollout(task, rollout)
-        if rollout.failure is None:
-            self._budget.succeeded()
-        else:
-            log.warning("episode failed", task=task.key, sibling=sibling, **_described(rollout.failure))
-            self._budget.spend(rollout.failure)
-        return rollout
+    async def _roll_out(self, ticket: Ticket) -> RolloutGroup | Drop:
+        if not self._tasks.knows(ticket.mix):
+            self._tasks.follow(await self._buffer.mix())
+        return await self._player.play(ticket)
 
     async def _hand_in(self, group: RolloutGroup) -> None:
         """Commit the group. Repeating a commit after a lost reply is the buffer client's work, and harmless."""
-        if all(rollout.status is Status.FAILED for rollout in group.rollouts):
-            await self._give_up(group.id, "failed")
-            return
         result = await self._buffer.commit(self.name, group, keep=self._is_worth_keeping(group.rollouts))
+        self._landed += 1
         self.counters.groups[result] += 1
+        self.counters.landed[group.task.environment] += result == "stored"
         if result == "quarantined":
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
 
@@ -223,17 +267,11 @@ class Worker:
         if reason != "lease_lost":  # then there is nothing left to hand back
             await self._buffer.abandon(self.name, ticket, reason)
 
+    def _note_left_behind(self, what: str, names: list[str]) -> None:
+        self.counters.left_behind += 1
+        self._failures.note_left_behind(what, names)
+
 
 def _interrupt(waiting: asyncio.Timeout) -> None:
     """End a wait now: it raises TimeoutError where it was entered."""
     waiting.reschedule(asyncio.get_running_loop().time())
-
-
-def _described(failure: Failure) -> dict[str, str]:
-    return {"boundary": failure.boundary, "kind": failure.kind, "message": failure.message}
-
-
-def _episode_seed(run_seed: int, ticket: Ticket, sibling: int) -> int:
-    """63 bits from everything that tells an episode from others, and from nothing else."""
-    words = f"{run_seed}/{ticket.task_index}/{ticket.attempt}/{sibling}"
-    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1

@@ -137,10 +137,7 @@ class _Part:
         # Heads that share a key head stand beside it as further queries, so that nothing is repeated.
         shared = q.shape[1] // groups
         own = q[self.queries].view(requests, width, groups, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
-        keys, values = (
-            pool.view(-1, groups * dim).index_select(0, self.keys.view(-1)).view(requests, -1, groups, dim).transpose(1, 2)
-            for pool in (k, v)
-        )
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
         mask = self.mask if width == 1 else self.mask.repeat_interleave(shared, dim=2)
         attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=mask)
         attended = attended.view(requests, groups, width, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
@@ -148,6 +145,24 @@ class _Part:
             out[self.queries] = attended
         else:
             out[self.queries[self.is_real]] = attended[self.is_real]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """Everybody has one query, in the order of the pages: nothing is to be picked and put back."""
+
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, 1, longest]"""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        requests, heads, dim = q.shape
+        groups = k.shape[-2]
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
+        own = q.view(requests, groups, heads // groups, dim)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=self.mask)
+        return attended.view(requests, heads, dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +178,37 @@ class _Plan:
         return out
 
 
-def _plan_of_step(block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool) -> _Plan:
+def _gathered(pool: Tensor, rows: Tensor) -> Tensor:
+    """[requests, heads, longest, dim]"""
+    groups, dim = pool.shape[-2:]
+    picked = pool.view(-1, groups * dim).index_select(0, rows.view(-1))
+    return picked.view(*rows.shape, groups, dim).transpose(1, 2)
+
+
+def _plan_of_step(
+    block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool
+) -> _Plan | _Decoding:
     """The plan rides on the step's block table: a tensor object that all layers of one step share, and no other step."""
-    plan: _Plan | None = getattr(block_table, "async_rl_plan", None)
+    plan: _Plan | _Decoding | None = getattr(block_table, "async_rl_plan", None)
     if plan is None:
-        plan = _make_plan(block_table, cu_seqlens_q, seqlens_k, page, is_decode_only)
+        if is_decode_only and bool((seqlens_k > 0).all()):
+            plan = _decoding(block_table, seqlens_k, page)
+        else:
+            plan = _make_plan(block_table, cu_seqlens_q, seqlens_k, page, is_decode_only)
         block_table.async_rl_plan = plan  # pyright: ignore[reportAttributeAccessIssue]
     return plan
+
+
+def _decoding(block_table: Tensor, seqlens_k: Tensor, page: int) -> _Decoding:
+    position = torch.arange(int(seqlens_k.max()), device=block_table.device)
+    keys = _rows(block_table, position, page)
+    return _Decoding(keys=keys, mask=(position < seqlens_k[:, None])[:, None, None])
+
+
+def _rows(block_table: Tensor, position: Tensor, page: int) -> Tensor:
+    """Where the keys at these positions lie in the flattened pages."""
+    pages = block_table[:, : -(-len(position) // page)].clamp(min=0).long()
+    return pages[:, position // page] * page + position % page
 
 
 def _make_plan(block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool) -> _Plan:
@@ -215,9 +254,12 @@ def _make_part(work: list[_Work], block_table: Tensor, page: int) -> _Part:
     rows = first[:, None] + torch.where(is_real, offset, 0)
 
     position = torch.arange(longest, device=device)
-    pages = block_table[requests][:, : -(-longest // page)].clamp(min=0).long()
-    places = pages[:, position // page] * page + position % page
     # Query j of n, standing at position keys - n + j, sees the keys up to itself.
     last_seen = (keys - queries)[:, None] + torch.where(is_real, offset, 0)
     mask = position <= last_seen[:, :, None]
-    return _Part(queries=rows, keys=places, mask=mask[:, None], is_real=None if bool(is_real.all()) else is_real)
+    return _Part(
+        queries=rows,
+        keys=_rows(block_table[requests], position, page),
+        mask=mask[:, None],
+        is_real=None if bool(is_real.all()) else is_real,
+    )

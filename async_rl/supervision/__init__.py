@@ -1,7 +1,9 @@
 """The only place where services and child processes are started, watched and stopped."""
 
-from async_rl.supervision.children import Child, ChildSpec, FatalExit
-from async_rl.supervision.orphans import die_with_parent
+from async_rl.supervision.children import Child, ChildSpec, FatalExit, how_it_ended
+from async_rl.supervision.orphans import adopt_orphans, die_with_parent
+from async_rl.supervision.piped_process import PipedProcess, ProcessEnded
+from async_rl.supervision.process_tree import children_of, children_of_this_thread, descendants_of, kill_each, kill_tree
 from async_rl.supervision.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
 from async_rl.supervision.services import forever, run_with
 from async_rl.supervision.signals import drain_on_signals
@@ -14,12 +16,21 @@ __all__ = [
     "FatalExit",
     "Finish",
     "GiveUp",
+    "PipedProcess",
+    "ProcessEnded",
     "Restart",
     "RestartPolicy",
+    "adopt_orphans",
+    "children_of",
+    "children_of_this_thread",
     "decide",
+    "descendants_of",
     "die_with_parent",
     "drain_on_signals",
     "forever",
+    "how_it_ended",
+    "kill_each",
+    "kill_tree",
     "run_with",
     "stall_watchdog",
 ]

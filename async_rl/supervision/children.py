@@ -16,6 +16,7 @@ from typing import IO
 
 import structlog
 
+from async_rl.supervision.process_tree import kill_tree
 from async_rl.supervision.restarts import Finish, GiveUp, Restart, RestartPolicy, decide
 
 log = structlog.get_logger("async_rl.supervision")
@@ -29,6 +30,7 @@ class FatalExit(Exception):
     def __init__(self, spec: ChildSpec, *, status: int, exit_code: int, reason: str) -> None:
         super().__init__(f"{spec.name} {how_it_ended(status)}, {reason}")
         self.spec = spec
+        self.status = status
         self.exit_code = exit_code
 
 
@@ -42,6 +44,8 @@ class ChildSpec:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     when_orphaned: signal.Signals = signal.SIGKILL
     """What the kernel sends it when the supervisor is gone (Linux)."""
+    inherits: Sequence[int] = ()
+    """Open files and sockets that it finds under the same numbers."""
 
 
 class Child:
@@ -89,12 +93,7 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        below = _descendants(process.pid)  # torchrun gives its ranks sessions of their own
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for pid in below:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_tree(process.pid)  # torchrun gives its ranks sessions of their own
 
     def last_lines(self, count: int) -> list[str]:
         if self.spec.log is None or not self.spec.log.exists():
@@ -110,6 +109,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                pass_fds=self.spec.inherits,
                 start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor alone
                 preexec_fn=self._tie_to_supervisor(),
             )
@@ -155,14 +155,6 @@ class Child:
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # it is gone, or this is not Linux
-        return []
-    return [found for child in children for found in (child, *_descendants(child))]
 
 
 def how_it_ended(status: int) -> str:

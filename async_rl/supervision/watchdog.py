@@ -1,4 +1,4 @@
-"""Says where an event loop is stuck: a blocking call on the loop stops everything else in the process, silently."""
+"""Says where and in which task an event loop is stuck: a blocking call on it stops everything else in the process, silently."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class _Watchdog:
 
     def _report(self) -> None:
         since = time.monotonic() - self._limit_s
-        self._file.write(f"The event loop has not turned for {self._limit_s:g} s; it is here:\n")
+        running = asyncio.current_task(self._loop)
+        name = f", in {running.get_name()!r}" if running is not None else ""
+        self._file.write(f"The event loop has not turned for {self._limit_s:g} s{name}; it is here:\n")
         self._file.flush()
         faulthandler.dump_traceback(self._file, all_threads=True)
         self._turned.wait()

@@ -1,7 +1,7 @@
 """What sender and receivers say to each other on the board. Data only; what is malformed is ignored and logged.
 
 to workers:  Offer -> Begin -> (Cancel)   then Flip, once the version is live
-to learner:  Hello;   Ready | Refused -> Staged | Failed
+to learner:  Hello;   Ready | Refused -> Staged | Failed;   Left
 """
 
 from __future__ import annotations
@@ -83,6 +83,13 @@ class Hello(_Message):
     member: str
 
 
+class Left(_Message):
+    """I am gone: wait for no answer of mine."""
+
+    kind: Literal["left"] = "left"
+    member: str
+
+
 class _Reply(_OfPush):
     member: str
 
@@ -109,7 +116,7 @@ class Failed(_Reply):
 
 ToWorkers = Offer | Begin | Cancel | Flip
 Reply = Ready | Refused | Staged | Failed
-ToLearner = Hello | Reply
+ToLearner = Hello | Left | Reply
 
 TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
 TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])

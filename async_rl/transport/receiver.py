@@ -32,6 +32,7 @@ from async_rl.transport.messages import (
     Flip,
     Hello,
     Inbox,
+    Left,
     Offer,
     Ready,
     Refused,
@@ -118,6 +119,7 @@ class WeightReceiver:
             with suppress(TimeoutError, AsyncRLError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._board.leave(self._member.id)
+                    await post(self._board, TO_LEARNER, Left(member=self._member.id))
 
     async def _follow(self, inbox: Inbox[ToWorkers], swap: Swap, services: asyncio.TaskGroup) -> None:
         """

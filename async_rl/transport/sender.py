@@ -38,6 +38,7 @@ from async_rl.transport.messages import (
     Flip,
     Hello,
     Inbox,
+    Left,
     Offer,
     Ready,
     Refused,
@@ -96,6 +97,8 @@ class WeightSender:
         self._generation = 0
         self._replies: dict[str, Reply] = {}
         """The last word of each member in the current attempt."""
+        self._left: set[str] = set()
+        """Members that said goodbye: a push that has counted on them need not run into its timeouts."""
         self._news = asyncio.Condition()
         self._num_heard = 0
         self._pushing = asyncio.Lock()
@@ -160,7 +163,8 @@ class WeightSender:
             for member in (*staged, *dropped):
                 self._membership.settle(member, record.version)
             for member, reason in dropped.items():
-                _log.warning("left out of a weight push", member=member, version=record.version, reason=reason)
+                tell = _log.info if member in self._left else _log.warning
+                tell("left out of a weight push", member=member, version=record.version, reason=reason)
             return PushReport(
                 staged=tuple(staged),
                 dropped=dropped,
@@ -210,7 +214,7 @@ class WeightSender:
             backend=backend,
         )
         await post(self._board, TO_WORKERS, offer)
-        await self._until(lambda: self._replies.keys() >= set(cohort), self._timeouts.operation_s)
+        await self._until(lambda: self._replies.keys() | self._left >= set(cohort), self._timeouts.operation_s)
         ready: list[str] = []
         for member in cohort:
             match self._replies.get(member):
@@ -218,6 +222,8 @@ class WeightSender:
                     ready.append(member)
                 case Refused(reason=reason):
                     outcome.dropped[member] = reason
+                case _ if member in self._left:
+                    outcome.dropped[member] = "left the run"
                 case _:
                     self._lose(member, f"did not answer the offer within {self._timeouts.operation_s:g} s", outcome)
         return ready
@@ -271,9 +277,10 @@ class WeightSender:
 
     async def _until_broken(self, ready: Sequence[str]) -> None:
         while not self._has_failure():
-            if gone := set(ready) - {member.id for member in await self._board.members()}:
+            listed = {member.id for member in await self._board.members()} - self._left
+            if gone := set(ready) - listed:
                 raise WireError(f"{', '.join(sorted(gone))} left the run")
-            await self._until(self._has_failure, HEARTBEAT_S)
+            await self._until(lambda: self._has_failure() or not self._left.isdisjoint(ready), HEARTBEAT_S)
         raise WireError("a member reported a failure")
 
     def _has_failure(self) -> bool:
@@ -294,7 +301,12 @@ class WeightSender:
                     self._news.notify_all()
 
     def _hear(self, message: ToLearner) -> None:
+        if isinstance(message, Left):
+            self._left.add(message.member)
+            self._membership.silent(message.member)
+            return
         if isinstance(message, Hello):
+            self._left.discard(message.member)
             self._membership.hello(message.member)
             return
         self._membership.alive(message.member)

@@ -12,11 +12,12 @@ from torch import Tensor
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.paged_attention import page_tokens
 from async_rl.megatron.parameters import gather_full, load_full
 from async_rl.model_shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.rollout_config import WorkerConfig
-from async_rl.types import Completion, Message
+from async_rl.types import Completion, Message, Tool
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
 from rollout_workers.inference.engine import MegatronEngine
 
@@ -39,15 +40,22 @@ class TokenIds:
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
 
-    def render(self, prompt: str | Sequence[Message]) -> list[int]:
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         raise NotImplementedError("prompts are token ids here")
 
-    def render_reply(self, message: Message, *, after_end: bool) -> list[int]:
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
         raise NotImplementedError("prompts are token ids here")
 
 
-def engine(machine: Machine, shape: ModelShape, *, dtype: torch.dtype | None = None, kv_cache_gb: float) -> MegatronEngine:
-    worker = WorkerConfig(kv_cache_gb=kv_cache_gb)
+def engine(
+    machine: Machine,
+    shape: ModelShape,
+    *,
+    dtype: torch.dtype | None = None,
+    kv_cache_gb: float,
+    prompt_tokens: int = 4096,
+) -> MegatronEngine:
+    worker = WorkerConfig(kv_cache_gb=kv_cache_gb, prompt_tokens_per_step=prompt_tokens)
     return MegatronEngine(shape, TokenIds(shape.vocab_size), worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
 
 
@@ -113,6 +121,34 @@ def _mismatch(
         differences.append(scores[first : first + len(each.token_ids)] - torch.from_numpy(each.logprobs))
         start += len(row)
     return torch.cat(differences).abs()
+
+
+def memory(machine: Machine, report: Report) -> None:
+    """The same for prompts in chunks, siblings that share their prompt, and a cache that holds a few of them only."""
+    for dtype, (largest, mean) in MISMATCH.items():
+        name = str(dtype).removeprefix("torch.")
+        full = weights(machine, SMALL, dtype, seed=1)
+        siblings = [each for each in prompts(8, SMALL.vocab_size, longest=SMALL.max_positions // 2) for _ in range(4)]
+        budgets = [SMALL.max_positions // 3] * len(siblings)
+        found = asyncio.run(_crowded(machine, dtype, full, siblings, budgets, report))
+        difference = _mismatch(machine, dtype, full, siblings, found)
+        report.at_most(f"max_{name}", difference.max().item(), largest)
+        report.at_most(f"mean_{name}", difference.mean().item(), mean)
+
+
+async def _crowded(
+    machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], budgets: list[int], report: Report
+) -> list[Completion]:
+    page = page_tokens(machine.device, WorkerConfig().kv_block_tokens)
+    token_bytes = 2 * SMALL.layers * SMALL.kv_heads * SMALL.head_dim * dtype.itemsize
+    few = 4 * (SMALL.max_positions + page) * token_bytes / 2**30
+    async with engine(machine, SMALL, dtype=dtype, kv_cache_gb=few, prompt_tokens=100) as running:
+        await running.swap(0, full)
+        found = await generate(running, asked, budgets)
+        metrics = running.metrics
+    report.require(metrics.preemptions > 0, "the cache was never full")
+    report.note(preemptions=metrics.preemptions, prefix_tokens_reused=metrics.prefix_tokens_reused)
+    return found
 
 
 def decode_small(machine: Machine, report: Report) -> None:
@@ -181,4 +217,10 @@ async def _until_generated(running: MegatronEngine, tokens: int) -> None:
         await asyncio.sleep(0.001)
 
 
-CHECKS: Checks = {"logprobs": logprobs, "decode small": decode_small, "decode 0.6B": decode_600m, "swap": swap}
+CHECKS: Checks = {
+    "logprobs": logprobs,
+    "kv cache": memory,
+    "decode small": decode_small,
+    "decode 0.6B": decode_600m,
+    "swap": swap,
+}

@@ -2,8 +2,8 @@
 local STATE, DROPPED, LEASES, RESERVED, READY, TAKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local AGAIN, KEPT, LOTTERY, WEIGHTS, RECORDS, PAYLOADS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local REDO, ENDED, QUARANTINE, QUARANTINE_PAYLOADS, REQUESTS = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
-local WAITING, ASKED, VERSIONS, TALLY, OVERRIDES = KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22]
-local ON_SLOTS, ON_READY, ON_LEARNER, ON_EVENTS = KEYS[23], KEYS[24], KEYS[25], KEYS[26]
+local WAITING, ASKED, VERSIONS, TALLY, OVERRIDES, MIX = KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22], KEYS[23]
+local ON_SLOTS, ON_READY, ON_LEARNER, ON_EVENTS = KEYS[24], KEYS[25], KEYS[26], KEYS[27]
 
 local AT_ONCE = 128 -- tickets that one script may end beside its own work
 local ENDED_REMEMBERED = 10000
@@ -108,6 +108,12 @@ end
 
 local function write(id, record)
   call('HSET', RECORDS, id, text_of(record))
+end
+
+-- The latest change of the mix of environments: from which task on it holds, its id ("" before the first), what it says.
+local function latest_change()
+  local at, id, change = string.match(call('LINDEX', MIX, -1) or '', '^(%d+) (%x+) (.*)$')
+  return tonumber(at), id or '', change
 end
 
 -- A command takes only so many arguments from Lua.

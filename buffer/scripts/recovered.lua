@@ -1,4 +1,4 @@
--- fence, step, highest version, next ticket, next task, mark -> highest version
+-- fence, step, highest version, next ticket, next task, mark, changes of the mix as "AT ID JSON"... -> highest version
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
@@ -7,6 +7,8 @@ local next_task = math.max(get('next_task', 0), tonumber(ARGV[5]))
 if is_frozen() then -- from here on this server holds exactly what the checkpoint says
   next_task = tonumber(ARGV[5])
   call('HSET', STATE, 'marks', ARGV[6])
+  call('DEL', MIX)
+  for index = 7, #ARGV do call('RPUSH', MIX, ARGV[index]) end
 end
 call('HSET', STATE, 'step', math.max(step, 0), 'released', step, 'saved', step, 'highest', highest,
   'next_ticket', math.max(get('next_ticket', 0), tonumber(ARGV[4])), 'next_task', next_task)

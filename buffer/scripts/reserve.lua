@@ -1,14 +1,14 @@
--- worker, request, version, count, 1 if the worker waits -> ticket id, task index, version, attempt; and so on
+-- worker, request, version, count, 1 if the worker waits -> ticket id, task index, version, attempt, mix; and so on
 local worker, request, version, count, waits = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local SILENT_MS = 2500 -- a worker that waits asks at least once a second
 
 local function describe(first, length)
-  local tickets = {}
+  local tickets, _, mix = {}, latest_change()
   for offset = 0, math.min(length, ENDED_REMEMBERED) - 1 do
     local id = ticket_id(first + offset)
     local record = held(id, worker)
     if record then
-      for _, value in ipairs({ id, record.task, record.version, record.attempt }) do tickets[#tickets + 1] = value end
+      for _, value in ipairs({ id, record.task, record.version, record.attempt, mix }) do tickets[#tickets + 1] = value end
     end
   end
   return tickets

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from async_rl.buffer_verbs import Line
 from async_rl.config import Config
-from buffer.tools import archive, audit, limits, listing, quarantine, showing, stats, tailing, users, vacuum
+from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum
 from buffer.tools.open_run import OpenRun
 
 ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
@@ -21,6 +21,8 @@ ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
     "quarantine forget": quarantine.forget,
     "vacuum": vacuum.vacuum,
     "limits": limits.limits,
+    "env ls": mix.ls,
+    **dict.fromkeys(("env attach", "env detach", "env weight"), mix.change),
     "users create": users.create,
     "users ls": users.ls,
 }

@@ -1,6 +1,28 @@
 """What people attach: a policy around a model, in an environment that poses tasks and scores answers."""
 
+from rollout_workers.agents.contrastive import BestAndWorstAgent, TwoPromptsAgent
+from rollout_workers.agents.dataset import DatasetAgent
+from rollout_workers.agents.games import Game, HeadToHeadAgent, SelfPlayAgent
+from rollout_workers.agents.group_reward import GroupRewardAgent
+from rollout_workers.agents.multi_task import Member, WeightedMultiTask, multi_task
+from rollout_workers.agents.pass_at import PassAtEvaluationAgent
 from rollout_workers.agents.reward_only import RewardOnlyAgent
+from rollout_workers.agents.tool_agent import ToolAgent
 from rollout_workers.rewards import Score
 
-__all__ = ["RewardOnlyAgent", "Score"]
+__all__ = [
+    "BestAndWorstAgent",
+    "DatasetAgent",
+    "Game",
+    "GroupRewardAgent",
+    "HeadToHeadAgent",
+    "Member",
+    "PassAtEvaluationAgent",
+    "RewardOnlyAgent",
+    "Score",
+    "SelfPlayAgent",
+    "ToolAgent",
+    "TwoPromptsAgent",
+    "WeightedMultiTask",
+    "multi_task",
+]

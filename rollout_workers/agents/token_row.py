@@ -63,11 +63,16 @@ class TokenRow:
 def _check(completion: Completion) -> None:
     """A completion that contradicts itself would put wrong ratios into the loss: refuse it where it comes in."""
     length = len(completion.token_ids)
+    if (completion.text and not length) or (length and not completion.versions):
+        raise ValueError(
+            f"this model returns {'no versions of its weights' if length else 'text without token ids'}: "
+            "it can be evaluated, not trained on"
+        )
     if len(completion.logprobs) != length:
         raise ValueError(f"a completion of {length} tokens came with {len(completion.logprobs)} logprobs")
     if not _covers(completion.versions, length):
         spans = ", ".join(f"[{span.start}, {span.stop})" for span in completion.versions)
-        raise ValueError(f"a completion of {length} tokens came with version spans that do not cover it: {spans or 'none'}")
+        raise ValueError(f"a completion of {length} tokens came with version spans that do not cover it: {spans}")
 
 
 def _covers(spans: Sequence[VersionSpan], length: int) -> bool:

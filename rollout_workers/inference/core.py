@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from statistics import fmean
 
 import structlog
 import torch
 from torch import Tensor
 
 from async_rl.megatron import inference, parallel
+from async_rl.megatron.build_engine import EngineSettings, build_engine
 from async_rl.megatron.model import LayerSpec, build_model
 from async_rl.megatron.paged_attention import attention_for, kernel_name, page_tokens
 from async_rl.megatron.parameters import load_full
@@ -26,6 +29,9 @@ log = structlog.get_logger("rollout_workers.inference")
 MAX_RUNNING = 256
 """Generations decoded at once; more of them wait in the engine's queue."""
 
+RECENT = 64
+"""Generations that the queue time is a mean of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
@@ -35,6 +41,32 @@ class EngineMetrics:
     """Spent inside engine steps."""
     active_requests: int
     """Running or waiting for room."""
+    waiting_requests: int = 0
+    """Of these, those that the engine has not taken in."""
+    queue_s: float = 0.0
+    """How long generations wait for the step that samples their first token: the mean of the last ones."""
+    kv_blocks_used: int = 0
+    """Read by somebody who runs."""
+    kv_blocks: int = 0
+    prefix_tokens_reused: int = 0
+    """Tokens of prompts that were not computed, because somebody began with the same ones."""
+    preemptions: int = 0
+    """How often a generation gave its place in the KV cache to others, to be taken up again later."""
+
+    @property
+    def running_requests(self) -> int:
+        return self.active_requests - self.waiting_requests
+
+    def snapshot(self) -> Mapping[str, float]:
+        """What the run's metrics are made of."""
+        return {
+            "kv_blocks": self.kv_blocks,
+            "kv_blocks_used": self.kv_blocks_used,
+            "engine/running": self.running_requests,
+            "engine/waiting": self.waiting_requests,
+            "engine/prefix_tokens_reused": self.prefix_tokens_reused,
+            "engine/preemptions": self.preemptions,
+        }
 
 
 class EngineCore:
@@ -51,13 +83,16 @@ class EngineCore:
         seed: int,
         layer_spec: LayerSpec,
     ) -> None:
-        parallel.initialize(device=device)
+        parallel.initialize(device=device, tensor=worker.tensor)
         block_tokens = page_tokens(device, worker.kv_block_tokens)
         self._shape = shape
         self._device = device
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed)
+        self._recomputes = worker.kv_on_swap == "recompute"
         self._steps = 0
         self._busy_s = 0.0
+        self._queued_s: deque[float] = deque(maxlen=RECENT)
+        self._queue_s = 0.0
         self._model = build_model(
             shape,
             device=device,
@@ -66,13 +101,17 @@ class EngineCore:
             layer_spec=layer_spec,
             attention=attention_for(device),
         )
-        self._engine = inference.build_engine(
+        self._engine = build_engine(
             self._model,
             shape,
             self._sampler,
-            kv_cache_gb=worker.kv_cache_gb,
-            block_tokens=block_tokens,
-            max_requests=MAX_RUNNING,
+            EngineSettings(
+                kv_cache_gb=worker.kv_cache_gb,
+                block_tokens=block_tokens,
+                max_requests=MAX_RUNNING,
+                prompt_tokens_per_step=worker.prompt_tokens_per_step,
+                reuse_prefixes=worker.prefix_reuse,
+            ),
         )
         self.kernel = kernel_name(device, dtype, block_tokens, shape.heads, shape.head_dim, shape.kv_heads)
         log.info("engine is ready", device=str(device), attention=self.kernel, megatron_core=version("megatron-core"))
@@ -87,45 +126,70 @@ class EngineCore:
 
     @property
     def metrics(self) -> EngineMetrics:
+        memory = self._engine.memory
         return EngineMetrics(
             tokens_generated=self._sampler.tokens_generated,
             steps=self._steps,
             busy_s=self._busy_s,
             active_requests=len(self._sampler.running),
+            waiting_requests=len(self._engine.waiting_request_ids),
+            queue_s=self._queue_s,
+            kv_blocks_used=memory.used,
+            kv_blocks=memory.blocks,
+            prefix_tokens_reused=memory.prefix_tokens_reused,
+            preemptions=memory.preemptions,
         )
 
     def submit(self, generation: Generation) -> None:
         if (seed := generation.sampling.seed) is not None:
             generation.random = torch.Generator(self._device).manual_seed(seed)
+        generation.submitted_at = time.perf_counter()
         self._sampler.running[generation.id] = generation
-        inference.submit(self._engine, generation.id, generation.prompt, generation.sampling.max_tokens)
+        self._enqueue(generation)
 
     def cancel(self, generation: Generation) -> None:
         """Free its place: at once while it waits, with the next step once it runs."""
         if generation.id not in self._sampler.running:
             return
         generation.is_cancelled = True
-        if inference.withdraw(self._engine, generation.id):
+        if self._engine.withdraw(generation.id):
             del self._sampler.running[generation.id]
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Other weights under the running generations, which keep their KV cache and go on."""
+        """Other weights under the running generations, which go on: with the KV cache they have, or with a new one."""
         if number <= self.version:
             raise ValueError(f"weights of version {number} cannot replace version {self.version}: versions only grow")
         load_full(self._model, self._shape, tensors)
         if self._device.type == "cuda":  # the caller may overwrite `tensors` on another stream as soon as we return
             torch.cuda.current_stream(self._device).synchronize()
         self._sampler.version = number
+        if self._recomputes:
+            inference.clear(self._engine)
+            for generation in self._sampler.drop_cancelled():
+                self._enqueue(generation)
+        else:
+            self._engine.forget_prefixes()
 
     def step(self) -> None:
         # Counted first: completions leave in the middle of a step, and whoever gets one may look at the metrics.
         self._steps += 1
         start = time.perf_counter()
-        ended = inference.step(self._engine)
+        stepped = inference.step(self._engine)
         self._busy_s += time.perf_counter() - start
-        if lost := [request for request in ended if request in self._sampler.running]:
+        if lost := [request for request in stepped.ended if request in self._sampler.running]:
             # Somebody would wait for ever: Megatron ends requests only when the sampler says so.
             raise RuntimeError(f"Megatron ended generations {lost} on its own")
+        for request in reversed(stepped.preempted):
+            self._enqueue(self._sampler.running[request], first=True)
+        if self._sampler.started:
+            self._queued_s.extend(start - generation.submitted_at for generation in self._sampler.started)
+            self._queue_s = fmean(self._queued_s)
+
+    def _enqueue(self, generation: Generation, *, first: bool = False) -> None:
+        """What it has sampled so far becomes part of its prompt: that is all an engine must know to go on with it."""
+        so_far = [*generation.prompt, *generation.token_ids]
+        left = generation.sampling.max_tokens - len(generation.token_ids)
+        inference.submit(self._engine, generation.id, so_far, left, first=first)
 
     def close(self) -> None:
         inference.retire(self._engine)

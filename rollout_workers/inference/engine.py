@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
@@ -24,16 +24,17 @@ from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters import specs
 from async_rl.model_shape import ModelShape
 from async_rl.parameter_spec import ParameterSpec
-from async_rl.protocols import GenerationArgs, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
 from async_rl.rollout_config import WorkerConfig
-from async_rl.types import Completion, Message
+from async_rl.types import Completion
 from rollout_workers.inference.core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve
+from rollout_workers.inference.interface import Inference, prompt_ids
 
 Value = TypeVar("Value")
 
 
-class MegatronEngine:
+class MegatronEngine(Inference, ReturnsLogprobs):
     """Use as `async with`: entering builds the model on the engine's thread, leaving ends every generation."""
 
     def __init__(
@@ -47,16 +48,19 @@ class MegatronEngine:
         seed: int,
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
+        core: Callable[..., EngineCore] = EngineCore,
     ) -> None:
         """`sampling` holds the run's defaults; `seed` should differ between workers, or they sample alike.
 
-        `dtype` None means what suits the device.
+        `dtype` None means what suits the device. `core` is what the thread builds and calls.
         """
         self.tokenizer = tokenizer
+        self.device = device
+        """Where the weights of a swap are read fastest."""
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(device)
         self._shape = shape
         self._defaults = sampling
-        self._build = lambda: EngineCore(
+        self._build = lambda: core(
             shape=shape,
             tokenizer=tokenizer,
             worker=worker,
@@ -98,11 +102,10 @@ class MegatronEngine:
         """A service: returns when the engine is closed, raises what broke its thread."""
         await asyncio.shield(self._ended)
 
-    async def generate(self, prompt: str | Sequence[Message] | Sequence[int], args: GenerationArgs | None = None) -> Completion:
-        """Sample one continuation; see `InferenceInterface`. Raises ValueError for what cannot be generated."""
-        chosen = args.over(self._defaults) if args is not None else self._defaults
+    async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
+        """Raises ValueError for what cannot be generated."""
         token_ids = self._token_ids(prompt)
-        sampling = resolve(chosen, prompt_length=len(token_ids), max_positions=self._shape.max_positions)
+        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self._shape.max_positions)
         done: asyncio.Future[Completion] = self._loop.create_future()
         generation = Generation(
             id=next(self._ids),
@@ -149,13 +152,8 @@ class MegatronEngine:
             return EngineMetrics(tokens_generated=0, steps=0, busy_s=0.0, active_requests=0)
         return self._core.metrics
 
-    def _token_ids(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.render(prompt)
-        messages = [item for item in prompt if isinstance(item, Message)]
-        if messages:
-            return self.tokenizer.render(messages)
-        token_ids = [int(item) for item in prompt]  # pyright: ignore[reportArgumentType]
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        token_ids = prompt_ids(prompt, self.tokenizer)
         if wrong := [token for token in token_ids if not 0 <= token < self._shape.vocab_size]:
             raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self._shape.vocab_size}")
         return token_ids

@@ -11,6 +11,9 @@ import torch
 from async_rl.protocols import ContextOverflow, GenerationArgs, Tokenizer
 from async_rl.types import Completion, StopReason, spans_of
 
+GREEDY_BELOW = 1e-5
+"""Dividing logits by less would leave float32, and only the likeliest token has a chance anyway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -19,19 +22,32 @@ class Sampling:
     max_tokens: int
     temperature: float
     """0 is greedy."""
+    top_p: float
+    """1 means all."""
+    top_k: int
+    """0 means all."""
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
     seed: int | None
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0
 
 
 def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> Sampling:
     """Check the arguments of one generation. Raises ValueError naming the one that this engine cannot honour."""
-    if args.top_p not in (None, 1.0):
-        raise ValueError(f"top_p={args.top_p:g} is not supported by the Megatron engine; leave it at 1.0")
-    if args.top_k not in (None, 0):
-        raise ValueError(f"top_k={args.top_k} is not supported by the Megatron engine; leave it at 0")
     temperature = args.temperature if args.temperature is not None else 1.0
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature:g} must be 0 (greedy) or more")
+    top_p = args.top_p if args.top_p is not None else 1.0
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p:g} must be above 0 and at most 1 (all tokens)")
+    top_k = args.top_k if args.top_k is not None else 0
+    if not 0 <= top_k < 2**31:
+        raise ValueError(f"top_k={top_k} must be 0 (all tokens) or more, and fit into 31 bits")
+    if args.seed is not None and not 0 <= args.seed < 2**63:
+        raise ValueError(f"seed={args.seed} must be at least 0 and fit into 63 bits")
     if prompt_length == 0:
         raise ValueError("the prompt is empty: generation needs at least one token to continue")
     room = max_positions - prompt_length
@@ -43,8 +59,11 @@ def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> 
         raise ValueError(f"max_tokens={args.max_tokens} must be at least 1")
     return Sampling(
         max_tokens=min(args.max_tokens, room) if args.max_tokens is not None else room,
-        temperature=temperature,
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_p=top_p,
+        top_k=top_k,
         stop=tuple(text for text in args.stop if text) if args.stop is not None else (),
+        stop_token_ids=tuple(args.stop_token_ids) if args.stop_token_ids is not None else (),
         seed=args.seed,
     )
 
@@ -63,6 +82,8 @@ class Generation:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     is_cancelled: bool = False
+    submitted_at: float = 0.0
+    """By time.perf_counter()."""
 
     def extend(self, token: int, logprob: float, version: int) -> None:
         self.token_ids.append(token)
@@ -71,8 +92,11 @@ class Generation:
 
     def stop_reason(self, tokenizer: Tokenizer) -> StopReason | None:
         """Why the last token ends it; None if it goes on."""
-        if self.token_ids[-1] == tokenizer.end_id:
+        token = self.token_ids[-1]
+        if token == tokenizer.end_id:
             return StopReason.END
+        if token in self.sampling.stop_token_ids:
+            return StopReason.STOP
         if self.sampling.stop and self._shows_stop_string(tokenizer):
             return StopReason.STOP
         if len(self.token_ids) >= self.sampling.max_tokens:

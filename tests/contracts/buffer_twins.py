@@ -179,6 +179,12 @@ class BufferTwins(RuleBasedStateMachine):
     def change_limits(self, change: dict[str, Any]) -> None:
         self.all(lambda buffer: buffer.change_limits(change))
 
+    @rule(change=st.sampled_from(["a", "b"]), is_late=st.booleans())
+    def change_mix(self, change: str, is_late: bool) -> None:
+        log = self.all(lambda buffer: buffer.mix())
+        known = log[-1 - is_late].id if len(log) > is_late else ""
+        self.all(lambda buffer: buffer.change_mix(known, change))
+
     # -- after each of them -----------------------------------------------------------------------------------------
     @invariant()
     def agree_and_conserve(self) -> None:

@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.config import Config
-from learner.checkpoint import candidates, read_manifest
 from learner.compute import POSITION
 
 

@@ -30,12 +30,12 @@ OBJECTIVE = load_objective("async_default")
 SIBLINGS = 3
 
 
-def config(temperature: float) -> Config:
+def config(**sampling: float) -> Config:
     return Config.model_validate(
         {
             "model": {"size": {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "init_std": 0.3, "max_positions": 64}},
             "environments": [{"type": "counting"}],
-            "sampling": {"temperature": temperature, "max_tokens": 16},
+            "sampling": {"max_tokens": 16, **sampling},
             "worker": {"kv_cache_gb": 0.01, "kv_block_tokens": 8},
             "learner": {"optimizer": {"learning_rate": 1e-9}},
             "device": "cpu",
@@ -75,10 +75,10 @@ def crew_for(config: Config) -> Iterator[Crew]:
 AGENTS = [Counting(name="counting"), GuessNumber(name="guess_number", highest=99)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_k": 8, "top_p": 0.8}], ids=str)
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
-async def test_the_learner_recomputes_what_the_engine_sampled(agent: RewardOnlyAgent, temperature: float):
-    settings = config(temperature)
+async def test_the_learner_recomputes_what_the_engine_sampled(agent: RewardOnlyAgent, sampling: dict[str, float]):
+    settings = config(**sampling)
     with crew_for(settings) as crew:
         groups = await played(settings, crew, agent, tasks=4)
         found = crew.step(pack_batch(groups, objective=OBJECTIVE, capacity=128)).metrics
@@ -96,7 +96,7 @@ SHIFTS: dict[str, Callable[[Bin], Bin]] = {
 
 @pytest.mark.parametrize("shift", SHIFTS)
 async def test_anything_off_by_one_would_show(shift: str):
-    settings = config(1.0)
+    settings = config()
     with crew_for(settings) as crew:
         groups = await played(settings, crew, AGENTS[1], tasks=2)
         batch = pack_batch(groups, objective=OBJECTIVE, capacity=128)

@@ -1,106 +1,31 @@
 """The Megatron engine from outside: what it samples is what it says it sampled, whatever happens meanwhile."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from async_rl.errors import ConfigError, ServiceStopped
-from async_rl.megatron import parallel
-from async_rl.megatron.logprobs import token_logprobs
-from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import gather_full, load_full
-from async_rl.model_shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.rollout_config import WorkerConfig
 from async_rl.tokenizers import Characters
-from async_rl.types import Completion, Message, StopReason, VersionSpan
+from async_rl.types import Message, StopReason, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
-
-CPU = torch.device("cpu")
-ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
-TOKENIZER = Characters(ALPHABET)
-
-
-class Endless(Characters):
-    """No generation ends before its limit."""
-
-    end_id = -1
-
-
-class Gate(Endless):
-    """Holds the engine's thread in the middle of a step, once it has looked at `after` tokens."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__(ALPHABET)
-        self.reached = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._left = after
-        self._opened = threading.Event()
-
-    @property
-    def end_id(self) -> int:
-        self._left -= 1
-        if self._left == 0:
-            self._loop.call_soon_threadsafe(self.reached.set)
-            self._opened.wait()
-        return -1
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-ENDLESS = Endless(ALPHABET)
-SHAPE = ModelShape(
-    hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab_size=TOKENIZER.vocab_size, max_positions=64,
-    rope_theta=1e4, init_std=0.3,
-)  # fmt: skip
-DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
-Weights = Mapping[str, torch.Tensor]
-
-
-def weights(seed: int) -> Weights:
-    parallel.initialize(device=CPU)
-    full = gather_full(build_model(SHAPE, device=CPU, dtype=torch.float32, seed=seed), SHAPE)
-    assert full is not None
-    return full
-
-
-def logits_of(weights: Weights, row: Sequence[int]) -> torch.Tensor:
-    """One full forward pass, without engine, cache or pages. Megatron wants no engine alive meanwhile."""
-    parallel.initialize(device=CPU)
-    model = build_model(SHAPE, device=CPU, dtype=torch.float32, seed=0)
-    load_full(model, SHAPE, weights)
-    with torch.no_grad():
-        return forward_packed(model, *pack([torch.tensor(row)]))
-
-
-def next_logits(weights: Weights, row: Sequence[int]) -> torch.Tensor:
-    return logits_of(weights, row)[-1]
-
-
-def recomputed(weights: Weights, prompt: Sequence[int], completion: Completion, temperature: float) -> np.ndarray:
-    """Log-probabilities of the completion's tokens."""
-    row = [*prompt, *completion.token_ids.tolist()]
-    logits, targets = logits_of(weights, row)[:-1], torch.tensor(row[1:])
-    scores = token_logprobs(logits, targets, vocab_size=SHAPE.vocab_size, temperature=temperature)
-    return scores[len(prompt) - 1 :].numpy()
-
-
-def engine(**changed: object) -> MegatronEngine:
-    worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8)
-    arguments = {
-        "shape": SHAPE,
-        "tokenizer": TOKENIZER,
-        "worker": worker,
-        "sampling": DEFAULTS,
-        "device": CPU,
-        "seed": 7,
-    } | changed
-    return MegatronEngine(**arguments)  # pyright: ignore[reportArgumentType]
+from tests.scenarios.engine_stage import (
+    ALPHABET,
+    ENDLESS,
+    SHAPE,
+    TOKENIZER,
+    Gate,
+    cache_of,
+    engine,
+    next_logits,
+    prompts,
+    recomputed,
+    weights,
+)
 
 
 @pytest.fixture
@@ -108,12 +33,6 @@ async def ready() -> AsyncIterator[MegatronEngine]:
     async with engine() as running:
         await running.swap(0, weights(1))
         yield running
-
-
-def prompts(count: int, longest: int = 23) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(11)
-    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
-    return [torch.randint(4, SHAPE.vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -298,11 +217,6 @@ async def test_cancelled_generations_give_their_place_back() -> None:
         assert running.metrics.steps == before.steps + 1
 
 
-def cache_of(*, blocks: int) -> WorkerConfig:
-    tokens, floats = 8, 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    return WorkerConfig(kv_cache_gb=(blocks + 0.5) * tokens * floats * 4 / 2**30, kv_block_tokens=tokens)
-
-
 async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly() -> None:
     """Room for about two sequences: requests wait, are pushed out in the middle and taken in again."""
     asked = prompts(24)
@@ -338,8 +252,11 @@ async def test_prompts_come_as_text_messages_or_token_ids(ready: MegatronEngine)
     [
         ([5] * 64, GenerationArgs(), "the prompt has 64 tokens, and the model only 64 positions"),
         ([], GenerationArgs(), "the prompt is empty"),
-        ([5], GenerationArgs(top_p=0.9), "top_p=0.9 is not supported"),
-        ([5], GenerationArgs(top_k=5), "top_k=5 is not supported"),
+        ([5], GenerationArgs(top_p=0.0), "top_p=0 must be above 0"),
+        ([5], GenerationArgs(top_p=1.5), "top_p=1.5 must be above 0 and at most 1"),
+        ([5], GenerationArgs(top_k=-1), "top_k=-1 must be 0"),
+        ([5], GenerationArgs(seed=-1), "seed=-1 must be at least 0"),
+        ([5], GenerationArgs(seed=2**70), "must be at least 0 and fit into 63 bits"),
         ([5], GenerationArgs(temperature=-1.0), "temperature=-1 must be"),
         ([5], GenerationArgs(max_tokens=0), "max_tokens=0 must be"),
         ([5, 4000], GenerationArgs(), "token id 4000 is outside"),

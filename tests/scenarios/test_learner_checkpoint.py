@@ -8,10 +8,9 @@ import pytest
 import structlog
 import torch
 
+from async_rl.checkpoint_files import MANIFEST, Damaged, FileFacts, Layout, Manifest, candidates, file_of, read_manifest
 from async_rl.errors import CheckpointError, FenceLost
 from learner import checkpoint
-from learner.checkpoint import MANIFEST, Damaged, FileFacts, Manifest
-from learner.layout import Layout
 from learner.ranks import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, batch, config, shape, train
 
@@ -52,19 +51,19 @@ def test_without_checkpoints_there_is_nothing_to_resume(crew: Crew, tmp_path: Pa
 
 
 def flip_a_byte(folder: Path) -> None:
-    path = folder / checkpoint.file_of(0)
+    path = folder / file_of(0)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
 def cut_short(folder: Path) -> None:
-    path = folder / checkpoint.file_of(0)
+    path = folder / file_of(0)
     path.write_bytes(path.read_bytes()[:-1])
 
 
 def lose_a_file(folder: Path) -> None:
-    (folder / checkpoint.file_of(0)).unlink()
+    (folder / file_of(0)).unlink()
 
 
 def lose_the_manifest(folder: Path) -> None:
@@ -139,7 +138,7 @@ def test_another_model_is_refused(crew: Crew, tmp_path: Path) -> None:
 def test_a_checkpoint_is_read_by_its_number_not_by_its_spelling(tmp_path: Path) -> None:
     for name in ("step-00000009", "step-100000000", "step-00000010", "step-x", ".step-00000011.partial"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-100000000", "step-00000010", "step-00000009"]
+    assert [path.name for path in candidates(tmp_path)] == ["step-100000000", "step-00000010", "step-00000009"]
 
 
 def test_a_learner_that_slept_through_its_successors_beginning_spoils_no_checkpoint(tmp_path: Path):
@@ -147,20 +146,20 @@ def test_a_learner_that_slept_through_its_successors_beginning_spoils_no_checkpo
     for name in ("step-00000010-by-5", "step-00000011-by-7", "step-00000012-by-5"):
         (tmp_path / name).mkdir()
     checkpoint.prune(tmp_path, 2, newest=12, life=5)
-    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000011-by-7", "step-00000012-by-5"]
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000011-by-7", "step-00000012-by-5"]
     checkpoint.prune(tmp_path, 1, newest=11, life=7)
-    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000011-by-7"]
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000011-by-7"]
 
 
 def test_a_file_of_another_checkpoint_is_damage_too(tmp_path: Path) -> None:
     draft = checkpoint.draft(tmp_path, 1)
     draft.open()
     draft.write(0, {"weights": torch.zeros(3)})
-    files = {checkpoint.file_of(0): FileFacts(bytes=1, xxh3="0" * 16)}
+    files = {file_of(0): FileFacts(bytes=1, xxh3="0" * 16)}
     manifest = Manifest(format=1, step=1, layout=Layout(tensor=1, pipeline=1, data=1), files=files, extra={})
     draft.commit(manifest)
     with pytest.raises(Damaged, match="is not what"):
-        checkpoint.read_rank(draft.final, checkpoint.read_manifest(draft.final), 0)
+        checkpoint.read_rank(draft.final, read_manifest(draft.final), 0)
 
 
 def test_a_learner_that_lost_the_run_leaves_no_checkpoint(crew: Crew, tmp_path: Path) -> None:
@@ -183,5 +182,5 @@ def test_what_lies_above_the_step_just_saved_is_of_a_life_that_was_given_up(crew
     with structlog.testing.capture_logs():
         assert resumed.load(tmp_path) == {"step": 10}
     resumed.save(tmp_path, step=12, extra={"step": 12}, keep=1)
-    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-00000012"]
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000012"]
     assert successor().load(tmp_path) == {"step": 12}

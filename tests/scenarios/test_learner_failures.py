@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.errors import CheckpointError, ServiceStopped
 from learner import checkpoint
 from tests.scenarios.learner_rank import run_ranks
@@ -12,8 +13,8 @@ def test_a_full_disk_on_one_rank_ends_both_and_spares_the_older_checkpoint(tmp_p
     assert [leader.returncode, follower.returncode] == [CheckpointError.exit_code] * 2, leader.stderr + follower.stderr
     assert "another rank failed; older checkpoints are untouched" in leader.stderr
     assert "could not write its part of a checkpoint" in follower.stderr
-    [survivor] = checkpoint.candidates(tmp_path / "checkpoints")
-    manifest = checkpoint.read_manifest(survivor)
+    [survivor] = candidates(tmp_path / "checkpoints")
+    manifest = read_manifest(survivor)
     assert manifest.step == 0
     assert all(checkpoint.read_rank(survivor, manifest, rank) for rank in range(2))
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.errors import CheckpointError
+from async_rl.megatron.checkpoint_weights import load_checkpoint
 from learner.ranks import Crew
 from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, run_ranks, shape, train
 
@@ -62,6 +64,32 @@ def test_a_resumed_run_does_exactly_what_an_uninterrupted_one_does(divided: Path
     found = result(divided, layout)
     assert found["extra"] == {"version": 12}
     assert found["resumed"] == found["rows"][SAVED_AT:]
+
+
+@pytest.fixture(scope="module")
+def when_saved() -> dict[str, torch.Tensor]:
+    crew = Crew(config(), OBJECTIVE, shape(config()))
+    train(crew, 1, SAVED_AT)
+    weights = crew.gather()
+    crew.stop()
+    return weights
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whoever_evaluates_a_checkpoint_finds_one_whole_model(
+    divided: Path, when_saved: dict[str, torch.Tensor], layout: str
+) -> None:
+    (checkpoint,) = candidates(divided / layout / "checkpoints")
+    found = load_checkpoint(checkpoint, read_manifest(checkpoint), shape(config()), torch.float32)
+    assert found.keys() == when_saved.keys()
+    for name, tensor in when_saved.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_checkpoint_of_another_model_is_refused(divided: Path) -> None:
+    (checkpoint,) = candidates(divided / "tensor" / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"belongs to another model: .* expected .*64.* found .*32"):
+        load_checkpoint(checkpoint, read_manifest(checkpoint), shape(config(hidden=64)), torch.float32)
 
 
 def test_another_layout_is_refused_by_name(divided: Path, alone: Crew) -> None:

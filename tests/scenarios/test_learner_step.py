@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.model import forward_packed, pack
+from async_rl.rollout_config import SamplingConfig
 from learner.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
 from learner.ranks import Crew
@@ -38,7 +39,8 @@ def unclipped() -> Iterator[Crew]:
 def gradients(crew: Crew, batch: PackedBatch, objective: Objective) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step, after which the weights are what they were."""
     before = crew.gather()
-    result = train_step(crew.model, objective.policy_loss, batch.shards[0], batch.counts, temperature=0.9)
+    sampling = SamplingConfig(temperature=0.9)
+    result = train_step(crew.model, objective.policy_loss, batch.shards[0], batch.counts, sampling=sampling)
     found = {name: parameter.main_grad.clone() for name, parameter in crew.model.ddp.module.named_parameters()}
     crew.model.load(before)
     return result.loss, found

@@ -3,18 +3,24 @@
 import asyncio
 import re
 import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from async_rl.errors import FailureBudgetSpent
-from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.protocols import EpisodeContext, InferenceInterface, ReturnsLogprobs, ReturnsText, ReturnsTokens
+from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.testing import EchoAgent, ScriptedInference
-from async_rl.types import Failure, Rollout, Status, Task, Ticket, VersionSpan
+from async_rl.types import Failure, Rollout, Status, Task, Ticket, Turn, VersionSpan
 from rollout_workers.agents import RewardOnlyAgent, Score
-from rollout_workers.episode import FailureBudget, play, pose
-from rollout_workers.tasks import TaskMix, WeightedAgent
+from rollout_workers.belongings import tasks_have_owners
+from rollout_workers.checked_rollouts import checked, trainable
+from rollout_workers.episode import FailureBudget, play, play_group, pose
+from rollout_workers.tasks import Seat
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 
@@ -43,8 +49,6 @@ class Misbehaving(EchoAgent):
                 return None  # pyright: ignore[reportReturnType]
             case "returns NaN":
                 return replace(rollout, reward=float("nan"))
-            case "says nothing":
-                return replace(rollout, samples=())
             case "loses a logprob":
                 return replace(rollout, samples=(replace(sample, logprobs=sample.logprobs[:-1]),))
             case "has an infinite logprob":
@@ -80,7 +84,6 @@ async def test_a_good_episode_passes_unchanged():
         ("times out by itself", "environment", "TimeoutError", "its own server"),
         ("returns None", "environment", "Nonsense", "must return a Rollout, got NoneType"),
         ("returns NaN", "reward", "Nonsense", "finite number, got nan"),
-        ("says nothing", "environment", "Nonsense", "no sampled token"),
         ("loses a logprob", "environment", "Nonsense", "logprobs"),
         ("has an infinite logprob", "environment", "Nonsense", "not a finite number"),
         ("forgets the versions", "environment", "Nonsense", "do not cover"),
@@ -158,14 +161,48 @@ async def test_a_real_cancellation_passes_through():
         await playing
 
 
-def test_a_task_that_cannot_be_posed_is_a_failure():
+async def test_a_task_that_cannot_be_posed_is_a_failure():
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Empty(EchoAgent):
         def task(self, index: int) -> Task:
             raise IndexError(f"only 10 tasks, asked for {index}")
 
-    posed = pose(TaskMix([WeightedAgent(agent=Empty(), weight=1.0)]), 11)
-    assert_failed(posed, "environment", "IndexError", "only 10 tasks, asked for 11")
+    posed = await pose(Seat(environment=EnvironmentConfig(type="empty"), agent=Empty(), index=11))
+    assert_failed(posed, "task", "IndexError", "only 10 tasks, asked for 11")
+
+
+@pytest.mark.parametrize("how", ["async", "exits", "nonsense", "hangs"])
+async def test_a_task_may_be_async_and_may_not_stop_the_worker(how: str):
+    released = threading.Event()
+
+    class Odd(EchoAgent):
+        def task(self, index: int) -> Task:
+            match how:
+                case "async":
+                    return self.fetched(index)  # pyright: ignore[reportReturnType]
+                case "exits":
+                    sys.exit(3)
+                case "nonsense":
+                    return "7"  # pyright: ignore[reportReturnType]
+                case _:
+                    released.wait()
+                    return EchoAgent.task(self, index)
+
+        async def fetched(self, index: int) -> Task:
+            await asyncio.sleep(0)
+            return EchoAgent.task(self, index)
+
+    seat = Seat(environment=EnvironmentConfig(type="odd"), agent=Odd(), index=7)
+    posed = await pose(seat, TimeoutsConfig(task_s=0.05 if how == "hangs" else 60))
+    released.set()
+    if how == "async":
+        assert posed == EchoAgent().task(7)
+        return
+    assert isinstance(posed, Failure)
+    assert (posed.boundary, posed.kind) == (
+        "task",
+        {"exits": "RuntimeError", "nonsense": "Nonsense", "hangs": "TimeoutError"}[how],
+    )
 
 
 def test_the_budget_counts_failures_in_a_row_and_names_the_last():
@@ -179,3 +216,170 @@ def test_the_budget_counts_failures_in_a_row_and_names_the_last():
     budget.spend(failure)
     with pytest.raises(FailureBudgetSpent, match=r"3 episodes failed in a row; .* reward boundary with OSError: no route"):
         budget.spend(failure)
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+class Staged(RewardOnlyAgent):
+    """Hangs in one stage."""
+
+    hangs_in = ""
+    max_turns = 2
+
+    def task(self, index: int) -> Task:
+        return self.new_task(index, "0")
+
+    async def get_observation(self, task: Task, turns: Sequence[Turn]) -> str | None:
+        await self._hang_in("observation")
+        return "1"
+
+    async def reward(self, task: Task, response: str) -> float:
+        await self._hang_in("reward")
+        return 1.0
+
+    async def _hang_in(self, stage: str) -> None:
+        if stage == self.hangs_in:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("stage", "boundary"), [("generation", "inference"), ("observation", "environment"), ("reward", "reward")]
+)
+async def test_a_stage_that_takes_too_long_is_named(stage: str, boundary: str):
+    async def answer(text: str) -> str:
+        await agent._hang_in("generation")
+        return "5"
+
+    agent = Staged(name="staged")
+    agent.hangs_in = stage
+    timeouts = TimeoutsConfig.model_validate({f"{stage}_s": 0.02})
+    rollout = await play(agent, agent.task(0), ScriptedInference(answer), CONTEXT, timeout_s=30, timeouts=timeouts)
+    message = f"no end within 0.02 s (worker.timeouts.{stage}_s)"
+    assert rollout.failure == Failure(boundary=boundary, kind="TimeoutError", message=message)
+
+
+@pytest.mark.parametrize("mark", [ReturnsLogprobs, ReturnsTokens, ReturnsText, None])
+async def test_an_agent_sees_what_the_backend_can_do(mark: type | None):
+    class Marked(ScriptedInference, *([mark] if mark else [])):
+        pass
+
+    seen: list[bool] = []
+
+    class Curious(EchoAgent):
+        async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            seen.extend(isinstance(inference, each) for each in (ReturnsLogprobs, ReturnsTokens, ReturnsText))
+            return await EchoAgent.rollout(self, task, inference, context)
+
+    assert (await play_one(Curious(), Marked(lambda text: text))).status is Status.OK
+    assert seen == [mark is not None and issubclass(mark, each) for each in (ReturnsLogprobs, ReturnsTokens, ReturnsText)]
+
+
+async def test_a_rollout_without_tokens_can_be_evaluated_but_not_trained():
+    rollout = replace(await play_one(EchoAgent()), samples=())
+    assert checked(rollout) is rollout
+    refused = trainable(rollout).failure
+    assert refused is not None
+    assert "returns no token ids, logprobs and versions" in refused.message
+
+
+# -- what episodes leave behind ---------------------------------------------------------------------------------------
+async def test_tasks_that_an_episode_starts_end_with_it():
+    told: list[tuple[str, list[str]]] = []
+    ended = asyncio.Event()
+
+    async def heartbeat() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    class Careless(EchoAgent):
+        async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            asyncio.create_task(heartbeat())  # noqa: RUF006
+            return await EchoAgent.rollout(self, task, inference, context)
+
+    with tasks_have_owners(lambda what, names: told.append((what, names))):
+        rollout = await play_one(Careless())
+    assert (rollout.status, ended.is_set()) == (Status.OK, True)
+    assert [what for what, _ in told] == ["tasks behind"]
+    assert "heartbeat" in told[0][1][0]
+
+
+async def test_tasks_of_the_backend_are_not_the_episodes():
+    kept: list[asyncio.Task[None]] = []
+
+    async def serve() -> None:
+        await asyncio.Event().wait()
+
+    async def answer(text: str) -> str:
+        kept.append(asyncio.create_task(serve()))
+        return text
+
+    with tasks_have_owners(lambda what, names: pytest.fail(what)):
+        assert (await play_one(EchoAgent(), ScriptedInference(answer))).status is Status.OK
+    assert not kept[0].done()
+    kept[0].cancel()
+
+
+async def test_an_episode_that_ignores_its_deadline_is_left_to_itself():
+    told: list[str] = []
+    released, gone = asyncio.Event(), asyncio.Event()
+
+    class Stubborn(EchoAgent):
+        async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            while not released.is_set():
+                with suppress(asyncio.CancelledError):
+                    await released.wait()
+            gone.set()
+            raise LookupError("lost")
+
+    with tasks_have_owners(lambda what, names: told.append(what)):
+        rollout = await play_one(Stubborn(), timeout_s=0.01)
+    assert rollout.failure is not None
+    assert rollout.failure.boundary == "deadline"
+    assert told == ["tasks that ignore being cancelled"]
+    released.set()
+    await gone.wait()
+
+
+# -- groups that are played together ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together(EchoAgent):
+    """Plays its siblings at once, then does `what`."""
+
+    what: str = ""
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        rollouts = [await self.rollout(task, inference, context) for context in contexts]
+        match self.what:
+            case "raises":
+                raise KeyError("board")
+            case "hangs":
+                await asyncio.Event().wait()
+            case "loses one":
+                return rollouts[1:]
+            case "returns one":
+                return rollouts[0]  # pyright: ignore[reportReturnType]
+            case "has one NaN":
+                return [replace(rollouts[0], reward=float("nan")), *rollouts[1:]]
+        return rollouts
+
+
+@pytest.mark.parametrize(
+    ("what", "failures"),
+    [
+        ("", [None, None, None]),
+        ("raises", ["KeyError"] * 3),
+        ("hangs", ["TimeoutError"] * 3),
+        ("loses one", ["Nonsense"] * 3),
+        ("returns one", ["Nonsense"] * 3),
+        ("has one NaN", ["Nonsense", None, None]),
+    ],
+)
+async def test_a_group_that_is_played_together(what: str, failures: list[str | None]):
+    agent = Together(what=what)
+    contexts = [replace(CONTEXT, sibling=sibling) for sibling in range(3)]
+    model, timeout_s = ScriptedInference(lambda text: text), 0.05 if what == "hangs" else 30
+    rollouts = await play_group(agent, agent.task(7), model, contexts, timeout_s=timeout_s)
+    assert [rollout.failure.kind if rollout.failure is not None else None for rollout in rollouts] == failures

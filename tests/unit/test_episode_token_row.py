@@ -61,7 +61,6 @@ def test_a_row_without_sampled_tokens_is_its_prompt():
     ("num_logprobs", "spans"),
     [
         (1, [(0, 2)]),
-        (2, []),
         (2, [(0, 1)]),
         (2, [(0, 3)]),
         (2, [(1, 2)]),

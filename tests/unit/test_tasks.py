@@ -1,75 +1,158 @@
-"""One number becomes one task: the same everywhere, by weight, without gaps."""
+"""The environments of one worker: who has which task, who is opened, who is closed."""
 
-from collections import Counter
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from async_rl.errors import ConfigError, first_of_ours
+from async_rl.mix import Change
 from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent
-from rollout_workers.tasks import PERIOD, TaskMix, WeightedAgent, apportion, interleave
+from async_rl.types import MixChange
+from rollout_workers.tasks import EnvironmentUnavailable, TaskMix, WeightedAgent
+
+SECTIONS = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
+HERE = __name__
 
 
-def mix_of(**weights: float) -> TaskMix:
-    return TaskMix([WeightedAgent(agent=EchoAgent(name=name), weight=weight) for name, weight in weights.items()])
+class House(EchoAgent):
+    """Notes in which task of asyncio it was entered and left."""
+
+    log: ClassVar[list[tuple[str, object]]] = []
+
+    async def __aenter__(self) -> House:
+        self.log.append(("entered", asyncio.current_task()))
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        self.log.append(("left", asyncio.current_task()))
 
 
-def test_weights_are_met_exactly_and_evenly():
-    mix = mix_of(often=3, rarely=1)
-    environments = [mix.draw(index)[1].environment for index in range(2 * PERIOD)]
-    assert Counter(environments) == {"often": 3 * PERIOD // 2, "rarely": PERIOD // 2}
-    for start in range(0, len(environments), 4):
-        assert Counter(environments[start : start + 4]) == {"often": 3, "rarely": 1}
+class Locked(EchoAgent):
+    async def __aenter__(self) -> Locked:
+        raise OSError("no key")
+
+    async def __aexit__(self, *problem: object) -> None: ...
 
 
-def test_each_environment_sees_its_own_stream_without_gaps():
-    mix = mix_of(a=1.0, b=0.37, c=5.2)
-    seen: dict[str, list[int]] = {"a": [], "b": [], "c": []}
-    for index in range(2 * PERIOD + 17):
-        task = mix.draw(index)[1]
-        seen[task.environment].append(int(task.answer))
-    for stream in seen.values():
-        assert stream == list(range(len(stream)))
+@dataclass
+class Log:
+    """What people did to the mix."""
+
+    changes: list[MixChange] = field(default_factory=list)
+
+    def add(self, name: str, weight: float, at: int = 0, type_name: str = "") -> str:
+        environment = EnvironmentConfig(type=type_name, name=name) if type_name else None
+        change = Change(name=name, weight=weight, environment=environment)
+        self.changes.append(MixChange(at=at, id=f"{len(self.changes)}", change=change.model_dump_json()))
+        return self.changes[-1].id
 
 
-def test_a_tiny_weight_is_rare_not_absent():
-    mix = mix_of(all=1.0, almost_none=1e-9)
-    assert Counter(mix.draw(index)[1].environment for index in range(PERIOD))["almost_none"] == 1
+@pytest.fixture
+def house() -> list[tuple[str, object]]:
+    House.log.clear()
+    return House.log
 
 
-def test_drawing_depends_on_nothing_but_the_index():
-    sections = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
-    here, there = TaskMix.from_config(sections, seed=7), TaskMix.from_config(sections, seed=7)
-    backwards = {index: there.draw(index)[1] for index in reversed(range(200))}
-    assert [here.draw(index)[1] for index in range(200)] == [backwards[index] for index in range(200)]
+async def played(mix: TaskMix, index: int, change: str = "") -> str:
+    async with mix.seat(index, change) as seat:
+        return seat.agent.task(seat.index).key
 
 
-def test_another_seed_poses_other_tasks():
-    sections = [EnvironmentConfig(type="even_digits")]
-    assert TaskMix.from_config(sections, seed=1).draw(0) != TaskMix.from_config(sections, seed=2).draw(0)
+@asynccontextmanager
+async def following(log: Log, *sections: EnvironmentConfig) -> AsyncGenerator[TaskMix]:
+    mix = TaskMix.from_config(sections if sections else SECTIONS, seed=7)
+    async with mix.open():
+        mix.follow(log.changes)
+        yield mix
 
 
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
-def test_shares_are_whole_complete_and_close(weights: list[float]):
-    shares = apportion(weights, 1000)
-    assert sum(shares) == 1000
-    assert min(shares) >= 1
-    for weight, share in zip(weights, shares, strict=True):
-        assert abs(share - max(1, weight / sum(weights) * 1000)) <= len(weights)
+async def test_drawing_depends_on_nothing_but_the_index():
+    here, there = TaskMix.from_config(SECTIONS, seed=7), TaskMix.from_config(SECTIONS, seed=7)
+    backwards = {index: await played(there, index) for index in reversed(range(200))}
+    assert [await played(here, index) for index in range(200)] == [backwards[index] for index in range(200)]
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8))
-def test_places_are_spread_evenly(shares: list[int]):
-    places = interleave(shares)
-    taken = [0] * len(shares)
-    for position, (who, turn) in enumerate(places, start=1):
-        assert turn == taken[who]
-        taken[who] += 1
-        for other, share in enumerate(shares):
-            assert abs(taken[other] - share * position / len(places)) < len(shares)
+async def test_another_seed_poses_other_tasks():
+    assert await played(TaskMix.from_config(SECTIONS, seed=1), 0) != await played(TaskMix.from_config(SECTIONS, seed=2), 0)
 
 
-def test_more_environments_than_places_are_refused():
-    with pytest.raises(ValueError, match="do not fit"):
-        apportion([1.0] * 3, 2)
+async def test_an_attached_environment_is_made_when_it_is_needed_and_the_ticket_says_under_which_mix():
+    log = Log()
+    early = log.add("echo", 5, at=3, type_name="async_rl.testing:EchoAgent")
+    late = log.add("echo", 0, at=10)
+    async with following(log) as mix:
+        assert mix.knows("")
+        assert mix.knows(early)
+        assert not mix.knows("another")
+        under_early = [await played(mix, index, early) for index in range(3, 20)]
+        under_late = [await played(mix, index, late) for index in range(3, 20)]
+        assert under_early[:7] == under_late[:7], "the later change holds from task 10 on"
+        assert any(key.startswith("echo") for key in under_early[7:])
+        assert not any(key.startswith("echo") for key in under_late[7:])
+
+
+async def test_an_agent_is_entered_once_and_left_in_the_task_that_entered_it(house: list[tuple[str, object]]):
+    section = EnvironmentConfig(type=f"{HERE}:House")
+    async with following(Log(), section) as mix:
+        assert [event for event, _ in house] == ["entered"]
+        await asyncio.gather(*(asyncio.create_task(played(mix, index)) for index in range(5)))
+    assert [event for event, _ in house] == ["entered", "left"]
+    assert house[0][1] is house[1][1]
+    assert house[0][1] is not asyncio.current_task()
+
+
+async def test_a_detached_environment_is_closed_once_its_last_task_has_ended(house: list[tuple[str, object]]):
+    log = Log()
+    attached = log.add("house", 5, type_name=f"{HERE}:House")
+    async with following(log, EnvironmentConfig(type="counting", weight=0.001)) as mix:
+        async with mix.seat(0, attached):
+            assert [event for event, _ in house] == ["entered"]
+            log.add("house", 0, at=50)
+            mix.follow(log.changes)
+            await asyncio.sleep(0)
+            assert [event for event, _ in house] == ["entered"]
+        await asyncio.sleep(0)
+        assert [event for event, _ in house] == ["entered", "left"]
+        await played(mix, 1, attached)  # a task of it that is rolled again
+    assert [event for event, _ in house] == ["entered", "left"] * 2
+
+
+@pytest.mark.parametrize("type_name", ["no_such_environment", "no.such.module:Class", f"{HERE}:Locked"])
+async def test_what_cannot_be_attached_here_is_somebody_elses(type_name: str):
+    log = Log()
+    change = log.add("far", 1e6, type_name=type_name)
+    async with following(log) as mix:
+        for _ in range(2):
+            with pytest.raises(EnvironmentUnavailable, match="'far' cannot be played here"):
+                await played(mix, 5, change)
+        assert await played(mix, 5)
+
+
+async def test_what_the_configuration_names_must_be_there():
+    with pytest.raises(ConfigError, match="no environment is called"):
+        TaskMix.from_config([EnvironmentConfig(type="no_such_environment")], seed=0)
+    locked = TaskMix.from_config([EnvironmentConfig(type=f"{HERE}:Locked")], seed=0)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with locked.open():
+            pass
+    assert caught.group_contains(OSError, match="no key")
+    assert first_of_ours(caught.value) is None
+
+
+async def test_a_change_that_the_buffer_has_lost_is_nobodys():
+    async with following(Log()) as mix:
+        with pytest.raises(EnvironmentUnavailable, match="lost"):
+            await played(mix, 0, "gone")
+
+
+async def test_agents_without_a_configuration_have_numbers():
+    mix = TaskMix([WeightedAgent(agent=EchoAgent(name=name), weight=1) for name in "ab"])
+    async with mix.seat(0) as first, mix.seat(1) as second:
+        assert {first.environment.label, second.environment.label} == {"0", "1"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.config import CharacterTokenizer, HuggingFaceTokenizer
 from async_rl.errors import ConfigError
+from async_rl.tokenizer_config import CharacterTokenizer, HuggingFaceTokenizer
 from async_rl.tokenizers import Characters, open_tokenizer
 from async_rl.types import Message
 

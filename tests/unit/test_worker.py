@@ -1,20 +1,24 @@
 """The worker against the reference buffer: from tickets to groups, and everything that may come between."""
 
 import asyncio
+import subprocess
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from async_rl.config import BatchConfig
 from async_rl.errors import FailureBudgetSpent, first_of_ours
 from async_rl.protocols import CommitResult, Drop, EpisodeContext, InferenceInterface, Limits
-from async_rl.rollout_config import WorkerConfig
+from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
+from rollout_workers.concurrency import Load
 from rollout_workers.tasks import TaskMix, WeightedAgent
 from rollout_workers.worker import Worker
 
@@ -80,6 +84,14 @@ class Bench:
     drain_s: float = 30.0
     failure_budget: int = 1000
     heartbeat_s: float = 0.01
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+    """More of the worker's."""
+    others: Sequence[EchoAgent] = ()
+    """Environments beside the agent's, of the same weight."""
+    max_in_flight: int | None = None
+    """Of the agent's environment."""
+    surroundings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """More arguments of the worker."""
     clock: ManualClock = field(default_factory=ManualClock)
     fence: int = -1
 
@@ -90,16 +102,25 @@ class Bench:
             name="w0",
             buffer=self.buffer,
             inference=self.inference,
-            tasks=TaskMix([WeightedAgent(agent=self.agent, weight=1.0)]),
+            tasks=TaskMix(
+                [
+                    WeightedAgent(agent=agent, weight=1.0, section=EnvironmentConfig(type=agent.name, max_in_flight=most))
+                    for agent, most in ((self.agent, self.max_in_flight), *((other, None) for other in self.others))
+                ]
+            ),
             batch=BatchConfig(groups_per_step=2, group_size=self.group_size, drop_no_signal=self.drop_no_signal),
-            settings=WorkerConfig(
-                groups_in_flight=self.groups_in_flight,
-                episode_timeout_s=self.timeout_s,
-                drain_s=self.drain_s,
-                failure_budget=self.failure_budget,
+            settings=WorkerConfig.model_validate(
+                {
+                    "groups_in_flight": self.groups_in_flight,
+                    "episode_timeout_s": self.timeout_s,
+                    "drain_s": self.drain_s,
+                    "failure_budget": self.failure_budget,
+                    **self.settings,
+                }
             ),
             seed=0,
             heartbeat_s=self.heartbeat_s,
+            **self.surroundings,
         )
 
     async def learn(self, limits: Limits = LIMITS) -> None:
@@ -140,11 +161,15 @@ async def test_tickets_become_groups_of_siblings():
 async def test_no_more_groups_fly_than_allowed():
     flying: Counter[str] = Counter()
     most = 0
+    two_fly = asyncio.Event()
 
     async def enter_and_leave(task: Task, context: EpisodeContext) -> None:
         nonlocal most
         flying[task.key] += 1
         most = max(most, len(flying))
+        if most == 2:
+            two_fly.set()
+        await two_fly.wait()
         await asyncio.sleep(0)
         flying[task.key] -= 1
         if not flying[task.key]:
@@ -409,3 +434,194 @@ async def test_the_counters_add_up():
     assert counted["groups/stored"] == 6
     assert counted["tokens"] == 12 * 2  # a digit and the end token
     assert counted["forked"] == 0
+
+
+# -- failed siblings, broken environments -----------------------------------------------------------------------------
+async def test_failed_siblings_are_played_again_with_another_seed():
+    seeds: dict[tuple[int, int], list[int]] = {}
+
+    def fail_at_first(task: Task, context: EpisodeContext) -> None:
+        tries = seeds.setdefault((context.ticket.task_index, context.sibling), [])
+        tries.append(context.seed)
+        if context.sibling > 0 and len(tries) == 1:
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_at_first), group_size=3, settings={"refills": 2})
+    await bench.learn()
+    async with bench.at_work():
+        taken = await bench.take(2)
+    assert all(rollout.status is Status.OK for one in taken for rollout in one.group.rollouts)
+    assert all(len(set(tries)) == len(tries) for tries in seeds.values())
+    assert bench.worker.counters.refills == bench.worker.counters.failures["environment"] >= 4
+
+
+async def test_a_group_has_so_many_refills_and_no_more():
+    def fail_the_second(task: Task, context: EpisodeContext) -> None:
+        if context.sibling == 1:
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_the_second), group_size=3, groups_in_flight=1, settings={"refills": 2})
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(1) == ["stored"]
+        assert (await bench.take(1))[0].group.rollouts[1].status is Status.FAILED
+        ended = 1 + bench.buffer.endings.qsize()
+        assert bench.worker.counters.refills >= 2 * ended
+        assert bench.worker.counters.failures["environment"] >= 3 * ended
+
+
+def broken(task: Task, context: EpisodeContext) -> None:
+    raise ConnectionError("the game server is gone")
+
+
+async def test_a_broken_environment_is_left_alone_and_the_others_go_on():
+    attempts: Counter[int] = Counter()
+
+    def count(task: Task, context: EpisodeContext) -> None:
+        attempts[context.ticket.task_index] += 1
+        broken(task, context)
+
+    bench = Bench(
+        PlayAgent(name="broken", before=count),
+        others=[PlayAgent(name="good")],
+        group_size=2,
+        groups_in_flight=4,
+        settings={"breaker": {"after": 2, "pause_s": 3600}},
+    )
+    await bench.learn(Limits(max_age=9, groups_per_step=2, lease_s=30.0, max_attempts=99))
+    async with bench.at_work() as stop:
+        endings: Counter[str] = Counter()
+        while endings["stored"] < 8:
+            endings.update(await bench.buffer.next_endings(1))
+        stop.set()
+    assert bench.worker.counters.rests == 1
+    assert bench.worker.counters.scored == {"good": 16}
+    assert sum(attempts.values()) < 16
+    assert (await bench.buffer.audit()).is_clean
+
+
+async def test_an_environment_that_works_again_is_played_again():
+    works = asyncio.Event()
+
+    def fail_until_then(task: Task, context: EpisodeContext) -> None:
+        if not works.is_set():
+            broken(task, context)
+
+    bench = Bench(
+        PlayAgent(name="flaky", before=fail_until_then),
+        others=[PlayAgent(name="good")],
+        groups_in_flight=4,
+        settings={"breaker": {"after": 2, "pause_s": 0.05}},
+    )
+    await bench.learn(Limits(max_age=99, groups_per_step=2, lease_s=30.0, max_attempts=99))
+    async with bench.at_work():
+        while not bench.worker.counters.rests:
+            await bench.buffer.next_endings(1)
+        works.set()
+        while not bench.worker.counters.scored["flaky"]:
+            await bench.buffer.next_endings(1)
+
+
+async def test_the_only_environment_is_never_left_alone():
+    bench = Bench(PlayAgent(before=broken), failure_budget=50, settings={"breaker": {"after": 2, "pause_s": 3600}})
+    await bench.learn()
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as raised:
+            await bench.worker.run(asyncio.Event())
+    assert isinstance(first_of_ours(raised.value), FailureBudgetSpent)
+
+
+async def test_no_more_groups_of_an_environment_fly_than_it_allows():
+    flying: Counter[str] = Counter()
+    most = 0
+
+    async def enter_and_leave(task: Task, context: EpisodeContext) -> None:
+        nonlocal most
+        flying[task.key] += 1
+        most = max(most, len(flying))
+        for _ in range(10):  # as tasks are posed: in this time the others would come
+            await asyncio.to_thread(int)
+        flying[task.key] -= 1
+        if not flying[task.key]:
+            del flying[task.key]
+
+    bench = Bench(PlayAgent(before=enter_and_leave), groups_in_flight=4, max_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(6) == ["stored"] * 6
+    assert most == 1
+
+
+# -- what episodes find around them -----------------------------------------------------------------------------------
+async def test_siblings_may_be_played_together_and_find_the_gateway_and_the_policies():
+    gateway, judge = object(), ScriptedInference(lambda text: text)
+    seen: list[EpisodeContext] = []
+
+    class Seats(PlayAgent):
+        async def rollout_group(
+            self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+        ) -> Sequence[Rollout]:
+            seen.extend(contexts)
+            return [await self.rollout(task, inference, context) for context in contexts]
+
+    bench = Bench(Seats(), group_size=3, surroundings={"gateway": gateway, "policies": {"judge": judge}})
+    await bench.learn()
+    async with bench.at_work():
+        taken = await bench.take(2)
+    assert [rollout.reward for rollout in taken[0].group.rollouts] == [0.0, 1.0, 2.0]
+    assert [context.sibling for context in seen[:3]] == [0, 1, 2]
+    assert all(context.gateway is gateway and context.policies == {"judge": judge} for context in seen)
+
+
+async def test_what_cannot_be_trained_on_is_refused():
+    class Silent(PlayAgent):
+        async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            return replace(await PlayAgent.rollout(self, task, inference, context), samples=())
+
+    bench = Bench(Silent(), groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(1) == ["failed"]
+
+
+async def test_a_drain_does_not_wait_for_a_task_that_is_never_posed():
+    posing, released = threading.Event(), threading.Event()
+
+    class Slow(PlayAgent):
+        def task(self, index: int) -> Task:
+            posing.set()
+            released.wait()
+            raise LookupError("too late")
+
+    bench = Bench(Slow(), groups_in_flight=1, drain_s=0.01)
+    await bench.learn()
+    async with bench.at_work() as stop:
+        await asyncio.to_thread(posing.wait)
+        stop.set()
+    released.set()
+    assert bench.worker.counters.groups == {"abandoned": 1}
+    assert (await bench.buffer.audit()).is_clean
+
+
+async def test_the_number_of_groups_follows_the_load():
+    loads = {"load": Load}
+    bench = Bench(PlayAgent(), settings={"groups_in_flight": "auto", "groups_at_most": 20}, surroundings=loads)
+    await bench.learn(Limits(max_age=999, groups_per_step=2, lease_s=30.0, max_attempts=2))
+    async with bench.at_work():
+        while bench.worker.limit < 20:
+            await bench.buffer.next_endings(1)
+
+
+async def test_processes_that_episodes_leave_behind_are_ended():
+    left: list[subprocess.Popen[bytes]] = []
+
+    def leave(task: Task, context: EpisodeContext) -> None:
+        left.append(subprocess.Popen(["sleep", "1000"], start_new_session=True))
+
+    bench = Bench(PlayAgent(before=leave), groups_in_flight=1)
+    await bench.learn()
+    async with bench.at_work():
+        await bench.buffer.next_endings(2)
+    assert left
+    assert [process.poll() is not None for process in left] == [True] * len(left)
+    assert bench.worker.counters.left_behind == len(left)

@@ -1,0 +1,45 @@
+"""A process and all that it started: found and ended through /proc (on Linux; elsewhere only its process group is)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that any of its threads started and that have not been waited for."""
+    found: list[int] = []
+    with suppress(OSError):  # it is gone, or this is not Linux
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def children_of_this_thread() -> list[int]:
+    """Those of this process that the calling thread started, or inherited from a thread that has ended."""
+    with suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()]
+    return []
+
+
+def descendants_of(pid: int) -> list[int]:
+    return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
+
+
+def kill_tree(leader: int) -> None:
+    """A process group, by its leader, and what stands below that in groups and sessions of its own."""
+    below = descendants_of(leader)
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    kill_each(below)
+
+
+def kill_each(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,82 @@
+"""`env ls | attach | detach | weight`: which environments a run learns from, and how much, while it goes on."""
+
+from __future__ import annotations
+
+from async_rl.buffer_verbs import Line
+from async_rl.env_verbs import CHANGES
+from async_rl.errors import ConfigError
+from async_rl.mix import Change, Schedule
+from async_rl.types import MixChange
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, print_json, print_table
+
+ATTEMPTS = 5
+"""Two people may change the mix at the same moment; that many are somebody's loop, or a learner that takes over."""
+
+
+async def change(run: OpenRun, line: Line) -> int:
+    wanted, entry = await _append(run, line)
+    schedule = Schedule(run.config.environments, await run.buffer.mix())
+    await _change_quotas(run, schedule)
+    when = f"in even steps until task {entry.at + wanted.ramp}" if wanted.ramp else "at once"
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in _shares(schedule.final_weights).items())
+    console().print(f"from task {entry.at} on, {when}: {shares}")
+    return 0
+
+
+async def _append(run: OpenRun, line: Line) -> tuple[Change, MixChange]:
+    for _ in range(ATTEMPTS):
+        log = await run.buffer.mix()
+        wanted = CHANGES[line.tool.words](line, Schedule(run.config.environments, log))
+        known = log[-1].id if log else ""
+        if entry := await run.buffer.change_mix(known, wanted.model_dump_json(exclude_defaults=True)):
+            return wanted, entry
+    raise ConfigError("the mix was not changed: a learner is just taking over, or others change it too; try again in a moment")
+
+
+async def _change_quotas(run: OpenRun, schedule: Schedule) -> None:
+    """A share of a batch's groups is one of the limits, so that it holds for whoever takes them."""
+    limits = await run.buffer.limits()
+    in_force = limits if limits is not None else run.config.limits
+    quotas = {
+        name: quota
+        for name in schedule.final_weights
+        if (quota := schedule.sections[name].quota(in_force.groups_per_step)) is not None
+    }
+    if quotas != dict(in_force.quotas):
+        await run.buffer.change_limits({"quotas": quotas})
+
+
+async def ls(run: OpenRun, line: Line) -> int:
+    schedule = Schedule(run.config.environments, await run.buffer.mix())
+    next_task = int((await run.inspection.pace()).state.get("next_task", "0"))
+    tally = (await run.inspection.tally()).environments
+    now, later = schedule.weights_at(next_task), schedule.final_weights
+    shares = _shares(now)
+    rows = [
+        {
+            "name": name,
+            "type": section.type,
+            "weight": now.get(name, 0.0),
+            "later": later.get(name, 0.0),
+            "share": shares.get(name, 0.0),
+            "stored": tally.get(name, {}).get("stored", 0),
+            "failed": tally.get(name, {}).get("dropped:failed", 0),
+            "no_signal": tally.get(name, {}).get("dropped:no_signal", 0),
+        }
+        for name, section in schedule.sections.items()
+    ]
+    if line.has("json"):
+        print_json({"next_task": next_task, "environments": rows})
+        return 0
+    page = console()
+    cells = [
+        (*list(row.values())[2:4], f"{row['share']:.1%}", *list(row.values())[5:], row["name"], row["type"]) for row in rows
+    ]
+    print_table(page, ("weight", "later", "share", "stored", "failed", "no signal", "name", "type"), cells)
+    page.print(f"the next task is number {next_task}; groups are counted since the run began")
+    return 0
+
+
+def _shares(weights: dict[str, float]) -> dict[str, float]:
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}

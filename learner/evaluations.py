@@ -1,0 +1,67 @@
+"""What evaluators found, on its way into the run's metrics: each result once, in the row of the step that comes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import structlog
+
+from async_rl.evaluation_config import EvaluationConfig
+from async_rl.protocols import Board
+from async_rl.transport.evaluations import EVALUATION_MESSAGES, EVALUATIONS, EvaluationDone
+from async_rl.transport.messages import Inbox
+
+log = structlog.get_logger("learner")
+
+UNREAD = 100
+"""Results that wait for a row; of more, the oldest are forgotten. They also lie in the run's folder, eval/."""
+
+
+class Evaluations:
+    def __init__(self, board: Board, settings: EvaluationConfig) -> None:
+        self._board = board
+        self._settings = settings
+        self._unreported: deque[EvaluationDone] = deque(maxlen=UNREAD)
+        self._newest_step = -1
+        self._news = asyncio.Condition()
+
+    async def run(self) -> None:
+        """consumes: results (board.read)    produces: rows (`row`)    unblocked by: any evaluator"""
+        inbox = await Inbox.open(self._board, EVALUATIONS, EVALUATION_MESSAGES)
+        while True:
+            for result in await inbox.read():
+                async with self._news:
+                    self._unreported.append(result)
+                    self._newest_step = max(self._newest_step, result.record.step)
+                    self._news.notify_all()
+
+    def row(self) -> dict[str, float]:
+        """The oldest result that no row has shown yet; empty when there is none."""
+        if not self._unreported:
+            return {}
+        result = self._unreported.popleft()
+        return {**result.metrics, "eval/step": result.record.step, "eval/version": result.record.version}
+
+    async def settle(self, first: int, last: int, stop: asyncio.Event) -> None:
+        """At the end of steps first + 1 ... last: wait for the evaluation of the last one due among them."""
+        every = self._settings.every
+        due = last - last % every if every else 0
+        if due <= first or self._newest_step >= due or stop.is_set():
+            return
+        log.info(f"waits up to {self._settings.wait_s:g} s for the evaluation of step {due}")
+        try:
+            async with asyncio.timeout(self._settings.wait_s), asyncio.TaskGroup() as tasks:
+                either = [
+                    tasks.create_task(self._until(due), name="evaluation"),
+                    tasks.create_task(stop.wait(), name="stop"),
+                ]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                for one in either:
+                    one.cancel()
+        except TimeoutError:
+            log.warning(f"step {due} was not evaluated in time; raise evaluation.wait_s, or see the evaluator's log")
+
+    async def _until(self, step: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self._newest_step >= step)

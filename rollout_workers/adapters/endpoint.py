@@ -1,0 +1,93 @@
+"""An agent that brings its own loop and its own SDK: it gets the address of the model, and its output gets the reward.
+
+    @openai_agent(tasks=[("2+3=", "5")], reward=lambda task, answer: float(answer == task.answer))
+    async def agent(base_url, api_key, task):
+        client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+        said = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task.prompt}])
+        return said.choices[0].message.content
+
+The gateway keeps what was sampled, as tokens; whatever the agent does with the text changes nothing about that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.types import Rollout, Status, StopReason, Task
+from rollout_workers.adapters.called import called
+from rollout_workers.adapters.scoring import RewardFunction, score_of
+from rollout_workers.adapters.task_rows import Rows, RowTasks
+from rollout_workers.agents.task_stream import TaskStream
+from rollout_workers.rewards import Score
+
+AgentFunction = Callable[[str, str, Task], Any | Awaitable[Any]]
+
+
+@dataclass(kw_only=True)
+class EndpointAgent(TaskStream):
+    """Subclass it with `task`, `act` and `reward`."""
+
+    model: str = "policy"
+    """The name under which the endpoint serves the model."""
+    length_is_truncation: bool = True
+    """Whether an episode whose last answer ran into its length limit counts as truncated."""
+
+    @abstractmethod
+    async def act(self, base_url: str, api_key: str, task: Task) -> Any:
+        """Do the task. What it returns is scored."""
+
+    @abstractmethod
+    def reward(self, task: Task, output: Any) -> float | Score | Awaitable[float | Score]:
+        """What that is worth."""
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        if context.gateway is None:
+            raise RuntimeError("this agent speaks to the model over HTTP, and no gateway is open here")
+        async with context.gateway.session(inference, self.generation_args(task), name=self.model) as session:
+            output = await self.act(session.base_url, session.api_key, task)
+        turns = session.turns
+        if not turns:
+            raise ValueError(f"the agent never asked the model at its base_url {session.base_url}")
+        score = await score_of(self.reward, task, output)
+        was_cut = self.length_is_truncation and turns[-1].stop_reason is StopReason.LENGTH
+        samples = session.samples()
+        return Rollout(
+            samples=samples,
+            reward=score.reward,
+            status=Status.TRUNCATED if was_cut else Status.OK,
+            reward_parts=score.parts,
+            metrics={"turns": len(turns), "rows": len(samples)},
+            conversation=session.conversation,
+        )
+
+
+@dataclass(kw_only=True)
+class OpenAIAgent(EndpointAgent, RowTasks):
+    """Made of functions."""
+
+    function: AgentFunction
+    reward_function: RewardFunction
+
+    async def act(self, base_url: str, api_key: str, task: Task) -> Any:
+        return await called(self.function, base_url, api_key, task)
+
+    def reward(self, task: Task, output: Any) -> float | Score | Awaitable[float | Score]:
+        return self.reward_function(task, output)
+
+
+def openai_agent(
+    *, tasks: Rows, reward: RewardFunction, model: str = "policy"
+) -> Callable[[AgentFunction], Callable[..., OpenAIAgent]]:
+    """Decorates the agent; name it in the configuration as `path/to/file.py:function`."""
+
+    def attach(function: AgentFunction) -> Callable[..., OpenAIAgent]:
+        def make(*, name: str, seed: int = 0) -> OpenAIAgent:
+            return OpenAIAgent(name=name, seed=seed, rows=tasks, function=function, reward_function=reward, model=model)
+
+        return make
+
+    return attach

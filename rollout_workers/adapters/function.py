@@ -1,0 +1,96 @@
+"""A plain async function as the agent: it gets the task and a client of the model.
+
+@function_agent(tasks=[("2+3=", "5"), ("4+4=", "8")])
+async def add(task: Task, client: Client) -> float:
+    return float(await client.ask(task.prompt) == task.answer)
+
+environments: [{type: my_agent.py:add}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.types import Rollout, Status, StopReason, Task
+from rollout_workers.adapters.scoring import RewardFunction, score_of
+from rollout_workers.adapters.task_rows import Rows, RowTasks
+from rollout_workers.agents.dialogue import Dialogue, Told
+
+AgentFunction = Callable[[Task, "Client"], Awaitable[Any]]
+
+
+@dataclass(slots=True)
+class Record:
+    """What an episode has come to so far."""
+
+    dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
+    turns: int = 0
+    is_cut: bool = False
+    """Whether the last answer ran into a limit that the function did not set itself."""
+
+
+class Client:
+    """The model, for one episode. What it sampled is remembered token by token; the text is for the function."""
+
+    def __init__(self, inference: InferenceInterface, record: Record) -> None:
+        self._inference = inference
+        self._record = record
+        self._dialogue: Dialogue | None = None
+
+    async def ask(self, told: Told, **args: Any) -> str:
+        """Begin with `told`, later go on with it. `args` are fields of GenerationArgs, such as max_tokens.
+
+        Raises ContextOverflow when there is no room for an answer.
+        """
+        if self._dialogue is None:
+            self._dialogue = Dialogue(self._inference, told)
+            self._record.dialogues.append(self._dialogue)
+        else:
+            self._dialogue.tell(told)
+        completion = await self._dialogue.answer(GenerationArgs(**args))
+        self._record.turns += 1
+        self._record.is_cut = completion.stop_reason is StopReason.LENGTH and "max_tokens" not in args
+        return completion.text
+
+    def another(self) -> Client:
+        """For a conversation beside this one: it becomes a row of its own, with the reward of the same episode."""
+        return Client(self._inference, self._record)
+
+
+@dataclass(kw_only=True)
+class FunctionAgent(RowTasks):
+    function: AgentFunction
+    reward: RewardFunction | None = None
+    """Of a task and what the function returned; without it the function returns the reward itself."""
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        record = Record()
+        output = await self.function(task, Client(inference, record))
+        if not record.turns:
+            raise ValueError("the function never asked the model, so there is nothing to train on")
+        score = await score_of(self.reward, task, output)
+        return Rollout(
+            samples=tuple(sample for dialogue in record.dialogues for sample in dialogue.samples),
+            reward=score.reward,
+            status=Status.TRUNCATED if record.is_cut else Status.OK,
+            reward_parts=score.parts,
+            metrics={"turns": record.turns},
+            conversation=max((dialogue.conversation for dialogue in record.dialogues), key=len),
+        )
+
+
+def function_agent(
+    *, tasks: Rows, reward: RewardFunction | None = None
+) -> Callable[[AgentFunction], Callable[..., FunctionAgent]]:
+    """Decorates the function; name it in the configuration as `path/to/file.py:function`."""
+
+    def attach(function: AgentFunction) -> Callable[..., FunctionAgent]:
+        def make(*, name: str, seed: int = 0) -> FunctionAgent:
+            return FunctionAgent(name=name, seed=seed, rows=tasks, function=function, reward=reward)
+
+        return make
+
+    return attach

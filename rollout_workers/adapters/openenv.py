@@ -1,0 +1,103 @@
+"""Environments behind an OpenEnv server, over its WebSocket: one connection is one episode. Nothing of OpenEnv is imported.
+
+{"type": "reset", "data": {"seed": 7}}  ─▶  {"type": "observation", "data": {"observation": {...}, "reward": ..., "done": ...}}
+{"type": "step", "data": {...}}         ─▶  the same, or {"type": "error", "data": {"code": ..., "message": ...}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from async_rl.errors import ConfigError
+from async_rl.types import Task
+from rollout_workers.adapters.stepped import NoAction, Step, SteppedAgent
+
+
+class _Data(BaseModel):
+    """Of an answer: an observation, or an error."""
+
+    observation: dict[str, Any] = {}
+    reward: float | None = None
+    done: bool = False
+    message: str = ""
+    code: str = ""
+    errors: tuple[dict[str, Any], ...] = ()
+
+
+class _Answer(BaseModel):
+    type: str
+    data: _Data
+
+
+@dataclass(kw_only=True)
+class OpenEnv(SteppedAgent):
+    url: str
+    """http://HOST:PORT of the server."""
+    action: str = "message"
+    """The field of an action that takes what the model says. For actions of several fields subclass OpenEnv with `read`."""
+    observation: str = ""
+    """The field of an observation that the model is told; unset means all of them, as JSON."""
+    reset: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """More arguments of its reset."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"environment {self.name!r}: url must begin with http:// or https://, got {self.url!r}")
+
+    def tell(self, observation: Mapping[str, Any]) -> str:
+        """What the model is told."""
+        if not self.observation:
+            return json.dumps(observation)
+        if self.observation not in observation:
+            known = ", ".join(observation)
+            raise ValueError(f"the observations of {self.url} have no field {self.observation!r}; they have {known}")
+        return str(observation[self.observation])
+
+    def read(self, text: str) -> Mapping[str, Any]:
+        """The action that the model means. Raises NoAction with what it is told otherwise."""
+        return {self.action: text}
+
+    @asynccontextmanager
+    async def world(self, task: Task) -> AsyncGenerator[_OpenEnvWorld]:
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"{self.url.rstrip('/')}/ws") as socket:
+            yield _OpenEnvWorld(self, socket, {"seed": int(task.data["seed"]), **self.reset})
+            await socket.send_json({"type": "close"})
+
+
+class _OpenEnvWorld:
+    def __init__(self, agent: OpenEnv, socket: aiohttp.ClientWebSocketResponse, start: Mapping[str, Any]) -> None:
+        self._agent = agent
+        self._socket = socket
+        self._start = start
+
+    async def reset(self) -> str:
+        answer = await self._ask("reset", self._start)
+        if answer.code:
+            raise RuntimeError(f"the OpenEnv server refuses to reset: {answer.message} ({answer.code})")
+        return self._agent.tell(answer.observation)
+
+    async def step(self, said: str) -> Step:
+        answer = await self._ask("step", self._agent.read(said))
+        if answer.code == "VALIDATION_ERROR":  # an action that the environment does not take
+            raise NoAction("; ".join(str(error.get("msg")) for error in answer.errors) or answer.message)
+        if answer.code:
+            raise RuntimeError(f"the OpenEnv server cannot step: {answer.message} ({answer.code})")
+        reward = answer.reward if answer.reward is not None else 0.0
+        return Step(told=self._agent.tell(answer.observation), reward=reward, is_over=answer.done)
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> _Data:
+        await self._socket.send_json({"type": kind, "data": data})
+        received = await self._socket.receive()
+        if received.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError(f"the OpenEnv server at {self._agent.url} closed the episode's connection")
+        try:
+            return _Answer.model_validate_json(received.data).data
+        except ValidationError as error:
+            raise ValueError(f"the OpenEnv server at {self._agent.url} answered nonsense: {received.data:.200}") from error

@@ -1,0 +1,22 @@
+"""What an agent's output is worth, said by a function of its author."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from async_rl.types import Task
+from rollout_workers.either import result_of
+from rollout_workers.rewards import RewardFailed, Score, as_score
+from rollout_workers.stages import stage
+
+RewardFunction = Callable[[Task, Any], float | Score | Awaitable[float | Score]]
+
+
+async def score_of(reward: RewardFunction | None, task: Task, output: Any) -> Score:
+    """Without a reward function the output is the reward."""
+    try:
+        async with stage("reward"):
+            return as_score(output if reward is None else await result_of(reward(task, output)))
+    except Exception as error:
+        raise RewardFailed from error

@@ -1,0 +1,96 @@
+"""Reward functions written for TRL's GRPOTrainer, used as they are.
+
+    def concise(prompts, completions, **columns) -> list[float]: ...
+
+    environment = trl_rewards(concise, correct, dataset=rows)        environments: [{type: my_rewards.py:environment}]
+
+A function sees all answers to one task at once, the columns of the task's row repeated for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import EpisodeContext
+from async_rl.types import Rollout, Task
+from rollout_workers.adapters.called import called
+from rollout_workers.adapters.task_rows import Rows, RowTasks
+from rollout_workers.agents.group_reward import GroupRewardAgent
+from rollout_workers.rewards import Score
+
+Given = Sequence[float | None]
+TrlReward = Callable[..., Given | Awaitable[Given]]
+
+
+@dataclass(kw_only=True)
+class TrlRewardsAgent(RowTasks, GroupRewardAgent):
+    functions: Sequence[TrlReward]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.functions) != len(self.weights) or not self.functions:
+            raise ConfigError(
+                f"environment {self.name!r} has {len(self.functions)} reward functions and {len(self.weights)} weights: "
+                "give at least one function, and one weight for each"
+            )
+
+    async def group_reward(self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext) -> list[Score]:
+        given = self._given(task, rollouts)
+        try:
+            async with asyncio.TaskGroup() as functions:
+                running = [functions.create_task(_values(function, given)) for function in self.functions]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # the first that broke is the one to be told of
+        return [self._score(values) for values in zip(*(each.result() for each in running), strict=True)]
+
+    def _given(self, task: Task, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        """The keyword arguments of a reward function: one entry for each rollout."""
+        columns = self.columns(task)
+        prompt, is_text = columns.pop("prompt"), isinstance(task.prompt, str)
+        answers = [rollout.conversation[-1].content for rollout in rollouts]
+        return {
+            **{name: [value] * len(rollouts) for name, value in columns.items()},
+            "prompts": [prompt] * len(rollouts),
+            "completions": answers if is_text else [[{"role": "assistant", "content": answer}] for answer in answers],
+            "completion_ids": [_sampled_ids(rollout) for rollout in rollouts],
+        }
+
+    def _score(self, values: Sequence[float | None]) -> Score:
+        """None says that a function has nothing to say about this task."""
+        parts = {
+            _name(function): float(value) for function, value in zip(self.functions, values, strict=True) if value is not None
+        }
+        if not parts:
+            raise ValueError("every reward function returned None")
+        weighted = zip(self.weights, values, strict=True)
+        return Score(reward=sum(weight * float(value) for weight, value in weighted if value is not None), parts=parts)
+
+
+def trl_rewards(*functions: TrlReward, dataset: Rows, weights: Sequence[float] | None = None) -> Callable[..., TrlRewardsAgent]:
+    """An environment of these functions; `dataset` has a column `prompt`. Without weights each of them counts once."""
+    chosen = weights if weights is not None else [1.0] * len(functions)
+
+    def make(*, name: str, seed: int = 0) -> TrlRewardsAgent:
+        return TrlRewardsAgent(name=name, seed=seed, rows=dataset, functions=functions, weights=chosen)
+
+    return make
+
+
+async def _values(function: TrlReward, given: dict[str, Any]) -> Given:
+    values, count = await called(function, **given), len(given["prompts"])
+    if len(values) != count:
+        raise ValueError(f"{_name(function)} returned {len(values)} rewards for {count} completions")
+    return values
+
+
+def _name(function: TrlReward) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _sampled_ids(rollout: Rollout) -> list[int]:
+    return [int(token) for sample in rollout.samples for token in sample.token_ids[sample.loss_mask == 1]]

@@ -1,0 +1,96 @@
+"""Environments of verifiers (its v1 interface): its taskset, harness and rewards, our model behind the gateway."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.types import Message, Rollout, Status, StopReason, Task
+from rollout_workers.adapters.optional import optional
+from rollout_workers.agents.task_stream import TaskStream
+
+HARNESS = "async_rl_direct"
+"""The id under which verifiers finds our harness."""
+
+DEFAULTS = {"agent": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}}
+
+
+@dataclass(kw_only=True)
+class Verifiers(TaskStream):
+    taskset: str
+    """The id of an installed taskset: the name of its module."""
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The rest of the [env] block that verifiers reads, such as {taskset: {split: train}, agent: {harness: {id: bash}}}."""
+    size: int = 10_000
+    """At most so many of its tasks; after the last the first one comes again."""
+
+    def __post_init__(self) -> None:
+        self._library = optional("verifiers.v1", install="verifiers>=0.4,<0.5")
+        sys.modules[HARNESS] = importlib.import_module("rollout_workers.adapters.verifiers_harness")
+        block = merged(merged(DEFAULTS, self.environment), {"taskset": {"id": self.taskset}})
+        try:
+            self._config = self._library.resolve_env_config(block)
+            self._tasks: Sequence[Any] = list(islice(self._library.load_environment(self._config).taskset, self.size))
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"environment {self.name!r}: verifiers cannot load {self.taskset!r}: {error}") from error
+        if not self._tasks:
+            raise ConfigError(f"environment {self.name!r}: the taskset {self.taskset!r} is empty")
+
+    def task(self, index: int) -> Task:
+        place = index % len(self._tasks)
+        return self.new_task(index, _messages_of(self._tasks[place].data), place=place)
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        if context.gateway is None:
+            raise RuntimeError("verifiers speaks to the model over HTTP, and no gateway is open here")
+        async with context.gateway.session(inference, self.generation_args(task)) as session:
+            trace = await self._played(self._tasks[int(task.data["place"])], session.base_url)
+        turns, samples = session.turns, session.samples()
+        if not turns:
+            raise ValueError("the environment never asked the model")
+        return Rollout(
+            samples=samples,
+            reward=float(trace.reward),
+            status=Status.TRUNCATED if turns[-1].stop_reason is StopReason.LENGTH else Status.OK,
+            reward_parts={name: float(reward.score) for name, reward in trace.rewards.items() if reward is not None},
+            metrics={
+                **{name: float(value) for name, value in trace.metrics.items() if value is not None},
+                "turns": len(turns),
+                "rows": len(samples),
+            },
+            conversation=session.conversation,
+        )
+
+    async def _played(self, task: Any, base_url: str) -> Any:
+        """The one trace of an episode. Each has an environment of its own: a shared one keeps a client for every base_url."""
+        # The key of the episode is part of base_url; verifiers would read one from an environment variable.
+        client = self._library.EvalClientConfig(base_url=base_url, api_key_var="ASYNC_RL_NO_KEY")
+        environment = self._library.load_environment(self._config)
+        async with environment.serving():
+            episode = await environment.run_episode(task, self._library.ModelContext(model="policy", client=client))
+        problems = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        if problems:
+            raise RuntimeError(f"verifiers: {problems[0].type}: {problems[0].message}")
+        if len(episode.traces) != 1:
+            raise ValueError(f"{self.taskset} plays {len(episode.traces)} agents in an episode; only one can be trained")
+        return episode.traces[0]
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged, values replaced."""
+    both = {name: merged(below[name], above[name]) for name in below.keys() & above.keys() if isinstance(above[name], Mapping)}
+    return {**below, **above, **both}
+
+
+def _messages_of(data: Any) -> tuple[Message, ...]:
+    """What the model is asked, for people to read."""
+    system = [Message(role="system", content=data.system_prompt)] if data.system_prompt else []
+    if data.prompt is None or isinstance(data.prompt, str):
+        return (*system, Message(role="user", content=data.prompt if data.prompt is not None else ""))
+    return (*system, *(Message(role=message.role, content=str(message.content)) for message in data.prompt))

@@ -1,0 +1,90 @@
+"""Tasks from a table: each row is a prompt and its answer, scored by a function that has a name.
+
+environments:
+  - type: dataset
+    args: {path: problems.jsonl, prompt: question, answer: answer, scoring: exact_match}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.types import Message, Scalar, Task
+from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
+from rollout_workers.registry import load_attribute
+from rollout_workers.tables.curriculum import Epochs, Order, Staged
+from rollout_workers.tables.rows import Row, open_rows
+from rollout_workers.tables.scoring import find_scoring
+
+
+@dataclass(kw_only=True)
+class DatasetAgent(RewardOnlyAgent):
+    """A task's index is its position: epoch after epoch, each in an order of its own. Subclass it to read rows otherwise."""
+
+    path: str
+    """A .jsonl or .parquet file, a folder that `datasets` saved, or the name of a dataset on the Hugging Face hub."""
+    split: str = "train"
+    """Of a dataset that has several."""
+    prompt: str = "prompt"
+    """The column of prompts: texts, or lists of {role, content}."""
+    answer: str = "answer"
+    """The column of answers; empty where the scoring needs none."""
+    columns: Sequence[str] = ()
+    """Others that the scoring needs: it finds them in `task.data`."""
+    chat: bool = False
+    """A text prompt is a user's message, for the chat template."""
+    system: str = ""
+    """A message before the prompt's; implies `chat`."""
+    scoring: str = "exact_match"
+    """exact_match, contains, math, or a function (task, response) of yours: `module:function` or `file.py:function`."""
+    shuffle: bool = True
+    curriculum: str = ""
+    """A function that returns stages: `module:function` or `file.py:function`."""
+
+    def __post_init__(self) -> None:
+        self._rows = open_rows(self.path, self.split)
+        self._score = find_scoring(self.scoring)
+        self._order = self._ordered()
+        first = self._rows[0]
+        wanted = [self.prompt, *([self.answer] if self.answer else []), *self.columns]
+        if missing := [column for column in wanted if column not in first]:
+            raise ConfigError(f"dataset {self.path} has no column {missing[0]!r}; it has {', '.join(first)}")
+
+    def _ordered(self) -> Order:
+        seed = f"{self.seed}/{self.name}"
+        if not self.curriculum:
+            return Epochs(len(self._rows), seed=seed, is_shuffled=self.shuffle)
+        stages = load_attribute(self.curriculum)()
+        return Staged(self._rows, stages, seed=seed, is_shuffled=self.shuffle)
+
+    def task(self, index: int) -> Task:
+        number = self._order.row(index)
+        row = self._rows[number]
+        return Task(
+            key=f"{self.name}/{self.split}/{number}",
+            environment=self.name,
+            prompt=self.prompt_of(row),
+            answer=self.answer_of(row),
+            data={column: _scalar(row[column]) for column in self.columns},
+        )
+
+    def prompt_of(self, row: Row) -> str | tuple[Message, ...]:
+        asked = row[self.prompt]
+        if isinstance(asked, str) and not (self.chat or self.system):
+            return asked
+        told = [Message(role="system", content=self.system)] if self.system else []
+        said = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        return (*told, *(Message(role=message["role"], content=message["content"]) for message in said))
+
+    def answer_of(self, row: Row) -> str:
+        return str(row[self.answer]) if self.answer else ""
+
+    def reward(self, task: Task, response: str) -> Scored:
+        return self._score(task, response)
+
+
+def _scalar(value: Any) -> Scalar:
+    return value if isinstance(value, Scalar) else str(value)

@@ -1,0 +1,166 @@
+"""Games of several seats: head-to-head with one trained seat, or self-play where every seat is trained.
+
+game.observe ─▶ the seat's dialogue ─▶ its answer is its move ─▶ game.act ─▶ the next seat ─▶ ... ─▶ game.returns
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.types import Message, Rollout, Status, Task
+from rollout_workers.agents.dialogue import Dialogue
+from rollout_workers.agents.siblings import play_each
+from rollout_workers.agents.task_stream import TaskStream
+
+
+class Game(Protocol):
+    """One play of a game: it knows whose turn it is, and in the end what every seat has earned."""
+
+    @property
+    def seats(self) -> int: ...
+
+    @property
+    def seat(self) -> int:
+        """Whose turn it is: 0 .. seats - 1."""
+        ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def observe(self) -> str | tuple[Message, ...]:
+        """What that seat is told before its move: at first its prompt, later what follows its last move."""
+        ...
+
+    def is_legal(self, move: str) -> bool:
+        """Whether that seat may do this. A move is what the model said, without spaces around it."""
+        ...
+
+    def act(self, move: str) -> None:
+        """Do what is legal; the turn passes on."""
+        ...
+
+    def returns(self) -> Sequence[float]:
+        """What each seat has earned, once the game is over."""
+        ...
+
+
+class Seat:
+    """A player: a model, and what it has heard and said so far."""
+
+    def __init__(self, inference: InferenceInterface) -> None:
+        self._inference = inference
+        self._dialogue: Dialogue | None = None
+        self._moves = 0
+        self._ran_out = False
+
+    async def move(self, told: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
+        """What the player says; None when its context is full."""
+        if self._dialogue is None:
+            self._dialogue = Dialogue(self._inference, told)
+        else:
+            self._dialogue.tell(told)
+        try:
+            completion = await self._dialogue.answer(args)
+        except ContextOverflow:
+            if not self._moves:
+                raise
+            self._ran_out = True
+            return None
+        self._moves += 1
+        return completion.text.strip()
+
+    def rollout(self, seat: int, reward: float) -> Rollout:
+        """Of a seat that had no move there is nothing to train on, but what it earned counts for its group's baseline."""
+        dialogue = self._dialogue
+        if dialogue is None:
+            return Rollout(samples=(), reward=reward, status=Status.MASKED, metrics={"seat": seat, "turns": 0})
+        return Rollout(
+            samples=dialogue.samples,
+            reward=reward,
+            status=Status.TRUNCATED if self._ran_out else Status.OK,
+            metrics={"seat": seat, "turns": self._moves},
+            conversation=dialogue.conversation,
+        )
+
+
+@dataclass(kw_only=True)
+class GameAgent(TaskStream):
+    """What the two kinds of play have in common. Subclass one of them with `task` and `game`."""
+
+    forfeit: float = -1.0
+    """For a seat whose answer is no legal move, or whose context is full. The game ends, and the others earn nothing."""
+
+    @abstractmethod
+    def game(self, task: Task) -> Game:
+        """The task's game, from its beginning."""
+
+    async def play(self, task: Task, game: Game, seats: Sequence[Seat]) -> list[Rollout]:
+        """To the end: one rollout for each seat."""
+        earned = await self._earned(task, game, seats)
+        return [player.rollout(seat, reward) for seat, (player, reward) in enumerate(zip(seats, earned, strict=True))]
+
+    async def _earned(self, task: Task, game: Game, seats: Sequence[Seat]) -> Sequence[float]:
+        while not game.is_over:
+            seat = game.seat
+            move = await seats[seat].move(game.observe(), self.generation_args(task))
+            if move is None or not game.is_legal(move):
+                return [self.forfeit if other == seat else 0.0 for other in range(game.seats)]
+            game.act(move)
+        return game.returns()
+
+
+@dataclass(kw_only=True)
+class HeadToHeadAgent(GameAgent):
+    """One seat is trained, the others are played by a model that is not. Siblings take the seats in turn."""
+
+    opponent: str = ""
+    """One of the configured `policies`; unset means the trained model itself, as it is at the moment."""
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        game, opponent = self.game(task), self._opponent(inference, context)
+        trained = context.sibling % game.seats
+        seats = [Seat(inference if seat == trained else opponent) for seat in range(game.seats)]
+        return (await self.play(task, game, seats))[trained]
+
+    def _opponent(self, inference: InferenceInterface, context: EpisodeContext) -> InferenceInterface:
+        if not self.opponent:
+            return inference
+        if self.opponent not in context.policies:
+            known = ", ".join(sorted(context.policies))
+            raise ValueError(f"opponent {self.opponent!r} is not one of the configured policies ({known if known else 'none'})")
+        return context.policies[self.opponent]
+
+
+@dataclass(kw_only=True)
+class SelfPlayAgent(GameAgent):
+    """Every seat is trained, each on its own rollout and reward: a group of 8 is four games of two seats."""
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        """One seat of a game; what the others say is lost."""
+        rollouts = await self._table(task, inference)
+        return rollouts[context.sibling % len(rollouts)]
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        seats = self.game(task).seats
+        if len(contexts) % seats:
+            raise ValueError(f"a game of {seats} seats needs a batch.group_size that is a multiple of it, got {len(contexts)}")
+        tables: dict[int, list[Rollout]] = {}
+
+        async def play_table(task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            tables[context.sibling] = await self._table(task, inference)
+            return tables[context.sibling][0]
+
+        hosts = contexts[::seats]
+        firsts = await play_each(self, play_table, task, inference, hosts)
+        broken = dict(zip((host.sibling for host in hosts), firsts, strict=True))
+        return [rollout for host in hosts for rollout in tables.get(host.sibling, [broken[host.sibling]] * seats)]
+
+    async def _table(self, task: Task, inference: InferenceInterface) -> list[Rollout]:
+        game = self.game(task)
+        return await self.play(task, game, [Seat(inference) for _ in range(game.seats)])

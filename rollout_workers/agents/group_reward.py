@@ -1,0 +1,73 @@
+"""Rewards that compare the siblings of a group: a ranking, a tournament, a judge who sees all answers at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.types import Rollout, Status, Task
+from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
+from rollout_workers.agents.siblings import play_each
+from rollout_workers.either import result_of
+from rollout_workers.rewards import RewardFailed, Score, as_score
+from rollout_workers.stages import stage
+
+GroupScores = Sequence[float | Score]
+
+
+@dataclass(kw_only=True)
+class GroupRewardAgent(RewardOnlyAgent):
+    """Subclass it with `task` and `group_reward`. What `reward` says of one answer is there to be compared."""
+
+    @abstractmethod
+    def group_reward(
+        self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext
+    ) -> GroupScores | Awaitable[GroupScores]:
+        """One reward for each rollout, in their order; those that failed are not among them.
+
+        `context` is that of the first sibling: a judge is one of its `policies`.
+        """
+
+    def reward(self, task: Task, response: str) -> Scored:
+        """What the answer is worth by itself: `rollout.reward` until the group is scored."""
+        return 0.0
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        """A group of one."""
+        (alone,) = await self.rollout_group(task, inference, [context])
+        return alone
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        rollouts = await play_each(self, super().rollout, task, inference, contexts)
+        played = [place for place, rollout in enumerate(rollouts) if rollout.status is not Status.FAILED]
+        if not played:
+            return rollouts
+        scores = await self._scores(task, [rollouts[place] for place in played], contexts[0])
+        for place, score in zip(played, scores, strict=True):
+            parts = {**rollouts[place].reward_parts, **score.parts}
+            rollouts[place] = replace(rollouts[place], reward=score.reward, reward_parts=parts)
+        return rollouts
+
+    async def _scores(self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext) -> list[Score]:
+        try:
+            async with stage("reward"):
+                scores = [as_score(score) for score in await result_of(self.group_reward(task, rollouts, context))]
+            if len(scores) != len(rollouts):
+                raise ValueError(f"group_reward returned {len(scores)} rewards for {len(rollouts)} rollouts")
+        except Exception as error:
+            raise RewardFailed from error
+        return scores
+
+
+def ranked(values: Sequence[float]) -> list[float]:
+    """From 0 for the lowest value to 1 for the highest, equally spaced; equal values share the mean of their places."""
+    if len(values) < 2:
+        return [0.0] * len(values)
+    return [
+        (sum(other < value for other in values) + sum(other == value for other in values) / 2 - 0.5) / (len(values) - 1)
+        for value in values
+    ]

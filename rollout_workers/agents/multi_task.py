@@ -1,0 +1,131 @@
+"""Several agents as one, where a single Agent is expected: a mix inside of an environment, an evaluation, a server.
+
+    environments:
+      - type: multi_task
+        args: {environments: [{type: counting, weight: 3}, {type: even_digits}, {type: nim, evaluation_only: true}]}
+
+Tasks are dealt out as those of a run are, and carry the member's name behind that of the whole: `multi_task.counting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, cast
+
+from pydantic import ValidationError
+
+from async_rl.errors import ConfigError
+from async_rl.mix import PERIOD, apportion, interleave
+from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
+from async_rl.rollout_config import EnvironmentConfig
+from async_rl.types import Rollout, Task
+from rollout_workers.agents.siblings import play_each
+from rollout_workers.registry import build_agent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    name: str
+    agent: Agent
+    weight: float = 1.0
+    evaluation_only: bool = False
+    """Its tasks are posed only where `for_evaluation` is said."""
+    max_in_flight: int | None = None
+    """At most so many of its episodes at once, or groups where it plays its groups together."""
+
+
+class WeightedMultiTask:
+    """Deals tasks out by weight (largest remainder), evenly spread; each member sees its own stream 0, 1, 2, ...
+
+    Use `multi_task(...)` to make one. As `async with` it opens the members that hold something.
+    """
+
+    def __init__(self, members: Sequence[Member], *, name: str, for_evaluation: bool = False) -> None:
+        self.name = name
+        dealt = [member for member in members if for_evaluation or not member.evaluation_only]
+        if not dealt:
+            raise ConfigError(f"{name!r} has no environment to train on: all of its members are evaluation_only")
+        self._members = {f"{name}.{member.name}": member for member in dealt}
+        if len(self._members) < len(dealt):
+            raise ConfigError(f"two members of {name!r} have the same name: give one of them another `name`")
+        self._shares = apportion([member.weight for member in dealt], PERIOD)
+        self._round = interleave(self._shares)
+        self._limits = {
+            label: asyncio.Semaphore(member.max_in_flight) if member.max_in_flight is not None else nullcontext()
+            for label, member in self._members.items()
+        }
+
+    async def __aenter__(self) -> Self:
+        self._opened = AsyncExitStack()
+        try:
+            for member in self._members.values():
+                if isinstance(member.agent, AbstractAsyncContextManager):
+                    await self._opened.enter_async_context(cast("AbstractAsyncContextManager[Any]", member.agent))
+        except BaseException:
+            await self._opened.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._opened.aclose()
+
+    def task(self, index: int) -> Task:
+        rounds, place = divmod(index, PERIOD)
+        chosen, earlier = self._round[place]
+        label, member = list(self._members.items())[chosen]
+        return replace(member.agent.task(rounds * self._shares[chosen] + earlier), environment=label)
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        member = self._members[task.environment]
+        async with self._limits[task.environment]:
+            return await member.agent.rollout(replace(task, environment=member.name), inference, context)
+
+
+class WeightedMultiTaskOfGroups(WeightedMultiTask):
+    """Some of its members play the siblings of a task together."""
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        member = self._members[task.environment]
+        if not isinstance(member.agent, GroupAgent):
+            return await play_each(self, self.rollout, task, inference, contexts)
+        async with self._limits[task.environment]:
+            return await member.agent.rollout_group(replace(task, environment=member.name), inference, contexts)
+
+
+def multi_task(members: Sequence[Member], *, name: str, for_evaluation: bool = False) -> WeightedMultiTask:
+    """Of the kind that its members need."""
+    plays_groups = any(isinstance(member.agent, GroupAgent) for member in members)
+    kind = WeightedMultiTaskOfGroups if plays_groups else WeightedMultiTask
+    return kind(members, name=name, for_evaluation=for_evaluation)
+
+
+def from_config(
+    *, name: str, seed: int, environments: Sequence[Mapping[str, Any]], for_evaluation: bool = False
+) -> WeightedMultiTask:
+    """`environments` are sections as those of a run."""
+    members = [_member(name, each, seed) for each in environments]
+    return multi_task(members, name=name, for_evaluation=for_evaluation)
+
+
+def _member(whole: str, written: Mapping[str, Any], seed: int) -> Member:
+    try:
+        section = EnvironmentConfig.model_validate(written)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise ConfigError(f"an environment of {whole!r} is written wrongly: {place}: {first['msg']}") from error
+    return Member(
+        name=section.label,
+        agent=build_agent(section, seed),
+        weight=section.weight,
+        evaluation_only=section.evaluation_only,
+        max_in_flight=section.max_in_flight,
+    )

@@ -1,0 +1,87 @@
+"""Measures another agent while its groups are played: pass@k over the samples of a task, and one greedy answer.
+
+sibling 0: temperature 0        siblings 1 ..: samples        all of them carry pass@k and greedy among their metrics
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.types import Rollout, Status, Task, Ticket
+from rollout_workers.agents.siblings import play_each
+from rollout_workers.evaluation.estimates import Estimate, of_shares, pass_at_k
+from rollout_workers.inference.readable import Readable
+
+GREEDY = GenerationArgs(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAtEvaluationAgent:
+    """The greedy answer is masked: nothing about the policy's distribution can be learned from it."""
+
+    agent: Agent
+    k: Sequence[int] = (1,)
+    solved_at: float = 1.0
+    """An answer is right when its reward is at least this."""
+
+    def task(self, index: int) -> Task:
+        return self.agent.task(index)
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        """One sample, as the agent plays it."""
+        return await self.agent.rollout(task, inference, context)
+
+    async def rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        if len(contexts) <= max(self.k):
+            raise ValueError(f"pass@{max(self.k)} and a greedy answer need a group of {max(self.k) + 1}, got {len(contexts)}")
+        greedy_inference = Readable(inference, always=GREEDY)
+
+        async def roll(task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            is_greedy = context.sibling == contexts[0].sibling
+            return await self.agent.rollout(task, greedy_inference if is_greedy else inference, context)
+
+        greedy, *samples = await play_each(self, roll, task, inference, contexts)
+        measured = self._measured(greedy, samples)
+        if greedy.status is not Status.FAILED:
+            greedy = replace(greedy, status=Status.MASKED)
+        return [replace(rollout, metrics={**rollout.metrics, **measured}) for rollout in (greedy, *samples)]
+
+    async def evaluate(
+        self, indexes: Sequence[int], inference: InferenceInterface, *, samples: int, at_once: int = 32
+    ) -> dict[str, Estimate]:
+        """Over many tasks, each with a greedy answer and so many samples. What no task has a value for is absent."""
+        places = asyncio.Semaphore(at_once)
+
+        async def measured(index: int) -> Rollout:
+            async with places:
+                contexts = [_context(index, sibling) for sibling in range(samples + 1)]
+                return (await self.rollout_group(self.task(index), inference, contexts))[0]
+
+        async with asyncio.TaskGroup() as tasks:
+            playing = [tasks.create_task(measured(index)) for index in indexes]
+        found = [task.result().metrics for task in playing]
+        names = ["greedy", *(f"pass@{k}" for k in self.k)]
+        values = {name: [metrics[name] for metrics in found if name in metrics] for name in names}
+        return {name: of_shares(shares) for name, shares in values.items() if shares}
+
+    def _measured(self, greedy: Rollout, samples: Sequence[Rollout]) -> dict[str, float]:
+        """What failed was neither right nor wrong. With too few samples left, pass@k is absent."""
+        scored = [rollout for rollout in samples if rollout.status is not Status.FAILED]
+        right = sum(self._is_right(rollout) for rollout in scored)
+        measured = {f"pass@{k}": pass_at_k(len(scored), right, k) for k in self.k if k <= len(scored)}
+        if greedy.status is not Status.FAILED:
+            measured["greedy"] = float(self._is_right(greedy))
+        return measured
+
+    def _is_right(self, rollout: Rollout) -> bool:
+        return rollout.reward >= self.solved_at
+
+
+def _context(index: int, sibling: int) -> EpisodeContext:
+    ticket = Ticket(id=f"pass-at-{index}", task_index=index, version=0, attempt=1)
+    return EpisodeContext(ticket=ticket, sibling=sibling, seed=(index << 16) + sibling)

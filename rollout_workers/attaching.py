@@ -1,0 +1,48 @@
+"""`async-rl env attach`: make the environment here first, so that a mistake is a sentence and not a worker's warning.
+
+The change itself is the buffer's: this process becomes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from async_rl.buffer_verbs import find, read
+from async_rl.commands import command
+from async_rl.config_files import load_named
+from async_rl.env_verbs import section_of
+from async_rl.errors import ConfigError, boundary
+from async_rl.protocols import Agent
+from rollout_workers.either import result_of
+from rollout_workers.registry import build_agent
+from rollout_workers.residents import entered
+
+
+def main(words: Sequence[str]) -> None:
+    line = read(*find(words))
+    section = section_of(line)
+    if not line.has("unchecked"):
+        agent = build_agent(section, load_named(line.config).run.seed)
+        try:
+            asyncio.run(pose_first(agent))
+        except ConfigError:
+            raise
+        except Exception as error:  # it is code of the user's
+            raise ConfigError(
+                f"{section.label} cannot pose its first task ({type(error).__name__}: {error}); "
+                "`async-rl env check` plays it, and --unchecked attaches it all the same"
+            ) from error
+    os.execv(sys.executable, command("buffer", words))
+
+
+async def pose_first(agent: Agent) -> None:
+    async with entered(agent):
+        await result_of(agent.task(0))
+
+
+if __name__ == "__main__":
+    with boundary("async-rl env attach"):
+        main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Pure: when a broken environment is left alone, and when it is tried again.
+
+        `after` groups fail in a row              `pause_s` later
+CLOSED ─────────────────────────────▶ OPEN ─────────────────────▶ HALF OPEN: one group tries it
+  ▲                                     ▲                          │        │
+  └──────────── it succeeds ────────────┼──────────────────────────┘        │
+                                        └───────────── it fails ────────────┘
+"""
+
+from __future__ import annotations
+
+
+class Breaker:
+    """Times are what the caller's clock says."""
+
+    def __init__(self, *, after: int, pause_s: float) -> None:
+        self._after = after
+        self._pause_s = pause_s
+        self._failed_in_a_row = 0
+        self._opened_at: float | None = None
+        self._is_tried = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._opened_at is None
+
+    def admits(self, now: float) -> bool:
+        """Whether a group may begin. One that is told so while the breaker is half open must say how it went."""
+        if self._opened_at is None:
+            return True
+        if self._is_tried or now < self._opened_at + self._pause_s:
+            return False
+        self._is_tried = True
+        return True
+
+    def wait_s(self, now: float) -> float | None:
+        """Until `admits` may say something else; None where that depends on how a trial goes."""
+        if self._opened_at is None:
+            return 0.0
+        return None if self._is_tried else max(0.0, self._opened_at + self._pause_s - now)
+
+    def succeeded(self) -> None:
+        self._failed_in_a_row = 0
+        self._opened_at, self._is_tried = None, False
+
+    def failed(self, now: float, *, may_open: bool) -> bool:
+        """Whether this opened it. `may_open` is False where there is nothing else to go on with."""
+        self._failed_in_a_row += 1
+        was_closed = self.is_closed
+        if was_closed and (not may_open or not self._after or self._failed_in_a_row < self._after):
+            return False
+        if was_closed or self._is_tried:  # a straggler from before says nothing new
+            self._opened_at, self._is_tried = now, False
+        return was_closed
+
+    def gave_up(self) -> None:
+        """A group ended without telling: whoever comes next may try."""
+        self._is_tried = False

@@ -1,0 +1,99 @@
+"""Pure: what is wrong with an environment, from what was seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from async_rl.protocols import Tokenizer
+from async_rl.tokenizers import Characters
+from async_rl.types import Message, Task
+from rollout_workers.checking.trials import Played, Trial
+
+RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    problems: tuple[str, ...]
+    """Training would suffer."""
+    notes: tuple[str, ...]
+    """A person should know."""
+
+
+def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens: int) -> Findings:
+    lengths = [len(tokenizer.render(task.prompt)) for task in seen.tasks]
+    problems = [
+        *(f"a task cannot be posed: {failure.kind}: {failure.message}" for failure in seen.not_posed[:1]),
+        *seen.impurities,
+        *_failures(seen.trials),
+        *_too_long(lengths, context_tokens),
+        *_unreadable(seen.tasks, tokenizer),
+        *(f"it holds the event loop up for {stall.seconds:.1f} s at {stall.place}" for stall in seen.stalls[:3]),
+        *(f"it leaves {what} behind" for what in dict.fromkeys(seen.left_behind)),
+    ]
+    equal = _equal_rewards(seen.trials)
+    knows_the_answer = any(trial.answer == RIGHT for trial in seen.trials)
+    if equal and knows_the_answer:
+        problems.append(equal)
+    notes = [
+        *([equal] if equal and not knows_the_answer else []),
+        *_cramped(lengths, context_tokens, max_tokens),
+        *_monotonous(seen.tasks),
+    ]
+    return Findings(problems=tuple(problems), notes=tuple(notes))
+
+
+def _failures(trials: Sequence[Trial]) -> Iterator[str]:
+    found = dict.fromkeys(
+        f"an episode fails ({trial.rollout.failure.boundary}): {trial.rollout.failure.kind}: {trial.rollout.failure.message}"
+        for trial in trials
+        if trial.rollout.failure is not None
+    )
+    return iter(found)
+
+
+def _equal_rewards(trials: Sequence[Trial]) -> str:
+    scored = [trial for trial in trials if trial.rollout.failure is None]
+    answers = list(dict.fromkeys(trial.answer for trial in scored))
+    if len({trial.rollout.reward for trial in scored}) != 1 or len(scored) < 2:
+        return ""
+    worth = f"{scored[0].rollout.reward:g}"
+    if len(answers) == 1:
+        return f"every episode is worth {worth}: nothing would be learned from them"
+    return f"all answers are worth {worth}, {', '.join(answers[:-1])} and {answers[-1]} alike: nothing would be learned"
+
+
+def _too_long(lengths: Sequence[int], context_tokens: int) -> Iterator[str]:
+    if lengths and max(lengths) >= context_tokens:
+        yield f"a prompt has {max(lengths)} tokens, and the model's context is {context_tokens}: nothing can be answered"
+
+
+def _cramped(lengths: Sequence[int], context_tokens: int, max_tokens: int) -> Iterator[str]:
+    if lengths and context_tokens - max_tokens < max(lengths) < context_tokens:
+        yield (
+            f"a prompt has {max(lengths)} tokens: of the {max_tokens} that an answer may have (sampling.max_tokens) "
+            f"only {context_tokens - max(lengths)} fit into the model's context of {context_tokens}"
+        )
+
+
+def _unreadable(tasks: Sequence[Task], tokenizer: Tokenizer) -> Iterator[str]:
+    if not isinstance(tokenizer, Characters):
+        return
+    for what, texts in {"prompts": map(_text, tasks), "answers": (task.answer for task in tasks)}.items():
+        unknown = sorted({letter for text in texts for letter in text if tokenizer.unknown_id in tokenizer.encode(letter)})
+        if unknown:
+            yield f"the {what} hold characters that tokenizer.alphabet lacks: {''.join(unknown)!r}"
+
+
+def _monotonous(tasks: Sequence[Task]) -> Iterator[str]:
+    if len(tasks) > 1 and len({(_text(task), task.answer) for task in tasks}) == 1:
+        yield f"the first {len(tasks)} tasks are all the same"
+
+
+def _text(task: Task) -> str:
+    return task.prompt if isinstance(task.prompt, str) else "".join(_line(message) for message in task.prompt)
+
+
+def _line(message: Message) -> str:
+    return f"{message.role}: {message.content}\n"

@@ -1,0 +1,61 @@
+"""Is the index-th task the same one whenever and wherever it is asked for? Workers rely on it when a task is rolled again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from async_rl.protocols import Agent
+from async_rl.rollout_config import EnvironmentConfig
+from async_rl.types import Task
+from rollout_workers.either import result_of
+from rollout_workers.graders import GraderDied, GraderRaised, GraderTimeout, in_process
+from rollout_workers.registry import build_agent
+from rollout_workers.residents import entered
+
+START_S = 120.0
+"""Of a process that imports the environment anew."""
+
+
+async def asked_again(agent: Agent, tasks: Sequence[Task]) -> list[str]:
+    """What is wrong. `tasks` are those of the indexes 0, 1, 2, ..., as they were posed first."""
+    again = await _tasks(agent, len(tasks))
+    return [f"task({index}) is another one when it is asked again: `task` must be pure" for index in _differing(tasks, again)]
+
+
+async def asked_elsewhere(section: EnvironmentConfig, seed: int, tasks: Sequence[Task]) -> list[str]:
+    """In a process that knows nothing of this one."""
+    try:
+        elsewhere = await in_process(digests, section.model_dump(mode="json"), seed, len(tasks), timeout_s=START_S)
+    except (GraderRaised, GraderDied, GraderTimeout) as error:
+        return [f"another process cannot pose the same tasks: {error}"]
+    why = "does it use hash(), the order of a set, or something from outside?"
+    differing = _differing(list(map(_digest, tasks)), elsewhere)
+    return [f"task({index}) is another one in another process: {why}" for index in differing]
+
+
+def digests(section: dict[str, Any], seed: int, count: int) -> list[str]:
+    async def all_of_them() -> list[Task]:
+        agent = build_agent(EnvironmentConfig.model_validate(section), seed)
+        async with entered(agent):
+            return await _tasks(agent, count)
+
+    return list(map(_digest, asyncio.run(all_of_them())))
+
+
+async def _tasks(agent: Agent, count: int) -> list[Task]:
+    """Asked for backwards: their order may not matter either."""
+    return [await result_of(agent.task(index)) for index in reversed(range(count))][::-1]
+
+
+def _digest(task: Task) -> str:
+    words = json.dumps(asdict(task), sort_keys=True, default=repr)
+    return blake2b(words.encode(), digest_size=12).hexdigest()
+
+
+def _differing(one: Iterable[object], other: Iterable[object]) -> list[int]:
+    return [index for index, (mine, yours) in enumerate(zip(one, other, strict=True)) if mine != yours]

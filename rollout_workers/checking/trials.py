@@ -1,0 +1,159 @@
+"""Plays a few episodes of an environment as a worker would, and keeps what a person wants to see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import (
+    Agent,
+    EpisodeContext,
+    GenerationArgs,
+    GroupAgent,
+    InferenceInterface,
+    Prompt,
+    ReturnsLogprobs,
+    ReturnsText,
+    ReturnsTokens,
+)
+from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
+from async_rl.types import Completion, Failure, Rollout, Task, Ticket
+from rollout_workers.belongings import run_episode, tasks_have_owners
+from rollout_workers.checking.purity import asked_again, asked_elsewhere
+from rollout_workers.checking.watching import Stall, processes_left, stalls_of
+from rollout_workers.episode import play, play_group, pose
+from rollout_workers.inference.interface import Inference
+from rollout_workers.registry import build_agent
+from rollout_workers.residents import entered
+from rollout_workers.tasks import Seat
+
+Answerers = Callable[[Task], Sequence[tuple[str, InferenceInterface]]]
+"""Who answers a task, and what a person calls that answer: right, wrong, nothing, the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """One episode."""
+
+    task: Task
+    answer: str
+    rollout: Rollout
+    seconds: float
+    generating_s: float
+    """Of it, waiting for generations; siblings that play together share the sum."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """Everything that was seen of one environment."""
+
+    section: EnvironmentConfig
+    tasks: list[Task] = field(default_factory=list)
+    not_posed: list[Failure] = field(default_factory=list)
+    impurities: list[str] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What stands around the episodes of a worker."""
+
+    settings: WorkerConfig
+    group_size: int
+    seed: int
+    context: EpisodeContext
+    """With gateway and policies."""
+
+
+async def played(section: EnvironmentConfig, stage: Stage, count: int, answerers: Answerers) -> Played:
+    agent = build_agent(section, stage.seed)
+    seen = Played(section=section)
+
+    def note(what: str, names: Sequence[str]) -> None:
+        seen.left_behind += [f"the task {name}" for name in names]
+
+    # Tasks are its own that it starts: those of the gateway's connections are not.
+    with processes_left() as processes, stalls_of(asyncio.get_running_loop()) as seen.stalls, tasks_have_owners(note):
+        await run_episode(_play_tasks(seen, agent, stage, count, answerers), name=section.label)
+    seen.left_behind += processes
+    if not seen.not_posed and not seen.impurities:
+        seen.impurities = await asked_elsewhere(section, stage.seed, seen.tasks)
+    return seen
+
+
+async def _play_tasks(seen: Played, agent: Agent, stage: Stage, count: int, answerers: Answerers) -> None:
+    async with entered(agent):
+        for index in range(count):
+            await _play_task(seen, agent, index, stage, answerers)
+        if not seen.not_posed:
+            seen.impurities = await asked_again(agent, seen.tasks)
+    await asyncio.sleep(0)  # what was cancelled at the very end may go
+
+
+async def _play_task(seen: Played, agent: Agent, index: int, stage: Stage, answerers: Answerers) -> None:
+    task = await pose(Seat(environment=seen.section, agent=agent, index=index), stage.settings.timeouts)
+    if isinstance(task, Failure):
+        seen.not_posed.append(task)
+        return
+    seen.tasks.append(task)
+    for sibling, (answer, inference) in enumerate(answerers(task)):
+        ticket = Ticket(id=f"check-{index}", task_index=index, version=0, attempt=1)
+        context = replace(stage.context, ticket=ticket, sibling=sibling, seed=sibling)
+        watch = timed(inference)
+        began = time.monotonic()
+        rollouts = await _play(agent, task, watch, context, stage)
+        seconds = time.monotonic() - began
+        seen.trials += [
+            Trial(task=task, answer=answer, rollout=rollout, seconds=seconds, generating_s=watch.seconds)
+            for rollout in rollouts
+        ]
+
+
+async def _play(
+    agent: Agent, task: Task, inference: InferenceInterface, context: EpisodeContext, stage: Stage
+) -> Sequence[Rollout]:
+    limits: Any = {"timeout_s": stage.settings.episode_timeout_s, "timeouts": stage.settings.timeouts}
+    if isinstance(agent, GroupAgent):
+        contexts = [replace(context, sibling=sibling, seed=sibling) for sibling in range(stage.group_size)]
+        return await play_group(agent, task, inference, contexts, **limits)
+    return [await play(agent, task, inference, context, **limits)]
+
+
+class Timed(Inference):
+    """Adds up how long its generations took."""
+
+    def __init__(self, inference: InferenceInterface) -> None:
+        self._inference = inference
+        self._loop = asyncio.get_running_loop()
+        self.tokenizer = inference.tokenizer
+        self.seconds = 0.0
+
+    async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
+        began = time.monotonic()
+        try:
+            return await self._inference.generate(prompt, args)
+        finally:
+            self.seconds += time.monotonic() - began
+
+
+def timed(inference: InferenceInterface) -> Timed:
+    """It says of itself what the backend says: agents ask whether it returns tokens."""
+    marks = (mark for mark in (ReturnsLogprobs, ReturnsTokens, ReturnsText) if isinstance(inference, mark))
+    mark = next(marks, None)
+    return Timed(inference) if mark is None else type("Timed", (Timed, mark), {})(inference)
+
+
+def chosen(sections: Sequence[EnvironmentConfig], word: str, **described: Any) -> Sequence[EnvironmentConfig]:
+    """The environments of a configuration that a word means: all without one; a type that is not in it is added."""
+    if not word:
+        return sections
+    named = [section for section in sections if section.label == word]
+    if named and described:
+        raise ConfigError(f"{word} stands in the configuration with arguments of its own: leave out --args, or name a type")
+    return named if named else [EnvironmentConfig(type=word, **described)]

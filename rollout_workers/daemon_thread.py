@@ -1,0 +1,49 @@
+"""Blocking code beside the event loop that may never come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
+    """As asyncio.to_thread, but a thread that hangs takes no place from others and does not keep the process from ending.
+
+    Cancelling this leaves the thread to itself: threads cannot be stopped.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # pyright: ignore[reportArgumentType]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function)
+        except BaseException as raised:
+            # A future takes no StopIteration, and the loop is not to be taken along by a SystemExit.
+            error = raised if isinstance(raised, Exception) and not isinstance(raised, StopIteration) else _wrapped(raised)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await answer
+
+
+def _wrapped(raised: BaseException) -> RuntimeError:
+    error = RuntimeError(f"{type(raised).__name__}: {raised}")
+    error.__cause__ = raised
+    return error

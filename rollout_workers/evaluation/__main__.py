@@ -1,0 +1,141 @@
+"""The evaluator's composition root: `async-rl eval` plays one evaluation, `async-rl evaluator` one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+import structlog
+
+from async_rl.config import Config
+from async_rl.config_files import load_named
+from async_rl.errors import boundary
+from async_rl.eval_verbs import SCHEDULED
+from async_rl.megatron.parallel import resolve_device
+from async_rl.packages import guard
+from async_rl.protocols import Board, InferenceInterface
+from async_rl.supervision import drain_on_signals, run_with
+from async_rl.telemetry import configure_logs
+from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.types import VersionRecord
+from buffer import open_board
+from rollout_workers.evaluation.evaluator import Evaluator, open_environments
+from rollout_workers.evaluation.live import take_version, until_due
+from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
+from rollout_workers.evaluation.report import Evaluated, Report
+from rollout_workers.evaluation.subject import Checkpoint, Folder, Live, Policy, Subject, find_subject
+from rollout_workers.gateway import open_gateway
+from rollout_workers.graders import open_graders
+from rollout_workers.group_player import Surroundings
+from rollout_workers.inference.open_engine import engine_devices
+from rollout_workers.policies import open_policies
+
+log = structlog.get_logger("rollout_workers.evaluation")  # __name__ is __main__, which would count as a library
+
+
+def main() -> None:
+    """One word, which may be empty, and the arguments of the configuration."""
+    word, *args = sys.argv[1:]
+    with boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"):
+        guard()
+        config = load_named(args)
+        configure_logs("evaluator")
+        if word == SCHEDULED:
+            asyncio.run(until_stopped(config))
+        else:
+            asyncio.run(once(find_subject(word, config), config))
+
+
+async def once(subject: Subject, config: Config) -> None:
+    if isinstance(subject, Live):
+        async with open_board(config) as board, open_empty_engine(config, os.environ) as empty:
+            log.info("waits for the learner's weights")
+            evaluated = of_version(config, await take(board, empty, config, at_step=0))
+            async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
+                results = await evaluator.evaluate()
+    else:
+        evaluated = of(subject)
+        async with (
+            open_model(subject, config, os.environ) as model,
+            open_evaluator(model.inference, config, model.context_tokens) as evaluator,
+        ):
+            results = await evaluator.evaluate()
+    report = Report(evaluated=evaluated, settings=config.evaluation, results=results)
+    print(f"{evaluated.title}\n\n{report.summary}")
+    print(report.write(config.run_folder / "eval"))
+
+
+async def until_stopped(config: Config) -> None:
+    """The evaluator of a run: every `evaluation.every` steps' weights, for as long as it is not told to stop."""
+    async with open_board(config) as board, open_empty_engine(config, os.environ) as empty:
+        stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
+        async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
+            await run_with(stop.wait, schedule=lambda: follow(board, empty, evaluator, config), engine=empty.engine.watch)
+
+
+async def follow(board: Board, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:
+    """
+    consumes: versions (take)                waits for:    a version of as many steps as are due
+    produces: reports, metrics (board.post)  unblocked by: the learner's push
+    """
+    last: VersionRecord | None = None
+    while True:
+        due = await until_due(board, last, config.evaluation.every)
+        last = await take(board, empty, config, at_step=due)
+        results = await evaluator.evaluate()
+        report = Report(evaluated=of_version(config, last), settings=config.evaluation, results=results)
+        log.info(f"evaluated step {last.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
+        await board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
+
+
+async def take(board: Board, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
+    device = engine_devices(config, os.environ)[0]
+    return await take_version(board, empty.engine, config, device=device, at_step=at_step)
+
+
+@asynccontextmanager
+async def open_evaluator(inference: InferenceInterface, config: Config, context_tokens: int) -> AsyncGenerator[Evaluator]:
+    gateway = config.worker.gateway.model_copy(update={"port": 0})  # a worker on this machine may have taken the port
+    async with AsyncExitStack() as opened:
+        await opened.enter_async_context(open_graders(config.worker.grader_processes))
+        around = Surroundings(
+            inference=inference,
+            policies=await opened.enter_async_context(open_policies(config.policies, device=resolve_device(config.device))),
+            gateway=await opened.enter_async_context(
+                open_gateway(gateway, context_tokens=context_tokens, run_token=secrets.token_hex(16))
+            ),
+        )
+        yield Evaluator(await opened.enter_async_context(open_environments(config)), config, around)
+
+
+def of_version(config: Config, record: VersionRecord) -> Evaluated:
+    return Evaluated(
+        name=f"step-{record.step:08d}-version-{record.version}",
+        title=f"Run {config.run.name} after step {record.step} (version {record.version})",
+        step=record.step,
+        version=record.version,
+    )
+
+
+def of(subject: Checkpoint | Folder | Policy) -> Evaluated:
+    if isinstance(subject, Checkpoint):
+        step, version = subject.manifest.step, subject.manifest.extra.get("version")
+        return Evaluated(
+            name=f"checkpoint-{subject.path.name}",
+            title=f"Checkpoint {subject.path}",
+            step=step,
+            version=version if isinstance(version, int) else None,
+        )
+    what = subject.name if isinstance(subject, Policy) else str(subject.path)
+    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return Evaluated(name=f"{re.sub(r'[^A-Za-z0-9.]+', '-', what).strip('-')}-{stamp}", title=what)
+
+
+if __name__ == "__main__":
+    main()

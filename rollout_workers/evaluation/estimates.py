@@ -1,0 +1,67 @@
+"""Pure: what samples of many tasks say about a model, and how sure that is.
+
+A task's samples belong together, so tasks are the unit: each gives one value, and intervals come from how many tasks there
+are and how much they differ. More samples of the same tasks make the values better, not the tasks more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, prod, sqrt
+from statistics import NormalDist, fmean, stdev
+
+CONFIDENCE = 0.95
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over tasks, with the interval that holds the true one in 95 of 100 evaluations."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The probability that at least one of k samples is right, from `right` of `samples`; unbiased.
+
+    1 - C(samples - right, k) / C(samples, k): of all the ways to choose k of the samples, how many hold a right one. The
+    obvious 1 - (1 - right / samples)^k is too low on average.
+    """
+    if not 0 <= right <= samples:
+        raise ValueError(f"{right} of {samples} samples cannot be right")
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples of a task, there are {samples}")
+    wrong = samples - right
+    return 1 - prod((wrong - drawn) / (samples - drawn) for drawn in range(k)) if wrong >= k else 1.0
+
+
+def of_shares(values: Sequence[float]) -> Estimate:
+    """Of one value in [0, 1] per task, such as its pass@k. The interval is Wilson's, at most 1 and at least 0 also where
+    every task is right. It is what 0 or 1 per task would give; shares vary less than that, so it errs on the wide side.
+    """
+    tasks, mean = len(values), _mean(values)
+    spread = Z * sqrt(mean * (1 - mean) / tasks + Z**2 / (4 * tasks**2))
+    middle, scale = mean + Z**2 / (2 * tasks), 1 + Z**2 / tasks
+    return Estimate(mean=mean, low=max(0.0, (middle - spread) / scale), high=min(1.0, (middle + spread) / scale), tasks=tasks)
+
+
+def of_means(values: Sequence[float]) -> Estimate:
+    """Of one mean reward per task, whatever its range. The interval is the normal one from the standard error between
+    tasks; without bounds for a single task, which says nothing about how tasks differ.
+    """
+    tasks, mean = len(values), _mean(values)
+    spread = Z * stdev(values) / sqrt(tasks) if tasks > 1 else inf
+    return Estimate(mean=mean, low=mean - spread, high=mean + spread, tasks=tasks)
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not values:
+        raise ValueError("no task has a value: there is nothing to estimate")
+    return fmean(values)

@@ -1,0 +1,77 @@
+"""Weights of a run that goes on: join its fleet, take one version, leave. Training neither waits nor notices."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from async_rl.config import Config
+from async_rl.errors import ServiceStopped
+from async_rl.protocols import Board, Member
+from async_rl.supervision import run_with
+from async_rl.transport.gpus import gpu_of
+from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES, Inbox
+from async_rl.transport.receiver import WeightReceiver
+from async_rl.types import VersionRecord
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.replicas import EngineFleet
+
+
+async def take_version(
+    board: Board, engine: MegatronEngine | EngineFleet, config: Config, *, device: torch.device, at_step: int = 0
+) -> VersionRecord:
+    """The first version of at least `at_step` optimizer steps that this member is brought; the engine stays with it."""
+    host = socket.gethostname()
+    member = Member(
+        id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
+    )
+    receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
+    taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
+
+    async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
+        if version <= engine.version:
+            raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated already: the run was set back")
+        record = await _record_of(board, version)
+        if record.step >= at_step and not taken.done():
+            await engine.swap(version, tensors)
+            taken.set_result(record)
+
+    async def until_taken() -> VersionRecord:
+        return await taken
+
+    return await run_with(until_taken, weights=lambda: receiver.run(swap), engine=engine.watch)
+
+
+async def until_due(board: Board, last: VersionRecord | None, every: int) -> int:
+    """Wait until the weights to evaluate next are about to come; returns how many steps they must have."""
+    inbox = await Inbox.open(board, TO_WORKERS, TO_WORKERS_MESSAGES)
+    while True:
+        live = await board.live_version()
+        due = next_due(live, last, every)
+        if live is not None and live.step >= due - 1:
+            return due
+        await inbox.read()  # a version that goes live is announced there
+
+
+def next_due(live: VersionRecord | None, last: VersionRecord | None, every: int) -> int:
+    """Pure: the step to evaluate after `last`. An evaluator that comes late begins with the next multiple, a learner that
+    resumed is followed back.
+    """
+    if live is None:
+        return 0
+    if last is None:
+        return -(-live.step // every) * every
+    reached = last.step if live.timeline == last.timeline else live.step
+    return (reached // every + 1) * every
+
+
+async def _record_of(board: Board, version: int) -> VersionRecord:
+    for record in await board.versions():
+        if record.version == version:
+            return record
+    raise ServiceStopped(f"the board does not know version {version}, although it is live")

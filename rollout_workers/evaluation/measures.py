@@ -1,0 +1,84 @@
+"""Pure: from what was played to numbers for each environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from async_rl.evaluation_config import EvaluationConfig
+from async_rl.types import Rollout, Status
+from rollout_workers.evaluation.estimates import Estimate, of_means, of_shares, pass_at_k
+from rollout_workers.evaluation.evaluator import TaskResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentMeasures:
+    environment: str
+    tasks: int
+    episodes: int
+    failed: int
+    """Episodes without a reward. They count nowhere else, and are no wrong answers."""
+    truncated: int
+    length: float
+    """Mean number of sampled tokens."""
+    estimates: Mapping[str, Estimate]
+    """By name: mean@4, pass@1, greedy, greedy_pass@1. A measure for which no task has enough samples is absent."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Flat, under the names of the metrics table."""
+        measures = {name: estimate.mean for name, estimate in self.estimates.items()}
+        shares = {"failed": self.failed / self.episodes, "truncated": self.truncated / self.episodes, "length": self.length}
+        return {f"eval/{self.environment}/{name}": value for name, value in {**measures, **shares}.items()}
+
+
+def measure(results: Sequence[TaskResult], settings: EvaluationConfig) -> list[EnvironmentMeasures]:
+    """One for each environment, in the order in which they were played."""
+    environments = dict.fromkeys(result.task.environment for result in results)
+    return [_measure_one(name, [each for each in results if each.task.environment == name], settings) for name in environments]
+
+
+def _measure_one(environment: str, results: Sequence[TaskResult], settings: EvaluationConfig) -> EnvironmentMeasures:
+    played = [rollout for result in results for rollout in (*result.samples, *_one(result.greedy))]
+    answered = scored(played)
+    return EnvironmentMeasures(
+        environment=environment,
+        tasks=len(results),
+        episodes=len(played),
+        failed=len(played) - len(answered),
+        truncated=sum(rollout.status is Status.TRUNCATED for rollout in answered),
+        length=fmean(rollout.num_sampled for rollout in answered) if answered else 0.0,
+        estimates=_estimates(results, settings),
+    )
+
+
+def _estimates(results: Sequence[TaskResult], settings: EvaluationConfig) -> dict[str, Estimate]:
+    samples = [answered for result in results if (answered := scored(result.samples))]
+    greedy = [rollout for result in results for rollout in scored(_one(result.greedy))]
+    found: dict[str, Estimate] = {}
+    if samples:
+        found[f"mean@{settings.samples}"] = of_means([fmean(each.reward for each in task) for task in samples])
+    for k in settings.k:
+        if values := [pass_at_k(len(task), num_right(task, settings), k) for task in samples if len(task) >= k]:
+            found[f"pass@{k}"] = of_shares(values)
+    if greedy:
+        found["greedy"] = of_means([rollout.reward for rollout in greedy])
+        found["greedy_pass@1"] = of_shares([float(is_right(rollout, settings)) for rollout in greedy])
+    return found
+
+
+def scored(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.status is not Status.FAILED]
+
+
+def num_right(rollouts: Iterable[Rollout], settings: EvaluationConfig) -> int:
+    return sum(is_right(rollout, settings) for rollout in rollouts)
+
+
+def is_right(rollout: Rollout, settings: EvaluationConfig) -> bool:
+    return rollout.reward >= settings.solved_at
+
+
+def _one(rollout: Rollout | None) -> tuple[Rollout, ...]:
+    return (rollout,) if rollout is not None else ()

@@ -1,0 +1,93 @@
+"""The model to evaluate, opened: weights in an engine of its own, or a policy that somebody serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+
+from async_rl.config import Config, ModelConfig
+from async_rl.evaluation_config import PolicyConfig, PolicySampling
+from async_rl.megatron.checkpoint_weights import load_checkpoint
+from async_rl.megatron.hf import load_folder
+from async_rl.megatron.parallel import resolve_device
+from async_rl.model_shape import ModelShape, model_shape
+from async_rl.protocols import InferenceInterface
+from async_rl.tokenizer_config import HuggingFaceTokenizer
+from async_rl.tokenizers import open_tokenizer
+from rollout_workers.evaluation.subject import Checkpoint, Folder, Policy
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.open_engine import open_engine
+from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.policies import open_policy
+
+UNKNOWN_CONTEXT = 1 << 17
+"""Of a model that somebody else serves: long enough not to be in the way; the server refuses what is too long for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyEngine:
+    """Waits for weights."""
+
+    engine: MegatronEngine | EngineFleet
+    shape: ModelShape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that it takes."""
+        return getattr(torch, self.engine.specs[0].dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """Generates."""
+
+    inference: InferenceInterface
+    context_tokens: int
+
+
+@asynccontextmanager
+async def open_empty_engine(config: Config, inherited: Mapping[str, str]) -> AsyncGenerator[EmptyEngine]:
+    tokenizer = open_tokenizer(config.tokenizer)
+    shape = model_shape(config.model, tokenizer.vocab_size)
+    async with open_engine(config, shape, tokenizer, seed=config.evaluation.seed, inherited=inherited) as engine:
+        yield EmptyEngine(engine=engine, shape=shape)
+
+
+@asynccontextmanager
+async def open_model(
+    subject: Checkpoint | Folder | Policy, config: Config, inherited: Mapping[str, str]
+) -> AsyncGenerator[OpenModel]:
+    if isinstance(subject, Policy):
+        async with open_policy(sampled_as(config, subject.config), resolve_device(config.device)) as inference:
+            yield OpenModel(inference=inference, context_tokens=UNKNOWN_CONTEXT)
+        return
+    if isinstance(subject, Folder):
+        config = with_folder(config, subject)
+    async with open_empty_engine(config, inherited) as empty:
+        if isinstance(subject, Folder):
+            weights = load_folder(subject.path, empty.shape, empty.dtype)
+        else:
+            weights = load_checkpoint(subject.path, subject.manifest, empty.shape, empty.dtype)
+        await empty.engine.swap(0, weights)
+        yield OpenModel(inference=empty.engine, context_tokens=empty.shape.max_positions)
+
+
+def with_folder(config: Config, subject: Folder) -> Config:
+    """The run with another model, and with the tokenizer that lies beside it, if one does."""
+    changes: dict[str, object] = {"model": ModelConfig(folder=subject.path, layer_spec=config.model.layer_spec)}
+    if (subject.path / "tokenizer_config.json").is_file():
+        changes["tokenizer"] = HuggingFaceTokenizer(type="huggingface", folder=subject.path)
+    return config.model_copy(update=changes)
+
+
+def sampled_as(config: Config, policy: PolicyConfig) -> PolicyConfig:
+    """A policy that samples as the run does where its own section says nothing, so that numbers can be compared."""
+    run = config.sampling.generation_args
+    own = policy.sampling.generation_args.over(run)
+    sampling = PolicySampling(
+        temperature=own.temperature, max_tokens=own.max_tokens, top_p=own.top_p, top_k=own.top_k, stop=own.stop
+    )
+    return policy.model_copy(update={"sampling": sampling})

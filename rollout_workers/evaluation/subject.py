@@ -1,0 +1,83 @@
+"""What is to be evaluated, from one word of a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from async_rl.checkpoint_files import MANIFEST, Damaged, Manifest, candidates, read_manifest
+from async_rl.config import Config
+from async_rl.errors import CheckpointError, ConfigError
+from async_rl.evaluation_config import OpenAIPolicy, PolicyConfig
+
+LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """The run as it trains now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Of Hugging Face."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    name: str
+    config: PolicyConfig
+
+
+Subject = Live | Checkpoint | Folder | Policy
+
+
+def find_subject(word: str, config: Config) -> Subject:
+    """`live`, a url, a name under `policies:`, a checkpoint or Hugging Face folder; nothing is the run's newest checkpoint."""
+    if not word:
+        return _newest(config)
+    if word == LIVE:
+        return Live()
+    if word.startswith(("http://", "https://")):
+        return Policy(name=word.partition("://")[2].strip("/").replace("/", "-"), config=OpenAIPolicy(url=word))
+    if word in config.policies:
+        return Policy(name=word, config=config.policies[word])
+    path = Path(word).absolute()
+    if (path / MANIFEST).is_file():
+        return _checkpoint(path)
+    if (path / "config.json").is_file():
+        return Folder(path=path)
+    if found := candidates(path):
+        return _checkpoint(found[0])
+    known = ", ".join(config.policies) if config.policies else "none"
+    raise ConfigError(
+        f"{word!r} is nothing that can be evaluated: no folder {path} with a checkpoint ({MANIFEST}) or a Hugging Face model "
+        f"(config.json), and no name under policies ({known}); `live` is the run as it trains now"
+    )
+
+
+def _newest(config: Config) -> Checkpoint:
+    folder = config.run_folder / "checkpoints"
+    found = candidates(folder)
+    if not config.run.name or not found:
+        where = f"{folder} holds none yet" if config.run.name else "run.name is not set"
+        raise ConfigError(
+            f"there is no checkpoint to evaluate: {where}; name a checkpoint or a Hugging Face folder, "
+            "a url, a policy, or `live`"
+        )
+    return _checkpoint(found[0])
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    try:
+        return Checkpoint(path=path, manifest=read_manifest(path))
+    except Damaged as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}") from error

@@ -1,0 +1,67 @@
+"""How much of one episode may run at once, and how all of it ends with the episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from async_rl.rollout_config import GatewayConfig
+from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.problems import Problem, closed
+
+
+class Admission:
+    def __init__(self, settings: GatewayConfig, counts: Counts) -> None:
+        self._settings = settings
+        self._counts = counts
+        self._is_closed = False
+        self._running = 0
+        self._open: set[asyncio.Timeout] = set()
+        """One for each request that waits for its generations."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @asynccontextmanager
+    async def of(self, generations: int) -> AsyncIterator[None]:
+        """Room for so many. The block ends early when the episode does, or when the request's time is over."""
+        self._check(generations)
+        waiting = asyncio.timeout(self._settings.request_timeout_s)
+        self._running += generations
+        self._counts.generations += generations
+        self._open.add(waiting)
+        self._idle.clear()
+        try:
+            async with waiting:
+                yield
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            if self._is_closed:
+                raise closed() from None
+            limit = self._settings.request_timeout_s
+            raise Problem(503, f"no answer within worker.gateway.request_timeout_s={limit}", kind="timeout") from None
+        finally:
+            self._running -= generations
+            self._counts.generations -= generations
+            self._open.discard(waiting)
+            if not self._open:
+                self._idle.set()
+
+    def _check(self, generations: int) -> None:
+        limit = self._settings.max_concurrent
+        if self._is_closed:
+            raise closed()
+        if generations > limit:
+            raise Problem(400, f"n={generations} exceeds the {limit} generations that worker.gateway.max_concurrent allows")
+        if self._running + generations > limit:
+            raise Problem(429, f"this episode runs {self._running} generations already; {limit} may run at once", kind="busy")
+
+    async def close(self) -> None:
+        """Refuse what comes and end what runs."""
+        self._is_closed = True
+        now = asyncio.get_running_loop().time()
+        for waiting in self._open:
+            if not waiting.expired():
+                waiting.reschedule(now)
+        await self._idle.wait()

@@ -1,0 +1,216 @@
+"""The gateway: one HTTP server in a worker's process, with an OpenAI-compatible endpoint for every episode.
+
+    /s/EPISODE/v1/chat/completions      or     /v1/chat/completions  with  Authorization: Bearer EPISODE
+
+The key of an episode is all that opens its endpoint: 128 random bits, which its agent gets and which end with it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+from aiohttp import web
+from pydantic import ValidationError
+
+from async_rl.errors import AsyncRLError, ConfigError
+from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
+from async_rl.rollout_config import GatewayConfig
+from rollout_workers.gateway.chat import chat_completions
+from rollout_workers.gateway.completions import completions
+from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.problems import Problem, closed, malformed, of_http
+from rollout_workers.gateway.responses import responses
+from rollout_workers.gateway.session import EpisodeSession
+from rollout_workers.gateway.tokens import detokenize, generate, tokenize
+
+log = structlog.get_logger()
+
+Endpoint = Callable[[web.Request, EpisodeSession], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REMEMBERED = 10_000
+"""Episodes that are over and still answered with 410 instead of 404: agents that outlive theirs learn why they fail."""
+
+
+@asynccontextmanager
+async def open_gateway(config: GatewayConfig, *, context_tokens: int, run_token: str) -> AsyncIterator[HttpGateway]:
+    """Serve until the block is left. `context_tokens` is the model's context; `run_token` opens /metrics."""
+    with _listen(config) as listener:
+        gateway = HttpGateway(config, _address(config, listener), context_tokens, run_token)
+        # Without handler_cancellation a client that left would be answered to the last token. Sessions end their requests
+        # themselves, so the shutdown waits only for answers on their way.
+        runner = web.AppRunner(gateway.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            yield gateway
+        finally:
+            await gateway.close()
+            await runner.cleanup()
+
+
+def _listen(config: GatewayConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno is not None else str(error)
+        raise ConfigError(
+            f"worker.gateway: cannot listen on {config.host}:{config.port}: {why}; "
+            "host must be an address of this machine, and port a free one, or 0 for any"
+        ) from error
+
+
+def _address(config: GatewayConfig, listener: socket.socket) -> str:
+    """Under which agents reach it."""
+    host = config.advertised_host
+    if host is None:
+        host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class HttpGateway:
+    """Implements `Gateway`."""
+
+    def __init__(self, config: GatewayConfig, address: str, context_tokens: int, run_token: str) -> None:
+        self.address = address
+        self.counts = Counts()
+        self._config = config
+        self._context_tokens = context_tokens
+        self._run_token = run_token
+        self._open: dict[str, EpisodeSession] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
+
+    @asynccontextmanager
+    async def session(
+        self, inference: InferenceInterface, args: GenerationArgs | None = None, *, name: str = "policy"
+    ) -> AsyncIterator[EpisodeSession]:
+        key = secrets.token_urlsafe(16)
+        session = EpisodeSession(
+            key=key,
+            base_url=f"{self.address}/s/{key}/v1",
+            inference=inference,
+            args=args,
+            name=name,
+            settings=self._config,
+            context_tokens=self._context_tokens,
+            counts=self.counts,
+        )
+        self._open[key] = session
+        self.counts.sessions += 1
+        try:
+            yield session
+        finally:
+            del self._open[key]
+            self._over[key] = None
+            if len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+            self.counts.sessions -= 1
+            self.counts.forks += session.forks
+            await session.close()
+
+    async def close(self) -> None:
+        for session in list(self._open.values()):
+            await session.close()
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=int(self._config.max_body_mb * 2**20), middlewares=[self._answer])
+        for method, path, endpoint in _ENDPOINTS:
+            handler = self._for_episode(endpoint)
+            application.router.add_route(method, f"/s/{{episode}}{path}", handler)
+            application.router.add_route(method, path, handler)
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/metrics", self._metrics)
+        return application
+
+    def _for_episode(self, endpoint: Endpoint) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await endpoint(request, self._session_of(request))
+
+        return handle
+
+    def _session_of(self, request: web.Request) -> EpisodeSession:
+        key = request.match_info.get("episode", _bearer(request))
+        if (session := self._open.get(key)) is not None:
+            return session
+        if key in self._over:
+            raise closed()
+        if "episode" in request.match_info:
+            raise Problem(404, "there is no such episode: use the base_url that the episode's session gave", code="no_episode")
+        raise Problem(401, "give the episode's key as api_key (Authorization: Bearer KEY)", code="invalid_api_key")
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Whatever goes wrong is an answer in OpenAI's form."""
+        self.counts.requests += 1
+        try:
+            return await handler(request)
+        except Exception as error:
+            self.counts.refused += 1
+            return self._problem_of(error).response()
+
+    def _problem_of(self, error: Exception) -> Problem:
+        match error:
+            case Problem():
+                return error
+            case ValidationError():
+                return malformed(error)
+            case web.HTTPException():
+                return of_http(error, self._config.max_body_mb)
+            case ContextOverflow():
+                return Problem(400, str(error), code="context_length_exceeded")
+            case ValueError() | ConfigError():  # of the engine, or of the chat template
+                return Problem(400, str(error))
+            case AsyncRLError():
+                return Problem(503, str(error), kind="unavailable")
+            case _:
+                log.error("a request to the gateway broke", error=repr(error), exc_info=error)
+                return Problem(500, f"{type(error).__name__}: {error}", kind="server_error")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        given, wanted = _bearer(request).encode(errors="replace"), self._run_token.encode()
+        if not wanted or not hmac.compare_digest(given, wanted):
+            raise Problem(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
+        return web.Response(body=self.counts.exposition(), content_type="text/plain")
+
+
+def _bearer(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+async def _models(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
+    return web.json_response({"object": "list", "data": [_model_card(session)]})
+
+
+async def _model(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
+    return web.json_response({**_model_card(session), "id": request.match_info["model"]})
+
+
+def _model_card(session: EpisodeSession) -> dict[str, object]:
+    named = {"id": session.name, "object": "model", "created": 0, "owned_by": "async_rl"}
+    return {**named, "max_model_len": session.context_tokens}
+
+
+_ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/responses", responses),
+    ("GET", "/v1/models", _models),
+    ("GET", "/v1/models/{model:.+}", _model),
+    ("POST", "/inference/v1/generate", generate),
+    ("POST", "/v1/tokenize", tokenize),
+    ("POST", "/v1/detokenize", detokenize),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+)

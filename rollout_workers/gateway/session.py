@@ -1,0 +1,178 @@
+"""One episode's endpoint: what is sampled for it, and the tree of what was said.
+
+request ──▶ place it in the tree ──▶ inference.generate(token ids) ──▶ a turn of the tree ──▶ answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from async_rl.protocols import GenerationArgs, InferenceInterface
+from async_rl.rollout_config import GatewayConfig
+from async_rl.types import Completion, Message, Sample, StopReason, Tool
+from rollout_workers.gateway.admission import Admission
+from rollout_workers.gateway.canonical import canonical
+from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.turn_tree import History, Place, SampledTurn, TurnTree
+from rollout_workers.replies import reply_ids
+from rollout_workers.tool_calls import parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One choice of a response."""
+
+    turn: SampledTurn
+    message: Message
+    """As the client reads it, and will repeat it."""
+
+    @property
+    def completion(self) -> Completion:
+        return self.turn.completion
+
+    @property
+    def finish_reason(self) -> str:
+        if self.completion.stop_reason is StopReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.message.tool_calls else "stop"
+
+
+Read = Callable[[Completion], tuple[Message, History]]
+"""What the client is told of a completion, and what it will say to go on from there."""
+
+
+class EpisodeSession:
+    """Implements `Session`; the endpoints call `chat`, `continue_text` and `continue_tokens`."""
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        base_url: str,
+        inference: InferenceInterface,
+        args: GenerationArgs | None,
+        name: str,
+        settings: GatewayConfig,
+        context_tokens: int,
+        counts: Counts,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = key
+        self.name = name
+        self.tokenizer = inference.tokenizer
+        self.context_tokens = context_tokens
+        self.stored: dict[str, tuple[Message, ...]] = {}
+        """Conversations by the id of the response that ended them."""
+        self._inference = inference
+        self._args = args if args is not None else GenerationArgs()
+        self._settings = settings
+        self._counts = counts
+        self._admission = Admission(settings, counts)
+        self._tree = TurnTree()
+
+    # -- Session ----------------------------------------------------------------------------------------------------
+
+    @property
+    def turns(self) -> Sequence[Completion]:
+        return [turn.completion for turn in self._tree.turns]
+
+    @property
+    def forks(self) -> int:
+        return self._tree.forks
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        return max((turn.conversation for turn in self._tree.turns), key=len, default=())
+
+    def samples(self) -> tuple[Sample, ...]:
+        return self._tree.samples()
+
+    async def close(self) -> None:
+        """Nothing is sampled any more; what was sampled stays."""
+        await self._admission.close()
+
+    # -- endpoints --------------------------------------------------------------------------------------------------
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], args: GenerationArgs, *, n: int, parses_calls: bool
+    ) -> list[Answer]:
+        """Answer a conversation. Only what it adds to a sampled answer is rendered."""
+        history = (tuple(tools), *map(canonical, messages))
+
+        def read(completion: Completion) -> tuple[Message, History]:
+            text = visible_text(completion, args.stop)
+            said, calls = parse(text, self._settings.tool_calls) if parses_calls else (text, ())
+            numbered = tuple(replace(call, id=secrets.token_hex(5)[:9]) for call in calls)  # Mistral's templates want nine
+            message = Message(role="assistant", content=said, tool_calls=numbered)
+            return message, (*history, canonical(message))
+
+        return await self._sample(self._place_chat(history, messages, tools), args, n, messages, read)
+
+    async def continue_text(self, prompt: str, args: GenerationArgs, *, n: int) -> list[Answer]:
+        """Continue a text. Where it repeats what was sampled, the sampled ids stand for it."""
+        parent = self._tree.find_history(prompt)
+        if parent is None:
+            place = self._tree.place_tokens(self.tokenizer.render(prompt))
+        else:
+            place = Place(parent=parent, given=tuple(self.tokenizer.encode(prompt[len(parent.history) :])))
+        return await self._continue(place, args, n, lambda said: prompt + said)
+
+    async def continue_tokens(self, token_ids: Sequence[int], args: GenerationArgs, *, n: int) -> list[Answer]:
+        return await self._continue(self._tree.place_tokens(token_ids), args, n, lambda said: ())
+
+    def _place_chat(self, history: History, messages: Sequence[Message], tools: Sequence[Tool]) -> Place:
+        parent = self._tree.find_history(history)
+        if parent is not None:
+            reply = messages[len(parent.history) - 1 :]
+            if not any(message.role == "system" for message in reply):  # some templates move those to the front
+                return Place(parent=parent, given=tuple(reply_ids(self.tokenizer, parent.completion, *reply)))
+        return self._tree.place_tokens(self.tokenizer.render(messages, tools))
+
+    async def _continue(
+        self, place: Place, args: GenerationArgs, n: int, history_after: Callable[[str], History]
+    ) -> list[Answer]:
+        before = place.parent.conversation if place.parent is not None else ()
+        given = Message(role="user", content=self.tokenizer.decode(place.given))
+
+        def read(completion: Completion) -> tuple[Message, History]:
+            said = visible_text(completion, args.stop)
+            return Message(role="assistant", content=said), history_after(said)
+
+        return await self._sample(place, args, n, (*before, given), read)
+
+    async def _sample(
+        self, place: Place, args: GenerationArgs, n: int, conversation: Sequence[Message], read: Read
+    ) -> list[Answer]:
+        async with self._admission.of(n):
+            completions = await self._generate(place.prompt, args, n)
+        answers: list[Answer] = []
+        for completion in completions:
+            self._counts.tokens += len(completion.token_ids)
+            message, history = read(completion)
+            turn = self._tree.add(place, completion, conversation=(*conversation, message), history=history)
+            answers.append(Answer(turn=turn, message=message))
+        return answers
+
+    async def _generate(self, prompt: Sequence[int], args: GenerationArgs, n: int) -> list[Completion]:
+        chosen = self._allowed(args).over(self._args)
+        seeds = [chosen.seed + index if chosen.seed is not None else None for index in range(n)]
+        try:
+            async with asyncio.TaskGroup() as siblings:
+                running = [siblings.create_task(self._inference.generate(prompt, replace(chosen, seed=seed))) for seed in seeds]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group  # siblings fail for the same reason
+        return [each.result() for each in running]
+
+    def _allowed(self, args: GenerationArgs) -> GenerationArgs:
+        if not self._settings.override_sampling:
+            return args
+        return GenerationArgs(max_tokens=args.max_tokens, stop=args.stop, stop_token_ids=args.stop_token_ids)
+
+
+def visible_text(completion: Completion, stop: Sequence[str] | None) -> str:
+    """Without the stop string that the client asked for, as OpenAI's servers answer."""
+    ends = [completion.text.find(mark) for mark in (stop if stop is not None else ()) if mark in completion.text]
+    return completion.text[: min(ends)] if ends else completion.text

@@ -1,0 +1,35 @@
+"""Server-sent events. A generation comes whole, so a stream is its answer in pieces, sent at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+
+async def stream_data(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
+    """Unnamed events with a [DONE] at their end: chat and completions."""
+
+    def lines() -> Iterator[str]:
+        yield from (f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        yield "data: [DONE]\n\n"
+
+    return await _stream(request, lines())
+
+
+async def stream_events(request: web.Request, events: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
+    """Events named by their `type`: responses."""
+    return await _stream(request, (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events))
+
+
+async def _stream(request: web.Request, pieces: Iterable[str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    with suppress(ConnectionError):  # the client left; what was sampled for it stays in the tree
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece.encode())
+        await response.write_eof()
+    return response

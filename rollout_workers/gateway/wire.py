@@ -1,0 +1,179 @@
+"""What requests and responses have in common. Unknown fields are ignored, wrong ones refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+
+from async_rl.protocols import GenerationArgs
+from async_rl.types import Completion, Message, Tool, ToolCall
+from rollout_workers.gateway.problems import Problem
+from rollout_workers.gateway.session import Answer
+
+Body = TypeVar("Body", bound="Wire")
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=-1, lt=2**31)]
+"""Numbers end up in tensors: one that does not fit must not get that far."""
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    not_offered: ClassVar[Mapping[str, object]] = {}
+    """Fields that would change what is sampled, with the value that changes nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_not_offered(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name, harmless in cls.not_offered.items():
+                if body.get(name) not in (None, harmless, {}, []):
+                    raise ValueError(f"{name} is not offered here; leave it out")
+        return body
+
+
+async def read_body(request: web.Request, kind: type[Body]) -> Body:
+    return kind.model_validate_json(await request.read())
+
+
+class SamplingFields(Wire):
+    """Of a generation, under the names of OpenAI and vLLM."""
+
+    not_offered: ClassVar[Mapping[str, object]] = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "repetition_penalty": 1,
+        "min_p": 0,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "logit_bias": {},
+        "use_beam_search": False,
+    }
+
+    n: int = Field(default=1, ge=1)
+    max_tokens: Count | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    top_k: Count | None = None
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+
+    @field_validator("n", mode="before")
+    @classmethod
+    def _one_unless_said(cls, n: object) -> object:
+        return 1 if n is None else n
+
+    @property
+    def generation_args(self) -> GenerationArgs:
+        return GenerationArgs(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's word for all
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop,
+            stop_token_ids=self.stop_token_ids,
+            seed=self.seed,
+        )
+
+
+def _flat(content: object) -> object:
+    """Content parts as one text. Pictures and sounds are refused: the model reads text."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ValueError(f"a content part of type {kind!r} cannot be read: only text can")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _as_json(arguments: object) -> object:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+Text = Annotated[str, BeforeValidator(_flat)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class FunctionWire(Wire):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def tool(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description if self.description is not None else "",
+            parameters=self.parameters if self.parameters is not None else {},
+        )
+
+
+class CalledWire(Wire):
+    name: str
+    arguments: Annotated[str, BeforeValidator(_as_json)] = "{}"
+
+
+class ToolCallWire(Wire):
+    id: str | None = None
+    function: CalledWire
+
+    def call(self) -> ToolCall:
+        return ToolCall(name=self.function.name, arguments=self.function.arguments, id=self.id if self.id is not None else "")
+
+
+class MessageWire(Wire):
+    role: Role
+    content: Text = ""
+    tool_calls: tuple[ToolCallWire, ...] | None = None
+    tool_call_id: str | None = None
+
+    def message(self) -> Message:
+        return Message(
+            role="system" if self.role == "developer" else self.role,
+            content=self.content,
+            tool_calls=tuple(call.call() for call in self.tool_calls) if self.tool_calls is not None else (),
+            tool_call_id=self.tool_call_id if self.tool_call_id is not None else "",
+        )
+
+
+class FormatWire(Wire):
+    """Answers are not held to a schema: ask for JSON in the prompt."""
+
+    type: Literal["text"] = "text"
+
+
+class ToolWire(Wire):
+    type: Literal["function"] = "function"
+    function: FunctionWire
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+
+
+def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
+    """Whether calls are looked for in the answer. The prompt shows the tools either way, so that it only grows."""
+    if tool_choice not in (None, "auto", "none"):
+        raise Problem(400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'")
+    return bool(tools) and tool_choice != "none"
+
+
+def versions_of(completion: Completion) -> list[dict[str, int]]:
+    """Which weights sampled which tokens; positions count from the first sampled one."""
+    return [{"version": span.version, "start": span.start, "stop": span.stop} for span in completion.versions]
+
+
+def usage(answers: Sequence[Answer]) -> dict[str, int]:
+    read = len(answers[0].turn.place.prompt)
+    said = sum(len(answer.completion.token_ids) for answer in answers)
+    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}

@@ -1,0 +1,125 @@
+"""The worker's side: a few grader processes, started when they are needed, ended and replaced when they misbehave.
+
+in_process(grade, ...) ─▶ a free process ─▶ "ready" (the function is there) ─▶ its answer ─▶ free again
+                             └ out of time, dead, cancelled, processes left behind: killed with all it started
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from async_rl.supervision import PipedProcess, ProcessEnded
+from rollout_workers.belongings import nobodys_tasks
+from rollout_workers.rewards import Score
+
+READY_S = 120.0
+"""Starting Python and importing the grader's module, which may import anything."""
+TIMEOUT_S = 30.0
+
+Grader = Callable[..., Any] | str
+"""A function on the top level of a module, or its name as `module:function` or `path/to/file.py:function`."""
+
+
+class GraderRaised(Exception):
+    """The function raised."""
+
+
+class GraderTimeout(Exception):
+    """It gave no answer in time; its process was killed."""
+
+
+class GraderDied(Exception):
+    """Its process ended while it was asked."""
+
+
+async def in_process(grader: Grader, *arguments: Any, timeout_s: float = TIMEOUT_S) -> Any:
+    """Call a blocking function in a grader process, and return what it returns: a plain value, or a Score.
+
+    It runs on its process' main thread, one call at a time. `timeout_s` counts from when its module was imported. Cancelling
+    this, as the end of an episode does, kills the process too.
+    """
+    pool = _pool.get()
+    if pool is None:
+        raise RuntimeError("there are no grader processes here: play the episode inside `async with open_graders():`")
+    return await pool.call(reference_of(grader), arguments, timeout_s)
+
+
+@asynccontextmanager
+async def open_graders(processes: int = 2) -> AsyncGenerator[GraderPool]:
+    """Inside, `in_process` finds grader processes; at most this many. None is left at the end."""
+    pool = GraderPool(processes)
+    before = _pool.set(pool)
+    try:
+        yield pool
+    finally:
+        _pool.reset(before)
+        await pool.close()
+
+
+class GraderPool:
+    def __init__(self, processes: int) -> None:
+        self._places = asyncio.Semaphore(processes)
+        self._free: list[PipedProcess] = []
+        self._is_closed = False
+        self.killed = 0
+        """Processes that had to be ended."""
+
+    async def call(self, reference: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+        async with self._places:
+            with nobodys_tasks():
+                process = self._free.pop() if self._free else await PipedProcess.start("rollout_workers.graders.process")
+            is_reusable = False
+            try:
+                answer = await _ask(process, reference, arguments, timeout_s)
+                is_reusable = not answer["left_behind"]
+            finally:
+                if is_reusable and not self._is_closed:
+                    self._free.append(process)
+                else:
+                    self.killed += 1
+                    await process.kill()
+        if "error" in answer:
+            raise GraderRaised(answer["error"])
+        return Score(**answer["score"]) if "score" in answer else answer["result"]
+
+    async def close(self) -> None:
+        self._is_closed = True
+        while self._free:
+            await self._free.pop().kill()
+
+
+def reference_of(grader: Grader) -> str:
+    """How another process finds the function. Raises TypeError for one that it cannot find."""
+    if isinstance(grader, str):
+        return grader
+    name, module = getattr(grader, "__qualname__", ""), sys.modules.get(getattr(grader, "__module__", ""))
+    if module is None or functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), module) is not grader:
+        raise TypeError(f"{grader!r} cannot be found by another process: a grader is a function on the top level of a module")
+    # A single file may have been loaded by its path, under a name that only this process knows.
+    return f"{module.__name__ if '.' in module.__name__ else module.__file__}:{name}"
+
+
+async def _ask(process: PipedProcess, reference: str, arguments: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
+    limit_s = READY_S
+    try:
+        await process.send({"function": reference, "arguments": arguments, "path": sys.path})
+        async with asyncio.timeout(limit_s):
+            answer = await process.receive()
+        if answer == "ready":
+            limit_s = timeout_s
+            async with asyncio.timeout(limit_s):
+                answer = await process.receive()
+        return answer
+    except ProcessEnded as ended:
+        raise GraderDied(f"{reference}: its process {ended}") from ended
+    except TimeoutError as error:
+        raise GraderTimeout(f"{reference} gave no answer within {limit_s:g} s; its process was killed") from error
+
+
+_pool: ContextVar[GraderPool | None] = ContextVar("graders", default=None)

@@ -1,0 +1,107 @@
+"""What every inference backend offers beside `generate`: keywords, several samples at once, calls from other threads.
+
+await inference.generate("3=", temperature=0)          one continuation; keywords stand over `args`, `args` over defaults
+await inference.agenerate("3=", n=8)                   eight of them at once
+inference.generate_blocking("3=")                      from code that runs on a thread of its own
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import TypedDict, Unpack
+
+from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
+from async_rl.types import Completion, Message
+
+
+class GenerationKeywords(TypedDict, total=False):
+    """The fields of `GenerationArgs`, one by one."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    stop: tuple[str, ...] | None
+    stop_token_ids: tuple[int, ...] | None
+    seed: int | None
+
+
+class Inference(ABC):
+    """The base of the backends. One provides `_generate`, and says by a marker of async_rl.protocols what it returns."""
+
+    tokenizer: Tokenizer
+    _loop: asyncio.AbstractEventLoop
+    """On which it was opened."""
+
+    @abstractmethod
+    async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
+        """One continuation. What is not set in `args` follows the backend's defaults."""
+
+    async def generate(
+        self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
+    ) -> Completion:
+        """Sample one continuation; see `InferenceInterface`."""
+        return await self._generate(prompt, overlay(args, keywords))
+
+    async def agenerate(
+        self, prompt: Prompt, args: GenerationArgs | None = None, *, n: int = 1, **keywords: Unpack[GenerationKeywords]
+    ) -> tuple[Completion, ...]:
+        """`n` continuations of one prompt, all at once. With a seed, the i-th is drawn with seed + i: the same n again."""
+        if n < 1:
+            raise ValueError(f"n={n} must be at least 1")
+        chosen = overlay(args, keywords)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._generate(prompt, _ith(chosen, index))) for index in range(n)]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # callers look for ContextOverflow, as with `generate`
+        return tuple(each.result() for each in running)
+
+    def generate_blocking(
+        self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
+    ) -> Completion:
+        """For code that cannot await, on a thread of its own (`asyncio.to_thread`)."""
+        if _running_loop() is self._loop:
+            raise RuntimeError("generate_blocking would wait for the very loop that it blocks: use `await generate(...)` here")
+        return asyncio.run_coroutine_threadsafe(self._generate(prompt, overlay(args, keywords)), self._loop).result()
+
+
+def overlay(args: GenerationArgs | None, keywords: GenerationKeywords) -> GenerationArgs:
+    """The keywords that were set, over `args`. Raises TypeError naming a keyword that does not exist."""
+    known = [field.name for field in fields(GenerationArgs)]
+    for name in keywords:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise TypeError(f"there is no generation argument {name!r}; {hint}")
+    given = GenerationArgs(**keywords)
+    return given.over(args) if args is not None else given
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """The ids of any prompt."""
+    if isinstance(prompt, str):
+        return tokenizer.render(prompt)
+    if (messages := messages_of(prompt)) is not None:
+        return tokenizer.render(messages)
+    return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
+
+
+def messages_of(prompt: Prompt) -> list[Message] | None:
+    """The prompt as a conversation, if it is one."""
+    messages = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, Message)]
+    return messages if messages else None
+
+
+def _ith(args: GenerationArgs, index: int) -> GenerationArgs:
+    return replace(args, seed=args.seed + index) if args.seed is not None else args
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

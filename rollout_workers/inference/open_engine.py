@@ -1,0 +1,45 @@
+"""The engine that a worker's configuration asks for: one in this process, or several in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from async_rl.commands import environment
+from async_rl.config import Config
+from async_rl.megatron.parallel import resolve_device
+from async_rl.model_shape import ModelShape
+from async_rl.protocols import Tokenizer
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.replicas.placement import worker_gpus
+
+
+def engine_devices(config: Config, inherited: Mapping[str, str]) -> list[torch.device]:
+    """One for each tensor rank of each engine. `inherited` is the process' environment."""
+    kind = resolve_device(config.device).type
+    if kind == "cpu":
+        return [torch.device(kind)] * (config.worker.engines * config.worker.tensor)
+    return [torch.device(kind, number) for number in worker_gpus(config, inherited, torch.cuda.device_count())]
+
+
+def open_engine(
+    config: Config, shape: ModelShape, tokenizer: Tokenizer, *, seed: int, inherited: Mapping[str, str]
+) -> MegatronEngine | EngineFleet:
+    """For `async with`. `seed` should differ between workers, or they sample alike."""
+    devices = engine_devices(config, inherited)
+    sampling, layer_spec = config.sampling.generation_args, config.model.layer_spec
+    if len(devices) == 1:
+        return MegatronEngine(shape, tokenizer, config.worker, sampling, device=devices[0], seed=seed, layer_spec=layer_spec)
+    return EngineFleet(
+        shape,
+        tokenizer,
+        config.tokenizer,
+        config.worker,
+        sampling,
+        devices=devices,
+        seed=seed,
+        environment=environment(config, inherited),
+        layer_spec=layer_spec,
+    )

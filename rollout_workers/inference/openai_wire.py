@@ -1,0 +1,111 @@
+"""What of an OpenAI-compatible server's answer is read. Everything else in it is ignored; what is missing shows here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from async_rl.protocols import GenerationArgs
+from async_rl.types import Completion, StopReason, ToolCall, VersionSpan
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Called(_Wire):
+    name: str
+    arguments: str = ""
+
+
+class CallSaid(_Wire):
+    function: Called
+
+
+class Said(_Wire):
+    content: str | None = None
+    tool_calls: tuple[CallSaid, ...] | None = None
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        if self.tool_calls is None:
+            return ()
+        return tuple(ToolCall(name=call.function.name, arguments=call.function.arguments) for call in self.tool_calls)
+
+
+class Logprobs(_Wire):
+    token_logprobs: tuple[float, ...] = ()
+    """Of /completions; the other endpoint has them in another form, which nobody needs here."""
+
+
+class Span(_Wire):
+    version: int
+    start: int
+    stop: int
+
+
+class Choice(_Wire):
+    """One continuation, of either endpoint."""
+
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """vLLM's: the stop string or token that ended it, if one did."""
+    text: str | None = None
+    message: Said | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: Logprobs | None = None
+    versions: tuple[Span, ...] | None = None
+
+    def completion(self, text: str, token_ids: Sequence[int], *, end_id: int | None) -> Completion:
+        """`end_id` None means that the ids do not show how it ended."""
+        return Completion(
+            token_ids=np.array(token_ids, np.int32),
+            logprobs=np.array(self.logprobs.token_logprobs if self.logprobs is not None else (), np.float32),
+            versions=tuple(
+                VersionSpan(version=span.version, start=span.start, stop=span.stop)
+                for span in (self.versions if self.versions is not None else ())
+            ),
+            stop_reason=self._stop_reason(token_ids, end_id),
+            text=text,
+        )
+
+    def _stop_reason(self, token_ids: Sequence[int], end_id: int | None) -> StopReason:
+        if self.finish_reason == "length":
+            return StopReason.LENGTH
+        has_end = self.stop_reason is None if end_id is None else list(token_ids[-1:]) == [end_id]
+        return StopReason.END if has_end else StopReason.STOP
+
+
+class Answer(_Wire):
+    choices: tuple[Choice, ...]
+
+
+class Model(_Wire):
+    id: str
+
+
+class Models(_Wire):
+    data: tuple[Model, ...] = ()
+
+
+class Malformed(Exception):
+    """The server's answer is not what the protocol says."""
+
+
+def first_choice(answer: Mapping[str, Any]) -> Choice:
+    try:
+        choices = Answer.model_validate(answer).choices
+    except ValidationError as error:
+        raise Malformed(f"its answer is none of OpenAI's protocol: {error.errors()[0]['msg']}") from error
+    if not choices:
+        raise Malformed("its answer has no choices")
+    return choices[0]
+
+
+def body_of(args: GenerationArgs) -> dict[str, Any]:
+    """Only what was set: everything else follows the server's defaults."""
+    given = {name: value for name in args.__dataclass_fields__ if (value := getattr(args, name)) not in (None, ())}
+    return {**given, "top_k": -1} if given.get("top_k") == 0 else given  # vLLM's word for all

@@ -1,0 +1,45 @@
+"""Any backend as agents need it who only read: what its completions lack is filled in, and nothing of it is for training."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+
+from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, ReturnsText, Tokenizer
+from async_rl.types import Completion, StopReason, VersionSpan
+from rollout_workers.inference.interface import Inference
+
+NO_VERSION = -1
+"""Of tokens that no weights of a run sampled."""
+
+
+class Readable(Inference, ReturnsText):
+    """For evaluation, opponents and judges. `always` stands over whatever an agent asks for."""
+
+    def __init__(self, inference: InferenceInterface, always: GenerationArgs | None = None) -> None:
+        self.tokenizer = inference.tokenizer
+        self._inference = inference
+        self._always = always if always is not None else GenerationArgs()
+        self._loop = asyncio.get_running_loop()
+
+    async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
+        return whole(await self._inference.generate(prompt, self._always.over(args)), self.tokenizer)
+
+
+def whole(completion: Completion, tokenizer: Tokenizer) -> Completion:
+    """With ids of the text where the server gave none, and a log-probability of 0 and no version where it gave none."""
+    token_ids = completion.token_ids
+    if not len(token_ids):
+        ended = [tokenizer.end_id] if completion.stop_reason is StopReason.END else []
+        token_ids = np.array([*tokenizer.encode(completion.text), *ended], np.int32)
+    length = len(token_ids)
+    has_logprobs = len(completion.logprobs) == length
+    unversioned = (VersionSpan(version=NO_VERSION, start=0, stop=length),) if length else ()
+    return replace(
+        completion,
+        token_ids=token_ids,
+        logprobs=completion.logprobs if has_logprobs else np.zeros(length, np.float32),
+        versions=completion.versions if completion.versions else unversioned,
+    )

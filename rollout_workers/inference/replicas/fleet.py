@@ -1,0 +1,224 @@
+"""Several engines behind one `InferenceInterface`: each generation goes to one of them, each swap to all."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from async_rl.config import TokenizerConfig
+from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
+from async_rl.megatron import parallel
+from async_rl.megatron.model import LayerSpec
+from async_rl.megatron.paged_attention import page_tokens
+from async_rl.megatron.parameters import check_complete, specs
+from async_rl.model_shape import ModelShape
+from async_rl.parameter_spec import ParameterSpec
+from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
+from async_rl.rollout_config import WorkerConfig
+from async_rl.types import Completion
+from rollout_workers.inference.core import EngineMetrics
+from rollout_workers.inference.interface import Inference, prompt_ids
+from rollout_workers.inference.replicas.frames import Generate, Swap
+from rollout_workers.inference.replicas.replica import Replica
+from rollout_workers.inference.replicas.routing import Router
+from rollout_workers.inference.replicas.setup import RankSetup
+from rollout_workers.inference.replicas.shared_weights import SharedWeights
+
+
+class EngineFleet(Inference, ReturnsLogprobs):
+    """Use as `async with`: entering starts the processes and builds their engines, leaving ends them.
+
+    From outside it is a MegatronEngine.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        tokenizer: Tokenizer,
+        tokenizer_config: TokenizerConfig,
+        worker: WorkerConfig,
+        sampling: GenerationArgs,
+        *,
+        devices: Sequence[torch.device],
+        seed: int,
+        environment: Mapping[str, str],
+        dtype: torch.dtype | None = None,
+        layer_spec: LayerSpec = "local",
+    ) -> None:
+        """`devices`: one for each rank, engine by engine. `environment` is what the rank processes get."""
+        if shape.kv_heads % worker.tensor or shape.ffn % worker.tensor:
+            raise ConfigError(
+                f"worker.tensor ({worker.tensor}) must divide the model's kv_heads ({shape.kv_heads}) and ffn ({shape.ffn})"
+            )
+        self.tokenizer = tokenizer
+        self.device = torch.device("cpu")
+        """Where the weights of a swap are read fastest: this process holds no memory of the GPUs that its engines use."""
+        self.kernel = ""
+        """Which attention decodes."""
+        self.version = -1
+        """What all engines serve at least; -1 before the first weights."""
+        self._shape = shape
+        self._worker = worker
+        self._defaults = sampling
+        self._dtype = dtype if dtype is not None else parallel.resolve_dtype(devices[0])
+        self._devices = devices
+        self._seed = seed
+        self._environment = environment
+        self._rank = partial(RankSetup, shape=shape, tokenizer=tokenizer_config, worker=worker, layer_spec=layer_spec)
+        self._ids = itertools.count()
+        self._router = Router(replicas=worker.engines, block_tokens=page_tokens(devices[0], worker.kv_block_tokens))
+        self._swapping = asyncio.Lock()
+        self._memory_users: Sequence[asyncio.Future[Any]] = []
+        """Who writes or reads the shared memory, also on behalf of a swap that was cancelled."""
+        self._replicas: list[Replica] = []
+        self._is_closed = False
+        self._failure: AsyncRLError | None = None
+
+    async def __aenter__(self) -> EngineFleet:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._folder = TemporaryDirectory(prefix="async-rl-engines-")
+        self._weights = SharedWeights(self.specs)
+        self._replicas = [
+            Replica(f"engine {number}", self._ranks(number), self._environment, self._lost)
+            for number in range(self._worker.engines)
+        ]
+        self._running = asyncio.create_task(self._run(), name="engines")
+        try:
+            for replica in self._replicas:
+                self.kernel = (await replica.ready).kernel
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._close()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    async def watch(self) -> None:
+        """A service: returns when the fleet is closed, raises ServiceStopped when one of its processes is gone."""
+        await asyncio.shield(self._ended)
+
+    async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
+        self._raise_if_stopped()
+        token_ids = prompt_ids(prompt, self.tokenizer)
+        request = Generate(id=next(self._ids), prompt=token_ids, args=args.over(self._defaults))
+        number = self._router.choose(request.prompt)
+        try:
+            completion = (await self._replicas[number].ask(request)).completion
+            assert completion is not None
+            return completion
+        except asyncio.CancelledError:
+            self._replicas[number].cancel(request)
+            raise
+        finally:
+            self._router.ended(number)
+
+    async def swap(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Serve other weights everywhere; `tensors` are full parameters under canonical names. See MegatronEngine.
+
+        Raises ValueError, and changes nothing, when the tensors do not fit or `version` does not exceed the one held.
+        """
+        check_complete(self._shape, tensors)
+        async with self._swapping:
+            self._raise_if_stopped()
+            if version <= self.version:
+                raise ValueError(f"weights of version {version} cannot replace version {self.version}: versions only grow")
+            if self._memory_users:
+                await asyncio.wait(self._memory_users)
+            writing = self._loop.run_in_executor(None, self._weights.write, tensors)
+            await self._finish([writing])
+            await self._finish([replica.ask(Swap(id=next(self._ids), version=version)) for replica in self._replicas])
+            self.version = version
+
+    @property
+    def specs(self) -> list[ParameterSpec]:
+        """What `swap` expects."""
+        return specs(self._shape, self._dtype)
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Of all engines together, at most a heartbeat old: sums, and the mean of the times that generations waited."""
+        reports = [replica.metrics for replica in self._replicas if replica.metrics is not None]
+        sums = {field.name: sum(getattr(report, field.name) for report in reports) for field in fields(EngineMetrics)}
+        return EngineMetrics(**{**sums, "queue_s": sums["queue_s"] / max(1, len(reports))})
+
+    @property
+    def loads(self) -> Sequence[int]:
+        """Generations that each engine has at the moment."""
+        return self._router.loads
+
+    def _ranks(self, engine: int) -> list[RankSetup]:
+        ranks = self._worker.tensor
+        return [
+            self._rank(
+                rank=rank,
+                seed=zlib.crc32(f"{self._seed}/{engine}".encode()),
+                device=str(device),
+                dtype=str(self._dtype).removeprefix("torch."),
+                store=Path(self._folder.name) / f"engine-{engine}",
+                weights=self._weights.fd,
+            )
+            for rank, device in enumerate(self._devices[engine * ranks : (engine + 1) * ranks])
+        ]
+
+    async def _finish(self, work: Sequence[asyncio.Future[Any]]) -> None:
+        """Wait for all of it, whatever becomes of a part; cancelling this does not cancel the work."""
+        self._memory_users = work
+        await asyncio.wait(work)
+        for each in work:
+            each.result()
+
+    # -- the end ----------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for replica in self._replicas:
+                    tasks.create_task(replica.run())
+        except ExceptionGroup as several:  # a process could not be started
+            self._lost(ServiceStopped(f"the inference engine broke: {several.exceptions[0]}"))
+
+    def _lost(self, failure: AsyncRLError) -> None:
+        """An engine without one of its ranks is none, and a worker with half its engines is better started anew."""
+        if self._failure is None:
+            self._failure = failure
+            self._ended.set_exception(failure)
+            self._ended.exception()  # whoever does not `watch` learns of it from generate and __aexit__
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        for replica in self._replicas:
+            replica.kill()
+            replica.release(self._stopped())
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        self._end_processes()
+        await asyncio.wait([self._running])
+        if not self._ended.done():
+            self._ended.set_result(None)
+        self._weights.close()
+        self._folder.cleanup()
+
+    def _raise_if_stopped(self) -> None:
+        if self._is_closed or self._failure is not None:
+            raise self._stopped()
+
+    def _stopped(self) -> AsyncRLError:
+        return self._failure if self._failure is not None else ServiceStopped("the inference engine is closed")

@@ -1,0 +1,98 @@
+"""Tensor-parallel ranks do the same at the same time: rank 0 decides, and tells the others before it acts.
+
+engine thread of rank 0            ranks 1 ...
+submit, cancel, swap, step ──────▶ the same calls, in the same order
+   ◀── Loaded, after a swap ──────
+
+No tokens travel. The ranks gather equal logits and draw with equal generators, so they sample alike; each step is told
+together with a checksum of what led to it, and a rank that has come to anything else stops before it computes with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from async_rl.errors import ServiceStopped
+from async_rl.types import Completion
+from rollout_workers.inference.core import EngineCore
+from rollout_workers.inference.generation import Generation
+from rollout_workers.inference.replicas.frames import Cancel, Loaded, Pipe, Step, Submit, Swap
+
+
+class LockstepCore(EngineCore):
+    def state(self) -> int:
+        """What the ranks must agree on before a step: the version, who runs, and everybody's newest token."""
+        running = self._sampler.running.values()
+        newest = ((each.id, len(each.token_ids), each.token_ids[-1] if each.token_ids else -1) for each in running)
+        numbers = [self.version, *(number for each in newest for number in each)]
+        return zlib.crc32(np.array(numbers).tobytes())
+
+
+class LeadingCore(LockstepCore):
+    """Rank 0's. With no followers it is an EngineCore."""
+
+    def __init__(self, followers: Sequence[Pipe], **arguments: Any) -> None:
+        self._followers = followers
+        super().__init__(**arguments)
+
+    def submit(self, generation: Generation) -> None:
+        self._tell(Submit(id=generation.id, prompt=generation.prompt, sampling=generation.sampling))
+        super().submit(generation)
+
+    def cancel(self, generation: Generation) -> None:
+        self._tell(Cancel(id=generation.id))
+        super().cancel(generation)
+
+    def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        self._tell(Swap(id=0, version=number))
+        try:
+            super().swap(number, tensors)
+        finally:  # whoever gave us `tensors` may overwrite them once we return
+            for rank, follower in enumerate(self._followers, start=1):
+                if not isinstance(follower.receive(), Loaded):
+                    raise ServiceStopped(f"tensor rank {rank} is gone")
+
+    def step(self) -> None:
+        if self._followers:
+            self._tell(Step(state=self.state()))
+        super().step()
+
+    def _tell(self, order: object) -> None:
+        for follower in self._followers:
+            follower.send(order)
+
+
+def follow(core: LockstepCore, leader: Pipe, weights: Mapping[str, Tensor]) -> None:
+    """Do what rank 0 does, until it is gone."""
+    running: dict[int, Generation] = {}
+    while (order := leader.receive()) is not None:
+        match order:
+            case Submit():
+                running[order.id] = _as_told(order, running)
+                core.submit(running[order.id])
+            case Cancel():
+                if (generation := running.pop(order.id, None)) is not None:
+                    core.cancel(generation)
+            case Swap():
+                with suppress(ValueError):  # rank 0 refuses the same, and says so
+                    core.swap(order.version, weights)
+                leader.send(Loaded())
+            case Step():
+                if order.state != core.state():
+                    raise ServiceStopped("this tensor rank has come to other tokens than rank 0")
+                core.step()
+            case _:
+                raise TypeError(f"rank 0 gave an unknown order: {order!r}")
+
+
+def _as_told(order: Submit, running: dict[int, Generation]) -> Generation:
+    def finish(_: Completion) -> None:
+        del running[order.id]
+
+    return Generation(id=order.id, prompt=order.prompt, sampling=order.sampling, finish=finish)

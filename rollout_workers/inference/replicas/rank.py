@@ -1,0 +1,103 @@
+"""The process of one rank: `python -m rollout_workers.inference.replicas.rank SETUP LEADER FOLLOWER...`, started by a Replica.
+
+The last are open sockets. LEADER is whom it obeys: the worker, or rank 0, which has a FOLLOWER for each of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from torch import Tensor
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+
+from async_rl.errors import ConfigError, boundary, first_of_ours
+from async_rl.megatron import parallel
+from async_rl.megatron.parameters import specs
+from async_rl.packages import guard
+from async_rl.protocols import GenerationArgs
+from async_rl.supervision import run_with
+from async_rl.telemetry import configure_logs
+from async_rl.tokenizers import open_tokenizer
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.replicas.frames import Broken, Pipe, Ready, frame
+from rollout_workers.inference.replicas.lockstep import LeadingCore, LockstepCore, follow
+from rollout_workers.inference.replicas.server import EngineServer
+from rollout_workers.inference.replicas.setup import RankSetup
+from rollout_workers.inference.replicas.shared_weights import SharedWeights
+
+
+def main() -> None:
+    with boundary("async-rl engine"), ExitStack() as sockets:
+        guard()
+        setup = RankSetup.model_validate_json(sys.argv[1])
+        configure_logs("worker")
+        # torch has other names for what Megatron gathers logits with.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        _meet(setup)
+        weights = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights).tensors
+        leader, *followers = (sockets.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
+        if setup.rank > 0:
+            orders = Pipe(leader)
+            follow(_core(setup, orders), orders, weights)
+        else:
+            asyncio.run(lead(setup, leader, [Pipe(follower) for follower in followers], weights))
+
+
+def _meet(setup: RankSetup) -> None:
+    ranks = setup.worker.tensor
+    meeting = parallel.Rendezvous(store=FileStore(str(setup.store), ranks), rank=setup.rank, world_size=ranks)
+    parallel.initialize(device=setup.torch_device, tensor=ranks, rendezvous=meeting)
+
+
+def _core(setup: RankSetup, orders: Pipe) -> LockstepCore:
+    try:
+        return LockstepCore(
+            shape=setup.shape,
+            tokenizer=open_tokenizer(setup.tokenizer),
+            worker=setup.worker,
+            device=setup.torch_device,
+            dtype=setup.torch_dtype,
+            seed=setup.seed,
+            layer_spec=setup.layer_spec,
+        )
+    except ConfigError:
+        orders.receive()  # rank 0 finds the same, and ends once the worker has been told
+        raise
+
+
+async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Pipe], weights: Mapping[str, Tensor]) -> None:
+    """Rank 0: serve the worker until it is gone."""
+    reader, writer = await asyncio.open_connection(sock=worker)
+    engine = MegatronEngine(
+        setup.shape,
+        open_tokenizer(setup.tokenizer),
+        setup.worker,
+        GenerationArgs(),  # the worker has laid the run's defaults under what was asked for
+        device=setup.torch_device,
+        seed=setup.seed,
+        dtype=setup.torch_dtype,
+        layer_spec=setup.layer_spec,
+        core=partial(LeadingCore, followers),
+    )
+    try:
+        async with engine:
+            server = EngineServer(engine, weights, writer)
+            writer.write(frame(Ready(kernel=engine.kernel)))
+            await run_with(lambda: server.serve(reader), engine=engine.watch, metrics=server.report)
+    except Exception as error:
+        cause = ours if (ours := first_of_ours(error)) is not None else error
+        writer.write(frame(Broken(kind=type(cause).__name__, reason=str(cause))))
+        await writer.drain()
+        raise
+    finally:
+        writer.close()
+
+
+if __name__ == "__main__":
+    main()

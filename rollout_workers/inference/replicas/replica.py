@@ -1,0 +1,164 @@
+"""A worker's end of one replica: its rank processes, and the requests that they have not answered yet."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from async_rl.commands import command
+from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
+from async_rl.protocols import ContextOverflow
+from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy, how_it_ended
+from rollout_workers.inference.core import EngineMetrics
+from rollout_workers.inference.replicas.frames import (
+    Answer,
+    Broken,
+    Cancel,
+    Generate,
+    Ready,
+    Refusal,
+    Report,
+    Swap,
+    frame,
+    receive,
+)
+from rollout_workers.inference.replicas.setup import RankSetup
+
+_ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in (ContextOverflow, ValueError, ConfigError)}
+"""What a rank may raise here; anything else is a ServiceStopped."""
+
+
+class Replica:
+    """`run` keeps its processes; they are useful once `ready` is done. `kill` ends them, and with them `run`."""
+
+    def __init__(
+        self, name: str, ranks: Sequence[RankSetup], environment: Mapping[str, str], on_loss: Callable[[AsyncRLError], None]
+    ) -> None:
+        """`on_loss` is told why when a process ended that nobody killed."""
+        self.metrics: EngineMetrics | None = None
+        """As of the last report."""
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._on_loss = on_loss
+        self._is_killed = False
+        self._last_words: Exception | None = None
+        self._all_heard = asyncio.Event()
+        """Of what rank 0 says."""
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        """Requests without an answer, by id."""
+        self._own_end, rank_0 = socket.socketpair()
+        pairs = [socket.socketpair() for _ in ranks[1:]]
+        downward = [[leads for leads, _ in pairs], *([] for _ in pairs)]
+        upward = [rank_0, *(follows for _, follows in pairs)]
+        self._children = [
+            _child(f"{name}, rank {setup.rank}", setup, up, down, environment)
+            for setup, up, down in zip(ranks, upward, downward, strict=True)
+        ]
+
+    async def run(self) -> None:
+        """Until all its processes are gone."""
+        reader, self._writer = await asyncio.open_connection(sock=self._own_end)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in self._children:
+                    tasks.create_task(self._keep(child), name=child.spec.name)
+                await self._listen(reader)
+                self._all_heard.set()
+        finally:
+            self._writer.close()
+            with suppress(ConnectionError):  # it went first
+                await self._writer.wait_closed()
+
+    def kill(self) -> None:
+        self._is_killed = True
+        for child in self._children:
+            child.kill()
+
+    def ask(self, request: Generate | Swap) -> asyncio.Future[Answer]:
+        """Its answer, or a refusal as an exception."""
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request.id] = waiting
+        self._writer.write(frame(request))
+        return waiting
+
+    def cancel(self, request: Generate) -> None:
+        if self._waiting.pop(request.id, None) is not None and not self._is_killed:
+            self._writer.write(frame(Cancel(id=request.id)))
+
+    def release(self, error: Exception) -> None:
+        """Nobody will get an answer any more."""
+        for waiting in (self.ready, *self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # it is no news to the one whose caller has left
+
+    async def _keep(self, child: Child) -> None:
+        try:
+            status = await child.supervise()
+        except FatalExit as fatal:
+            status = fatal.status
+        if child is self._children[0]:
+            await self._all_heard.wait()
+        if not self._is_killed:
+            self._on_loss(self._loss(child, status))
+
+    def _loss(self, child: Child, status: int) -> AsyncRLError:
+        words = self._last_words
+        if isinstance(words, ConfigError):  # wrong on every rank, and whoever ends first
+            return words
+        what = f"the inference engine broke: {child.spec.name} {how_it_ended(status)}"
+        return ServiceStopped(f"{what}: {words}" if words is not None and child is self._children[0] else what)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """
+        consumes: what rank 0 says   waits for:    a message
+        produces: answers (ask)      unblocked by: rank 0, also by ending
+        """
+        while (message := await receive(reader)) is not None:
+            match message:
+                case Answer() | Refusal():
+                    self._settle(message)
+                case Report():
+                    self.metrics = message.metrics
+                case Ready():
+                    if not self.ready.done():
+                        self.ready.set_result(message)
+                case Broken():
+                    self._last_words = _error(message)
+                case _:
+                    raise TypeError(f"rank 0 said something unknown: {message!r}")
+
+    def _settle(self, message: Answer | Refusal) -> None:
+        waiting = self._waiting.pop(message.id, None)
+        if waiting is None or waiting.done():  # its caller has left
+            return
+        if isinstance(message, Answer):
+            waiting.set_result(message)
+        else:
+            waiting.set_exception(_error(message))
+
+
+def _child(
+    name: str, setup: RankSetup, up: socket.socket, down: Sequence[socket.socket], environment: Mapping[str, str]
+) -> Child:
+    sockets = [end.fileno() for end in (up, *down)]
+    spec = ChildSpec(
+        name=name,
+        command=command("rollout_workers.inference.replicas.rank", [setup.model_dump_json(), *map(str, sockets)]),
+        environment=environment,
+        log=None,  # where the worker's own lines go
+        policy=RestartPolicy(limit=0),  # a rank that comes back alone knows nothing of what the others run
+        inherits=(*sockets, setup.weights),
+    )
+
+    def let_go(*_: object) -> None:
+        """Once the process holds them: it must be the only one, or nobody would see that it ended."""
+        for end in (up, *down):
+            end.close()
+
+    return Child(spec, on_start=let_go)
+
+
+def _error(message: Refusal | Broken) -> Exception:
+    return _ERRORS.get(message.kind, ServiceStopped)(message.reason)

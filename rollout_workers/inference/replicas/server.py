@@ -1,0 +1,63 @@
+"""Rank 0 of a replica, as the worker sees it: requests come in, answers go out when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from async_rl.config import HEARTBEAT_S
+from async_rl.types import Completion
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.replicas.frames import Answer, Cancel, Generate, Refusal, Report, Swap, frame, receive
+
+
+class EngineServer:
+    def __init__(self, engine: MegatronEngine, weights: Mapping[str, Tensor], writer: asyncio.StreamWriter) -> None:
+        self._engine = engine
+        self._weights = weights
+        self._writer = writer
+        self._working: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """
+        consumes: requests           waits for:    a message
+        produces: answers, refusals  unblocked by: the worker, also by ending
+        """
+        async with asyncio.TaskGroup() as tasks:
+            while (request := await receive(reader)) is not None:
+                match request:
+                    case Cancel() if (task := self._working.get(request.id)) is not None:
+                        task.cancel()
+                    case Generate() | Swap():
+                        self._working[request.id] = tasks.create_task(self._answer(request))
+                        self._working[request.id].add_done_callback(lambda _, id=request.id: self._working.pop(id))
+                    case _:
+                        pass  # it was answered already
+            for task in self._working.values():
+                task.cancel()
+
+    async def report(self) -> None:
+        """Service: what the worker shows of this engine, every heartbeat."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._send(Report(metrics=self._engine.metrics))
+
+    async def _answer(self, request: Generate | Swap) -> None:
+        try:
+            answer = Answer(id=request.id, completion=await self._do(request))
+        except ValueError as error:
+            answer = Refusal(id=request.id, kind=type(error).__name__, reason=str(error))
+        await self._send(Report(metrics=self._engine.metrics))  # first: whoever gets the answer may look at the metrics
+        await self._send(answer)
+
+    async def _do(self, request: Generate | Swap) -> Completion | None:
+        if isinstance(request, Generate):
+            return await self._engine.generate(request.prompt, request.args)
+        await self._engine.swap(request.version, self._weights)
+        return None
+
+    async def _send(self, message: object) -> None:
+        self._writer.write(frame(message))
+        await self._writer.drain()

@@ -1,0 +1,36 @@
+"""What a rank process is told when it is started, as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from async_rl.config import TokenizerConfig
+from async_rl.config_section import Section
+from async_rl.megatron.model import LayerSpec
+from async_rl.model_shape import ModelShape
+from async_rl.rollout_config import WorkerConfig
+
+
+class RankSetup(Section):
+    shape: ModelShape
+    tokenizer: TokenizerConfig
+    worker: WorkerConfig
+    layer_spec: LayerSpec
+    seed: int
+    rank: int
+    device: str
+    dtype: str
+    store: Path
+    """A file by which the ranks find each other."""
+    weights: int
+    """The shared memory, an open file."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)

@@ -1,0 +1,40 @@
+"""Models beside the one that is trained: opponents, judges, simulated users. They stand under `policies:`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import torch
+
+from async_rl.errors import ConfigError
+from async_rl.evaluation_config import OpenAIPolicy, PolicyConfig
+from async_rl.protocols import InferenceInterface
+from async_rl.tokenizer_config import HuggingFaceTokenizer
+from async_rl.tokenizers import open_tokenizer
+from rollout_workers.inference.hf_backend import open_hf
+from rollout_workers.inference.openai_backend import open_openai
+from rollout_workers.inference.readable import Readable
+
+
+@asynccontextmanager
+async def open_policies(
+    configs: Mapping[str, PolicyConfig], *, device: torch.device
+) -> AsyncGenerator[Mapping[str, InferenceInterface]]:
+    """All of them, for `EpisodeContext.policies`. Raises ConfigError when one cannot be reached or loaded."""
+    async with AsyncExitStack() as opened:
+        models: dict[str, InferenceInterface] = {}
+        for name, config in configs.items():
+            try:
+                models[name] = Readable(await opened.enter_async_context(open_policy(config, device)))
+            except ConfigError as error:
+                raise ConfigError(f"policies.{name}: {error}") from error
+        yield models
+
+
+def open_policy(config: PolicyConfig, device: torch.device) -> AbstractAsyncContextManager[InferenceInterface]:
+    """As it is: with what its backend returns, and nothing filled in."""
+    if isinstance(config, OpenAIPolicy):
+        return open_openai(config)
+    tokenizer = open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=config.folder))
+    return open_hf(config.folder, tokenizer, config.sampling.generation_args, device=device)

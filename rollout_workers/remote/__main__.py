@@ -1,0 +1,84 @@
+"""`async-rl env serve TYPE`: without torch, Megatron and Redis, so that it fits into a virtual environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from async_rl.buffer_verbs import Line, read
+from async_rl.env_verbs import SERVE, section_of
+from async_rl.errors import ConfigError, boundary
+from async_rl.packages import guard
+from async_rl.protocols import Tokenizer
+from async_rl.rollout_config import GatewayConfig
+from async_rl.supervision import drain_on_signals, stall_watchdog
+from async_rl.telemetry import configure_logs
+from async_rl.tokenizer_config import HuggingFaceTokenizer
+from async_rl.tokenizers import open_tokenizer
+from rollout_workers.belongings import tasks_have_owners
+from rollout_workers.gateway import open_gateway
+from rollout_workers.graders import open_graders
+from rollout_workers.remote.server import open_server
+
+ANY_CONTEXT = 1 << 20
+"""The worker's model refuses what is too long for it."""
+
+log = structlog.get_logger("environment")
+
+
+def main(words: Sequence[str]) -> None:
+    guard()
+    line = read(SERVE, words)
+    configure_logs("environment")
+    asyncio.run(serve(line))
+
+
+async def serve(line: Line) -> None:
+    section, token, tokenizer = section_of(line), _token(line.text("token-file")), _tokenizer(line.text("tokenizer"))
+    host, port, episodes = line.text("host"), line.integer("port"), line.integer("max-episodes")
+    stop = drain_on_signals()
+    with ExitStack() as watched:
+        watched.enter_context(stall_watchdog())
+        watched.enter_context(tasks_have_owners(lambda what, names: log.warning(f"an episode left {what}", names=names)))
+        async with (
+            open_graders(),
+            open_gateway(GatewayConfig(), context_tokens=ANY_CONTEXT, run_token=secrets.token_hex(16)) as gateway,
+            open_server(
+                section,
+                host=host if host is not None else "127.0.0.1",
+                port=port if port is not None else 0,
+                token=token,
+                tokenizer=tokenizer,
+                gateway=gateway,
+                max_episodes=episodes if episodes is not None else 1024,
+            ) as url,
+        ):
+            print(f"environment {section.label} is served: {{type: remote, args: {{url: {url}}}}}", flush=True)
+            await stop.wait()
+
+
+def _token(file: str | None) -> str:
+    if file is None:
+        return ""
+    try:
+        token = Path(file).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"--token-file {file} cannot be read: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty")
+    return token
+
+
+def _tokenizer(folder: str | None) -> Tokenizer | None:
+    return None if folder is None else open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=Path(folder)))
+
+
+if __name__ == "__main__":
+    with boundary("async-rl env serve"):
+        main(sys.argv[1:])

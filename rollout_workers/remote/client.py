@@ -1,0 +1,183 @@
+"""The worker's side of an environment server: an agent like any other, whose episodes are played elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    ClientWebSocketResponse,
+    TCPConnector,
+    WSMsgType,
+    WSServerHandshakeError,
+)
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.types import Rollout, Task
+from rollout_workers.remote.socket_model import mark_of
+from rollout_workers.remote.tokenizers import describe
+from rollout_workers.remote.wire import (
+    MAX_BYTES,
+    SCHEMA,
+    Packed,
+    pack,
+    read_args,
+    read_prompt,
+    read_rollout,
+    read_task,
+    unpack,
+    write_completion,
+    write_task,
+    write_ticket,
+)
+from rollout_workers.stages import timeouts_in_force
+
+HEARTBEAT_S = 15.0
+ANSWER_S = 60.0
+"""For everything but playing."""
+
+
+class EnvironmentServerFailed(Exception):
+    """It refused, or is gone."""
+
+
+class RemoteAgent:
+    """`async-rl env serve` is at `url`. Name and seed are the run's; the environment's arguments are the server's."""
+
+    def __init__(self, *, name: str, url: str, seed: int = 0, token_file: str = "") -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, got {url!r}")
+        self._name, self._seed, self._url = name, seed, url.rstrip("/")
+        self._token = _token_in(token_file)
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        # As many sockets as episodes: what bounds them is the worker.
+        self._session = await self._open.enter_async_context(ClientSession(headers=headers, connector=TCPConnector(limit=0)))
+        try:
+            hello = await self._get("/hello")
+        except (EnvironmentServerFailed, TimeoutError) as error:
+            await self._open.aclose()
+            raise ConfigError(f"environment {self._name!r}: {error}; `async-rl env serve` starts a server") from error
+        if hello.get("schema") != SCHEMA:
+            await self._open.aclose()
+            raise ConfigError(
+                f"the environment server at {self._url} speaks schema {hello.get('schema')} and this worker {SCHEMA}: "
+                "use the same async_rl on both sides"
+            )
+        if hello.get("plays_groups"):
+            self.rollout_group = self._rollout_group  # having it is what makes an agent a GroupAgent
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        await self._open.aclose()
+
+    async def task(self, index: int) -> Task:
+        answer = await self._get("/task", name=self._name, seed=str(self._seed), index=str(index))
+        if "failure" in answer:
+            raise EnvironmentServerFailed(answer["failure"])
+        return read_task(answer.get("task"))
+
+    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+        [rollout] = await self._played(task, inference, [context])
+        return rollout
+
+    async def _rollout_group(
+        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+    ) -> Sequence[Rollout]:
+        return await self._played(task, inference, contexts)
+
+    async def _played(self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]) -> list[Rollout]:
+        models = {"": inference, **contexts[0].policies}
+        order = {
+            "schema": SCHEMA,
+            "name": self._name,
+            "seed": self._seed,
+            "task": write_task(task),
+            "contexts": [
+                {"ticket": write_ticket(each.ticket), "sibling": each.sibling, "seed": each.seed} for each in contexts
+            ],
+            "models": {
+                name: {"mark": mark_of(model), "tokenizer": describe(model.tokenizer)} for name, model in models.items()
+            },
+            "timeouts": timeouts_in_force().model_dump(),
+        }
+        try:
+            async with self._session.ws_connect(f"{self._url}/play", max_msg_size=MAX_BYTES, heartbeat=HEARTBEAT_S) as socket:
+                await socket.send_bytes(pack(order))
+                last = await _serve_generations(socket, models)
+        except WSServerHandshakeError as error:
+            raise EnvironmentServerFailed(f"the environment server at {self._url} refuses to play ({error.status})") from error
+        except (ClientError, OSError) as error:
+            raise self._gone(error) from error
+        match last:
+            case {"rollouts": list() as rollouts}:
+                return [read_rollout(rollout) for rollout in rollouts]
+            case {"refused": str() as reason}:
+                raise EnvironmentServerFailed(reason)
+            case _:
+                raise self._gone("the connection ended in the middle of an episode")
+
+    async def _get(self, path: str, **query: str) -> dict[str, Any]:
+        try:
+            async with self._session.get(f"{self._url}{path}", params=query, timeout=ClientTimeout(total=ANSWER_S)) as response:
+                if response.status != 200:
+                    reason = (await response.text())[:500]
+                    raise EnvironmentServerFailed(f"the environment server at {self._url} says: {reason}")
+                return unpack(await response.read())
+        except (ClientError, OSError) as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: object) -> EnvironmentServerFailed:
+        return EnvironmentServerFailed(f"no environment server is at {self._url}: {error}")
+
+
+async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[str, InferenceInterface]) -> Packed:
+    """Generate whatever the episode asks for, until it ends: its last message, or nothing if the connection ended first."""
+    generating: dict[int, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.BINARY:
+                    break
+                match unpack(message.data):
+                    case {"generate": {"number": int() as number, "model": str() as name} as question} if name in models:
+                        answer = _generate(socket, number, models[name], question)
+                        generating[number] = tasks.create_task(answer, name=f"remote generation {number}")
+                        generating[number].add_done_callback(lambda _, number=number: generating.pop(number, None))
+                    case {"cancel": int() as number}:
+                        if number in generating:
+                            generating[number].cancel()
+                    case last:
+                        return last
+        finally:
+            for task in generating.values():  # nobody waits for what is still being sampled
+                task.cancel()
+    return {}
+
+
+async def _generate(socket: ClientWebSocketResponse, number: int, model: InferenceInterface, question: Packed) -> None:
+    try:
+        completion = await model.generate(read_prompt(question.get("prompt")), read_args(question.get("args")))
+        reply: Packed = {"number": number, "completion": write_completion(completion)}
+    except Exception as error:  # the agent there hears of it, as it would here
+        reply = {"number": number, "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
+    with suppress(ClientError, OSError):  # whoever reads the socket notices that it is gone
+        await socket.send_bytes(pack(reply))
+
+
+def _token_in(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"token_file {file} cannot be read: {error.strerror}") from error

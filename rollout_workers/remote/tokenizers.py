@@ -1,0 +1,62 @@
+"""The run's tokenizer on an environment server: agents there render prompts and read token ids too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import Tokenizer
+from async_rl.tokenizers import Characters
+from async_rl.types import Message, Tool
+from rollout_workers.remote.wire import Packed
+
+PROBE = "Ünder 7 trees, a fox said: «42!»\n\n"
+"""Tokenizers that treat this alike, and are equally large, are taken for the same."""
+
+
+def describe(tokenizer: Tokenizer) -> Packed:
+    if isinstance(tokenizer, Characters):
+        return {"alphabet": tokenizer.decode(range(tokenizer.num_special, tokenizer.vocab_size))}
+    return {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id, "probe": list(tokenizer.encode(PROBE))}
+
+
+def tokenizer_for(described: Packed, own: Tokenizer | None) -> Tokenizer:
+    """What the worker has: made from its description, or `own` if that is the same one."""
+    if isinstance(alphabet := described.get("alphabet"), str):
+        return _characters(alphabet)
+    if own is not None and describe(own) != described:
+        raise ConfigError(
+            "the tokenizer of this environment server is another one than the run's: --tokenizer must name the same"
+        )
+    return own if own is not None else Absent(described)
+
+
+@cache
+def _characters(alphabet: str) -> Characters:
+    return Characters(alphabet)
+
+
+class Absent:
+    """Most agents never ask for the tokenizer, so its absence is told to those that do."""
+
+    def __init__(self, described: Packed) -> None:
+        self.vocab_size: int = described.get("vocab_size", 0)
+        self.end_id: int = described.get("end_id", -1)
+
+    def encode(self, text: str) -> list[int]:
+        raise self._missing()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise self._missing()
+
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        raise self._missing()
+
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
+        raise self._missing()
+
+    @staticmethod
+    def _missing() -> Any:
+        return ConfigError("the run's tokenizer is not on this environment server: start it with --tokenizer FOLDER")

@@ -1,0 +1,35 @@
+"""Pure: in which order rows are posed. The position in a dataset is the task's index and nothing else, so a run that is
+resumed, or a worker that starts later, goes on with the right row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+ROUNDS = 4
+
+
+def shuffled(place: int, size: int, key: str) -> int:
+    """Which of `size` things comes at `place`. A permutation for each key that is computed, not stored.
+
+    A Feistel network permutes the numbers of an even count of bits, whatever its rounds do. What falls outside `size` is
+    permuted again: less than four times on average, and it comes back inside because the walk is a cycle.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for round_number in range(ROUNDS):
+            left, right = right, left ^ (_digest(f"{key}/{round_number}/{right}") & mask)
+        place = left << half | right
+        if place < size:
+            return place
+
+
+def chance(key: str) -> float:
+    """A number in [0, 1) that is the same wherever it is drawn."""
+    return (_digest(key) >> 11) / (1 << 53)
+
+
+def _digest(words: str) -> int:
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,101 @@
+"""Where the rows of a dataset lie: a file of JSON lines, a Parquet file, or what the library `datasets` can open."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from async_rl.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+class Rows(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Row: ...
+
+
+def open_rows(path: str, split: str) -> Rows:
+    """`problems.jsonl`, `problems.parquet`, a folder written by `save_to_disk`, or a dataset of the Hugging Face hub."""
+    file = Path(path)
+    if file.suffix in (".jsonl", ".parquet") and not file.is_file():
+        raise ConfigError(f"there is no dataset {path} in {Path.cwd()}")
+    rows = _open(file, path, split)
+    if not len(rows):
+        raise ConfigError(f"dataset {path} has no rows")
+    return rows
+
+
+def _open(file: Path, path: str, split: str) -> Rows:
+    if file.suffix == ".jsonl":
+        return JsonLines(file)
+    if file.suffix == ".parquet":
+        return ParquetRows(file)
+    return _hugging_face(path, split)
+
+
+class JsonLines:
+    """Remembers where each line begins and reads it when it is asked for: 8 bytes of memory a row, and nothing is held open."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._starts = array("Q")
+        position = 0
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.strip():
+                    self._starts.append(position)
+                position += len(line)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int, /) -> Row:
+        with self._file.open("rb") as lines:
+            lines.seek(self._starts[number])
+            line = lines.readline()
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"row {number} of {self._file} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} of {self._file} is not a JSON object")
+        return cast("Row", row)
+
+
+class ParquetRows:
+    """Pages come from the file as they are needed."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ConfigError(f"reading {file} needs the package pyarrow: pip install pyarrow") from error
+        self._table: Any = parquet.read_table(file, memory_map=True)
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, number: int, /) -> Row:
+        return self._table.slice(number, 1).to_pylist()[0]
+
+
+def _hugging_face(path: str, split: str) -> Rows:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            f"dataset {path!r} is no .jsonl or .parquet file, so it needs the package datasets: pip install datasets"
+        ) from error
+    saved = Path(path)
+    try:
+        if any((saved / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            found: Any = datasets.load_from_disk(path)
+            return found[split] if isinstance(found, datasets.DatasetDict) else found
+        return cast("Any", datasets.load_dataset(path, split=split))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"dataset {path!r} has no split {split!r} that can be opened: {error}") from error

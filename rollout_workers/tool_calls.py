@@ -1,0 +1,101 @@
+"""Tool calls in the text of an answer, as models write them. Reading never raises: what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, cast
+
+from async_rl.types import ToolCall
+
+ToolCallFormat = Literal["hermes", "llama3_json"]
+"""`hermes`: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, what Qwen writes, with text around it.
+`llama3_json`: the answer begins with {"name": ..., "parameters": {...}}; several are separated by semicolons.
+"""
+
+
+def parse(text: str, format: ToolCallFormat = "hermes") -> tuple[str, tuple[ToolCall, ...]]:
+    """What an answer says beside its calls, and the calls. They have no ids: whoever answers them gives some."""
+    return _PARSERS[format](text)
+
+
+def write(calls: Sequence[ToolCall], format: ToolCallFormat = "hermes") -> str:
+    """The calls as a model of this format writes them."""
+    if format == "hermes":
+        return "\n".join(f"<tool_call>\n{_written(call, 'arguments')}\n</tool_call>" for call in calls)
+    return "; ".join(_written(call, "parameters") for call in calls)
+
+
+def _parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    calls: list[ToolCall] = []
+    beside: list[str] = []
+    reached = 0
+    for found in _TAGGED.finditer(text):
+        if (call := _call_of(_decoded(found[1].strip()))) is not None:
+            calls.append(call)
+            beside.append(text[reached : found.start()])
+            reached = found.end()
+    beside.append(text[reached:])
+    said = "".join(beside)
+    return (said.strip() if calls else said), tuple(calls)
+
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+"""A generation may stop at the closing tag or run into its limit right before it: the last call need not be closed."""
+
+
+def _parse_llama3_json(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    calls: list[ToolCall] = []
+    rest = text.strip().removeprefix("<|python_tag|>").lstrip()
+    while rest.startswith("{"):
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            break
+        if (call := _call_of(value)) is None:
+            break
+        calls.append(call)
+        rest = rest[end:].lstrip("; \t\r\n")
+    return (rest.strip(), tuple(calls)) if calls else (text, ())
+
+
+_PARSERS: dict[ToolCallFormat, Callable[[str], tuple[str, tuple[ToolCall, ...]]]] = {
+    "hermes": _parse_hermes,
+    "llama3_json": _parse_llama3_json,
+}
+
+
+def _call_of(value: object) -> ToolCall | None:
+    if not isinstance(value, dict):
+        return None
+    written = cast("dict[str, Any]", value)
+    name = written.get("name")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return None
+    arguments = written.get("arguments", written.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON inside JSON: some models write it so
+        return ToolCall(name=name, arguments=arguments)
+    return ToolCall(name=name, arguments=json.dumps(arguments))
+
+
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _decoded(text: str) -> object:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _written(call: ToolCall, key: str) -> str:
+    arguments = _decoded(call.arguments)
+    return json.dumps({"name": call.name, key: call.arguments if arguments is None else arguments}, ensure_ascii=False)

@@ -1,0 +1,132 @@
+"""A small model, its engine, and what a full forward pass without any engine says about it."""
+
+import asyncio
+import importlib.util
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from async_rl.megatron import parallel
+from async_rl.megatron.compat import GPTModel
+from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.parameters import gather_full, load_full
+from async_rl.model_shape import ModelShape
+from async_rl.protocols import GenerationArgs
+from async_rl.rollout_config import WorkerConfig
+from async_rl.tokenizers import Characters
+from async_rl.types import Completion
+from rollout_workers.inference.engine import MegatronEngine
+
+MEGATRON_SCHEDULES = importlib.util.find_spec("megatron.core.inference.config") is not None
+"""Newer versions of megatron-core divide prompts and share prefixes in their own way."""
+
+CPU = torch.device("cpu")
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+TOKENIZER = Characters(ALPHABET)
+
+
+class Endless(Characters):
+    """No generation ends before its limit."""
+
+    end_id = -1
+
+
+class Gate(Endless):
+    """Holds the engine's thread in the middle of a step, once it has looked at `after` tokens."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(ALPHABET)
+        self.reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._left = after
+        self._opened = threading.Event()
+
+    @property
+    def end_id(self) -> int:
+        self._left -= 1
+        if self._left == 0:
+            self._loop.call_soon_threadsafe(self.reached.set)
+            self._opened.wait()
+        return -1
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+ENDLESS = Endless(ALPHABET)
+SHAPE = ModelShape(
+    hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab_size=TOKENIZER.vocab_size, max_positions=64,
+    rope_theta=1e4, init_std=0.3,
+)  # fmt: skip
+DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
+Weights = Mapping[str, torch.Tensor]
+
+
+@cache
+def weights(seed: int) -> Weights:
+    parallel.initialize(device=CPU)
+    full = gather_full(build_model(SHAPE, device=CPU, dtype=torch.float32, seed=seed), SHAPE)
+    assert full is not None
+    return full
+
+
+@cache
+def plain_model() -> GPTModel:
+    parallel.initialize(device=CPU)
+    return build_model(SHAPE, device=CPU, dtype=torch.float32, seed=0)
+
+
+def logits_of(weights: Weights, row: Sequence[int]) -> torch.Tensor:
+    """One full forward pass, without engine, cache or pages. Newer versions of Megatron want no engine alive meanwhile."""
+    model = plain_model()
+    load_full(model, SHAPE, weights)
+    with torch.no_grad():
+        return forward_packed(model, *pack([torch.tensor(row)]))
+
+
+def next_logits(weights: Weights, row: Sequence[int]) -> torch.Tensor:
+    return logits_of(weights, row)[-1]
+
+
+def recomputed(
+    weights: Weights,
+    prompt: Sequence[int],
+    completion: Completion,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> np.ndarray:
+    """Log-probabilities of the completion's tokens, as the learner computes them."""
+    row = [*prompt, *completion.token_ids.tolist()]
+    logits, targets = logits_of(weights, row)[len(prompt) - 1 : -1], torch.tensor(row[len(prompt) :])
+    return token_logprobs(
+        logits, targets, vocab_size=SHAPE.vocab_size, temperature=temperature, top_k=top_k, top_p=top_p
+    ).numpy()
+
+
+def engine(**changed: object) -> MegatronEngine:
+    worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8)
+    arguments = {
+        "shape": SHAPE,
+        "tokenizer": TOKENIZER,
+        "worker": worker,
+        "sampling": DEFAULTS,
+        "device": CPU,
+        "seed": 7,
+    } | changed
+    return MegatronEngine(**arguments)  # pyright: ignore[reportArgumentType]
+
+
+def prompts(count: int, longest: int = 23) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
+    return [torch.randint(4, SHAPE.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def cache_of(*, blocks: int) -> WorkerConfig:
+    tokens, floats = 8, 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
+    return WorkerConfig(kv_cache_gb=(blocks + 0.5) * tokens * floats * 4 / 2**30, kv_block_tokens=tokens)

@@ -1,0 +1,223 @@
+"""Tasks from tables: which row is posed when, how it becomes a task, and what its answer is worth."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import EpisodeContext
+from async_rl.rollout_config import EnvironmentConfig
+from async_rl.testing import ScriptedInference
+from async_rl.types import Message, Ticket
+from rollout_workers.agents import DatasetAgent
+from rollout_workers.either import result_of
+from rollout_workers.graders import open_graders
+from rollout_workers.registry import build_agent
+from rollout_workers.tables.curriculum import Stage, Staged
+from rollout_workers.tables.order import shuffled
+
+CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
+SUMS = [{"question": f"{number}+1=", "answer": number + 1, "level": number % 3} for number in range(10)]
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    return write(tmp_path / "sums.jsonl", SUMS)
+
+
+def write(file: Path, rows: Sequence[object]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def agent(path: str, **args: Any) -> DatasetAgent:
+    return DatasetAgent(name="sums", path=path, **{"prompt": "question", **args})
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+@settings(deadline=None)
+@given(size=st.integers(1, 150), key=st.text(max_size=3))
+def test_a_shuffle_is_a_permutation(size: int, key: str):
+    assert sorted(shuffled(place, size, key) for place in range(size)) == list(range(size))
+
+
+def test_a_shuffle_mixes_well():
+    """Places and rows of many shuffles, in 5 x 5 fields: each should hold its share."""
+    fields = Counter((place // 20, shuffled(place, 100, str(key)) // 20) for key in range(200) for place in range(100))
+    assert len(fields) == 25
+    assert all(abs(count - 800) < 120 for count in fields.values())
+
+
+def test_every_epoch_poses_every_row_once_in_an_order_of_its_own(sums: str):
+    posed = [agent(sums).task(index) for index in range(30)]
+    epochs = [[task.key for task in posed[start : start + 10]] for start in (0, 10, 20)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(f"sums/train/{row}" for row in range(10)))}
+
+
+def test_the_position_is_the_index_and_nothing_else(sums: str):
+    """A worker that starts anew in the middle poses what the others pose there."""
+    first, later = agent(sums), agent(sums)
+    assert [first.task(index) for index in range(40)][25:] == [later.task(index) for index in range(25, 40)]
+    assert [agent(sums, seed=1).task(index) for index in range(10)] != [first.task(index) for index in range(10)]
+
+
+def test_without_shuffling_rows_come_as_they_stand(sums: str):
+    posed = [agent(sums, shuffle=False).task(index) for index in (0, 1, 9, 10)]
+    assert [task.prompt for task in posed] == ["0+1=", "1+1=", "9+1=", "0+1="]
+    assert posed[1].answer == "2"
+
+
+# -- curricula --------------------------------------------------------------------------------------------------------
+CURRICULUM = """
+from rollout_workers.tables.curriculum import Stage
+
+def easy_first():
+    return [Stage(tasks=8, weight=lambda row: row["level"] == 0), Stage(weight=lambda row: row["level"])]
+"""
+
+
+def test_a_curriculum_filters_and_weighs(sums: str, tmp_path: Path):
+    (tmp_path / "curriculum.py").write_text(CURRICULUM)
+    staged = agent(sums, curriculum=f"{tmp_path / 'curriculum.py'}:easy_first", columns=["level"])
+    levels = [staged.task(index).data["level"] for index in range(608)]
+    assert levels[:8] == [0] * 8
+    assert Counter(staged.task(index).key for index in range(8)) == {f"sums/train/{row}": 2 for row in (0, 3, 6, 9)}
+    later = Counter(levels[8:])
+    assert set(later) == {1, 2}
+    assert 330 < later[2] < 470  # two thirds of 600
+    assert [staged.task(index) for index in (3, 300)] == [staged.task(index) for index in (3, 300)]
+
+
+def test_a_stage_begins_at_its_first_row():
+    stages = [
+        Stage(tasks=3, weight=lambda row: row["level"] == 0),
+        Stage(tasks=2, weight=bool),
+        Stage(weight=lambda row: row["level"] == 1),
+    ]
+    staged = Staged(SUMS, stages, seed="", is_shuffled=False)
+    assert [staged.row(index) for index in range(10)] == [0, 3, 6, 0, 1, 1, 4, 7, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("stages", "sentence"),
+    [
+        ([], "needs stages"),
+        ([Stage(weight=bool), Stage(weight=bool)], "each but the last needs tasks"),
+        ([Stage(weight=lambda row: 0)], "stage 0 of the curriculum leaves out every row"),
+    ],
+)
+def test_a_curriculum_that_poses_nothing_is_refused(stages: list[Stage], sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        Staged(SUMS, stages, seed="", is_shuffled=True)
+
+
+# -- rows to tasks ----------------------------------------------------------------------------------------------------
+def test_a_prompt_may_be_a_conversation(tmp_path: Path):
+    asked = [{"role": "user", "content": "1+1"}]
+    path = write(tmp_path / "chat.jsonl", [{"prompt": asked, "answer": "2"}])
+    assert DatasetAgent(name="chat", path=path).task(0).prompt == (Message(role="user", content="1+1"),)
+    told = DatasetAgent(name="chat", path=path, system="Be brief.").task(0).prompt
+    assert told == (Message(role="system", content="Be brief."), Message(role="user", content="1+1"))
+
+
+def test_a_text_becomes_a_message_where_a_template_is_wanted(sums: str):
+    assert agent(sums, shuffle=False, chat=True).task(0).prompt == (Message(role="user", content="0+1="),)
+
+
+def test_blank_lines_are_no_rows_and_long_ones_are(tmp_path: Path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text("\n" + json.dumps({"question": "é" * 100_000, "answer": "x"}) + '\n\n{"question": "2", "answer": "y"}')
+    posed = [agent(str(file), shuffle=False).task(index) for index in range(3)]
+    assert [len(task.prompt) for task in posed] == [100_000, 1, 100_000]
+
+
+# -- scoring ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("scoring", "said", "reward"),
+    [("exact_match", " 1\n", 1), ("exact_match", "1.", 0), ("contains", "it is 1!", 1), ("contains", "none", 0)],
+)
+async def test_answers_are_scored_by_name(sums: str, scoring: str, said: str, reward: float):
+    posed = agent(sums, shuffle=False, scoring=scoring)
+    inference = ScriptedInference(lambda text: said)
+    inference.tokenizer = type(inference.tokenizer)(" \n.!0123456789abcdefghijklmnopqrstuvwxyz+=")
+    assert (await posed.rollout(posed.task(0), inference, CONTEXT)).reward == reward
+
+
+async def test_a_scoring_function_of_ones_own_is_used(sums: str, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("async def score(task, response):\n    return len(response) + task.data['level']\n")
+    posed = agent(sums, shuffle=False, scoring=f"{tmp_path / 'mine.py'}:score", columns=["level"])
+    assert (await posed.rollout(posed.task(2), ScriptedInference(lambda text: "123"), CONTEXT)).reward == 5
+
+
+MATH = [
+    ("0.5", r"so $\frac{1}{2}$", 1),
+    (r"\frac{1}{2}", "The answer is 1/2", 1),
+    ("42", r"\boxed{42}", 1),
+    ("42", r"\boxed{24}", 0),
+    ("42", "I do not know", 0),
+]
+
+
+async def test_mathematics_is_compared_by_what_it_means(tmp_path: Path):
+    pytest.importorskip("math_verify", reason="the optional package math-verify is not installed")
+    path = write(tmp_path / "math.jsonl", [{"question": "1=", "answer": answer} for answer, _, _ in MATH])
+    posed = agent(path, shuffle=False, scoring="math")
+    async with open_graders():
+        for index, (_, said, worth) in enumerate(MATH):
+            assert await result_of(posed.reward(posed.task(index), said)) == worth
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({"path": "nowhere.jsonl"}, "there is no dataset nowhere.jsonl"),
+        ({"prompt": "quastion"}, "has no column 'quastion'; it has question, answer, level"),
+        ({"columns": ["hint"]}, "has no column 'hint'"),
+        ({"scoring": "exact"}, "no scoring is called 'exact'; there are exact_match"),
+        ({"curriculum": "nowhere:stages"}, "module 'nowhere' cannot be imported"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_one_sentence(sums: str, args: dict[str, Any], sentence: str):
+    given = {"path": sums, "prompt": "question", **args}
+    with pytest.raises(ConfigError, match=sentence):
+        build_agent(EnvironmentConfig(type="dataset", args=given), seed=0)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="has no rows"):
+        agent(write(tmp_path / "none.jsonl", []))
+
+
+def test_a_row_that_is_no_object_is_named(tmp_path: Path):
+    broken = agent(write(tmp_path / "broken.jsonl", [SUMS[0], [1]]), shuffle=False)
+    with pytest.raises(ValueError, match=r"row 1 of .* is not a JSON object"):
+        broken.task(1)
+
+
+# -- optional libraries -----------------------------------------------------------------------------------------------
+def test_a_parquet_file_is_a_table_as_well(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow", reason="the optional package pyarrow is not installed")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(SUMS), tmp_path / "sums.parquet")
+    posed = agent(str(tmp_path / "sums.parquet"), shuffle=False, columns=["level"]).task(2)
+    assert (posed.prompt, posed.answer, posed.data) == ("2+1=", "3", {"level": 2})
+
+
+def test_a_folder_that_datasets_saved_is_opened(tmp_path: Path):
+    datasets = pytest.importorskip("datasets", reason="the optional package datasets is not installed")
+    table = datasets.Dataset.from_list(SUMS)
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": table, "test": table.select([4])}).save_to_disk(tmp_path / "several")
+    assert agent(str(tmp_path / "one"), shuffle=False).task(1).prompt == "1+1="
+    assert agent(str(tmp_path / "several"), split="test").task(7).answer == "5"
+    with pytest.raises(ConfigError, match="no split 'validation'"):
+        agent(str(tmp_path / "several"), split="validation")

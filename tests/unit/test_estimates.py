@@ -1,0 +1,63 @@
+"""pass@k against counting by hand, intervals against what they promise."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from math import inf
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_workers.evaluation.estimates import of_means, of_shares, pass_at_k
+
+
+@given(st.data())
+def test_pass_at_k_is_the_share_of_choices_that_hold_a_right_sample(data: st.DataObject) -> None:
+    samples = data.draw(st.integers(1, 8))
+    right, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
+    drawn = list(combinations([True] * right + [False] * (samples - right), k))
+    assert pass_at_k(samples, right, k) == pytest.approx(fmean(any(choice) for choice in drawn))
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
+def test_what_cannot_be_estimated_is_refused(samples: int, right: int, k: int) -> None:
+    with pytest.raises(ValueError, match=r"samples"):
+        pass_at_k(samples, right, k)
+
+
+@pytest.mark.parametrize("truth", [0.05, 0.5, 0.9])
+def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(truth: float) -> None:
+    chance = random.Random(7)
+    held = 0
+    for _ in range(1000):
+        estimate = of_shares([float(chance.random() < truth) for _ in range(40)])
+        held += estimate.low <= truth <= estimate.high
+    assert 920 <= held <= 990
+
+
+def test_intervals_of_means_hold_the_truth_as_often_as_they_say() -> None:
+    chance = random.Random(7)
+    held = 0
+    for _ in range(1000):
+        estimate = of_means([chance.gauss(3.0, 2.0) for _ in range(40)])
+        held += estimate.low <= 3.0 <= estimate.high
+    assert 920 <= held <= 970
+
+
+def test_tasks_that_are_all_right_are_no_certainty() -> None:
+    estimate = of_shares([1.0] * 10)
+    assert (estimate.mean, estimate.high) == (1.0, 1.0)
+    assert 0.6 < estimate.low < 0.8
+
+
+def test_one_task_says_nothing_about_how_tasks_differ() -> None:
+    estimate = of_means([2.0])
+    assert (estimate.mean, estimate.low, estimate.high) == (2.0, -inf, inf)
+
+
+def test_nothing_is_no_estimate() -> None:
+    with pytest.raises(ValueError, match="nothing to estimate"):
+        of_shares([])
