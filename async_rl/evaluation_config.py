@@ -71,7 +71,7 @@ class EvaluationConfig(Section):
     samples: PositiveInt = 4
     """Of each task."""
     k: tuple[PositiveInt, ...] = (1,)
-    """Which pass@k and mean@k to estimate; none may be above `samples`."""
+    """Which pass@k to estimate; none may be above `samples`."""
     greedy: bool = True
     """Play each task once more with temperature 0."""
     solved_at: float = 1.0

@@ -18,7 +18,7 @@ from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config_files import load_named
 from async_rl.errors import boundary
 from async_rl.failpoints import arm_from
-from async_rl.model_shape import model_shape
+from async_rl.model_shape import ModelShape, model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, ReplayBuffer
 from async_rl.supervision import die_with_parent, drain_on_signals, run_with, stall_watchdog
@@ -55,19 +55,23 @@ def main() -> None:
         if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank 0 would hold the run against its own successor
             die_with_parent()
         objective = load_objective(config.learner.objective)
+        # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
+        shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
         if int(os.environ.get("RANK", "0")) == 0:
-            asyncio.run(lead(config, objective))
+            asyncio.run(lead(config, objective, shape))
         else:
-            follow(config, objective, model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size))
+            follow(config, objective, shape)
 
 
-async def lead(config: Config, objective: Objective) -> None:
+async def lead(config: Config, objective: Objective, shape: ModelShape) -> None:
     with stall_watchdog():
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
             await board.agree("learner", config.fleet_facts)
             fence = await buffer.acquire(f"{socket.gethostname()}:{os.getpid()}", config.limits)
-            await run_with(lambda: learn(config, objective, buffer, board, fence, stop), hold=lambda: hold(buffer, fence))
+            await run_with(
+                lambda: learn(config, objective, shape, buffer, board, fence, stop), hold=lambda: hold(buffer, fence)
+            )
             await buffer.resign(fence)
 
 
@@ -79,9 +83,14 @@ async def hold(buffer: ReplayBuffer, fence: int) -> None:
 
 
 async def learn(
-    config: Config, objective: Objective, buffer: RedisBuffer, board: Board, fence: int, stop: asyncio.Event
+    config: Config,
+    objective: Objective,
+    shape: ModelShape,
+    buffer: RedisBuffer,
+    board: Board,
+    fence: int,
+    stop: asyncio.Event,
 ) -> None:
-    shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
     buffer.vocab_size = shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)

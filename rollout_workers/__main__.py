@@ -60,11 +60,11 @@ async def work(config: Config) -> None:
         await board.agree("worker", config.fleet_facts)
         buffer.vocab_size = shape.vocab_size
         policies = await enter(open_policies(config.policies, device=resolve_device(config.device)))
-        seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
-        engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))
         gateway = await enter(
             open_gateway(config.worker.gateway, context_tokens=shape.max_positions, run_token=run_token(os.environ))
         )
+        seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
+        engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))
         worker = Worker(
             name=name,
             buffer=buffer,

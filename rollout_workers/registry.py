@@ -119,7 +119,16 @@ def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -
                 )
     given: dict[str, JsonValue] = {"name": config.label, "seed": seed}
     ours = {name: value for name, value in given.items() if takes_any or name in parameters}
-    return {**ours, **config.args}
+    arguments = {**ours, **config.args}
+    missing = [name for name, parameter in parameters.items() if _is_required(parameter) and name not in arguments]
+    if missing:
+        raise ConfigError(f"environment {config.label!r} ({config.type}) needs args: {', '.join(missing)}")
+    return arguments
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_variable
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -79,17 +79,17 @@ class Learner:
 
 @asynccontextmanager
 async def working(open_buffer: Callable[[], ReplayBuffer], workers: int = 2) -> AsyncIterator[set[str]]:
-    """Workers that commit all the time; yields the tickets whose groups they know to be stored."""
-    stored: set[str] = set()
+    """Workers that commit all the time; yields the tickets whose groups they handed in, whether or not they heard back."""
+    handed_in: set[str] = set()
 
     async def work(name: str, buffer: ReplayBuffer) -> None:
         while True:
             for ticket in await buffer.reserve(name, version=UP_TO_DATE, count=2, wait_s=1):
-                if await buffer.commit(name, group(ticket)) in ("stored", "already"):
-                    stored.add(ticket.id)
+                handed_in.add(ticket.id)
+                await buffer.commit(name, group(ticket))
 
     async with asyncio.TaskGroup() as tasks:
         started = [tasks.create_task(work(f"w{number}", open_buffer())) for number in range(workers)]
-        yield stored
+        yield handed_in
         for task in started:
             task.cancel()

@@ -42,7 +42,7 @@ async def test_the_run_follows_the_master_to_its_replica(fleet: Fleet, open_buff
     (master, replica), _ = fleet
     buffer = open_buffer()
     learner = Learner(buffer)
-    async with working(open_buffer) as stored, asyncio.TaskGroup() as tasks:
+    async with working(open_buffer) as handed_in, asyncio.TaskGroup() as tasks:
         tasks.create_task(learner.train())
         await learner.advances(5)
         await asyncio.to_thread(master.kill)
@@ -50,7 +50,7 @@ async def test_the_run_follows_the_master_to_its_replica(fleet: Fleet, open_buff
         learner.last = learner.step
     assert replica.ask.info("replication")["role"] == "master"
     assert learner.trained_twice() == []
-    assert {ticket for ids in learner.trained.values() for ticket in ids} <= stored
+    assert {ticket for ids in learner.trained.values() for ticket in ids} <= handed_in
     audit = await buffer.audit()
     assert audit.is_clean, audit.problems
 

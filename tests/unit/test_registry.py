@@ -65,6 +65,7 @@ def test_a_constructor_that_takes_neither_name_nor_seed_gets_neither(tmp_path: P
             {"max_token": 3},
             "no argument 'max_token' .did you mean 'max_tokens'..; it takes max_tokens, prompt_digits",
         ),
+        ("dataset", {"prompt": "question"}, "^environment 'dataset' .dataset. needs args: path$"),
         ("async_rl.testing:EchoAgnet", {}, "did you mean 'EchoAgent'"),
         ("nowhere.to.be.found:Agent", {}, "module 'nowhere.to.be.found' cannot be imported"),
         ("missing/file.py:Agent", {}, "there is no file missing/file.py"),
