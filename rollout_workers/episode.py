@@ -1,6 +1,6 @@
 """The one place where failures become data: whatever breaks in an episode, a rollout comes out of it.
 
-Only a real cancellation passes through, and, once nothing but failures come, FailureBudgetSpent.
+Only a real cancellation passes through, an engine that broke, and, once nothing but failures come, FailureBudgetSpent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from async_rl.errors import FailureBudgetSpent
+from async_rl.errors import FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.rollout_config import TimeoutsConfig
 from async_rl.types import Failure, Rollout, Task
@@ -119,6 +119,8 @@ async def _attempt(
                 raise
             return _failure("environment", error)  # a library cancelled a future of its own
         except ANYTHING_RAISED as error:
+            if isinstance(watched.raised, ServiceStopped):
+                raise watched.raised from None  # a bad machine is no bad episode
             if deadline.expired():
                 return Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s")
             return _told_by(error, watched)

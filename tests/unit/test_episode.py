@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from async_rl.errors import FailureBudgetSpent
+from async_rl.errors import FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import EpisodeContext, InferenceInterface, ReturnsLogprobs, ReturnsText, ReturnsTokens
 from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.testing import EchoAgent, ScriptedInference
@@ -111,6 +111,14 @@ def assert_failed(failure: object, boundary: str, kind: str, message: str) -> No
 async def test_a_hanging_environment_meets_its_deadline():
     rollout = await play_one(Misbehaving(what="hangs"), timeout_s=0.01)
     assert rollout.failure == Failure(boundary="deadline", kind="TimeoutError", message="no end within 0.01 s")
+
+
+async def test_an_engine_that_is_gone_fails_the_worker_and_not_its_episodes():
+    def gone(text: str) -> str:
+        raise ServiceStopped("engine 0 was ended by SIGKILL")
+
+    with pytest.raises(ServiceStopped, match="SIGKILL"):
+        await play_one(Misbehaving(), ScriptedInference(gone))
 
 
 async def test_a_broken_engine_is_not_blamed_on_the_environment():
