@@ -7,13 +7,13 @@ that, the slack is used to even the bins out: a step is as slow as its fullest s
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from async_rl.errors import ConfigError
+from learner.best_fit import best_fit, descending
 
 Bins = list[list[int]]
 
@@ -27,33 +27,14 @@ def plan(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int, num_sh
             f"sequence {longest} has {sizes[longest]} tokens, more than batch.bin_tokens ({capacity}): "
             "raise batch.bin_tokens, or lower sampling.max_tokens"
         )
-    # stable: equal lengths keep their order, so the plan depends on nothing but the lengths
-    longest_first: list[int] = np.argsort(-sizes, kind="stable").tolist()
-    length_of: list[int] = sizes.tolist()
-    bins = _best_fit(longest_first, length_of, capacity)
+    bins = best_fit(sizes, capacity)
     if num_shards == 1:
         return [bins]
+    longest_first: list[int] = descending(sizes, capacity).tolist()
+    length_of: list[int] = sizes.tolist()
     num_bins = -(-len(bins) // num_shards) * num_shards
     bins = _even(longest_first, length_of, capacity, num_bins) or bins + [[] for _ in range(num_bins - len(bins))]
     return _deal(bins, length_of, num_shards)
-
-
-def _best_fit(longest_first: list[int], length_of: list[int], capacity: int) -> Bins:
-    """Each sequence goes where it leaves the least room."""
-    bins: Bins = []
-    open_bins: list[tuple[int, int]] = []  # (room, bin), sorted
-    for index in longest_first:
-        length = length_of[index]
-        at = bisect_left(open_bins, (length, -1))
-        if at < len(open_bins):
-            room, chosen = open_bins.pop(at)
-            bins[chosen].append(index)
-        else:
-            room, chosen = capacity, len(bins)
-            bins.append([index])
-        if room > length:
-            insort(open_bins, (room - length, chosen))
-    return bins
 
 
 def _even(longest_first: list[int], length_of: list[int], capacity: int, num_bins: int) -> Bins | None:

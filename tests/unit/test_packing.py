@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.errors import ConfigError
+from learner.best_fit import brackets
 from learner.packing import plan
 
 
@@ -48,11 +49,36 @@ def drawn(kind: str, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["lognormal", "uniform", "bimodal"])
-@pytest.mark.parametrize("count", [64, 1024])
+@pytest.mark.parametrize("count", [64, 1024, 8192])
 def test_bins_are_nearly_as_few_as_possible(kind: str, count: int) -> None:
     lengths = drawn(kind, count, np.random.default_rng(5))
     [bins] = plan(lengths, 32768)
     assert len(bins) <= fewest_bins(lengths, 32768) + 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_sequences_are_packed_whole_and_within_capacity(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.integers(100, 100_000))
+    lengths = rng.integers(1, int(rng.integers(2, capacity + 1)), int(rng.integers(5_000, 9_000)))
+    [bins] = plan(lengths, capacity)
+    assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
+    assert max(int(lengths[members].sum()) for members in bins) <= capacity
+    assert len(bins) <= 1.005 * fewest_bins(lengths, capacity) + 1
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.lists(st.integers(1, 9), max_size=12))
+def test_sequences_take_the_tightest_bins_as_if_they_came_one_by_one(rooms: list[int], wanted: list[int]) -> None:
+    rooms, wanted = sorted(rooms, reverse=True), sorted(wanted, reverse=True)
+    left = list(range(len(rooms)))
+    one_by_one: list[tuple[int, int]] = []
+    for sequence, length in enumerate(wanted):
+        holding = [bin_ for bin_ in left if rooms[bin_] >= length]
+        if holding:
+            left.remove(holding[-1])
+            one_by_one.append((holding[-1], sequence))
+    opening, closing = brackets(np.array(rooms, np.int64), np.array(wanted, np.int64))
+    assert sorted(zip(opening.tolist(), closing.tolist(), strict=True)) == sorted(one_by_one)
 
 
 @pytest.mark.parametrize("num_shards", [2, 8])
