@@ -74,7 +74,7 @@ class ParquetRows:
         try:
             from pyarrow import parquet  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ConfigError(f"reading {file} needs the package pyarrow: pip install pyarrow") from error
+            raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
         self._table: Any = parquet.read_table(file, memory_map=True)
 
     def __len__(self) -> int:
@@ -89,7 +89,8 @@ def _hugging_face(path: str, split: str) -> Rows:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"dataset {path!r} is no .jsonl or .parquet file, so it needs the package datasets: pip install datasets"
+            f"dataset {path!r} is no .jsonl or .parquet file, so it needs the package datasets: "
+            "pip install 'async-rl[datasets]'"
         ) from error
     saved = Path(path)
     try:

@@ -36,7 +36,7 @@ BUILT_IN: dict[str, Scoring] = {"exact_match": exact_match, "contains": contains
 
 def find_scoring(name: str) -> Scoring:
     if name == "math" and find_spec("math_verify") is None:
-        raise ConfigError("scoring 'math' needs the package math-verify: pip install math-verify")
+        raise ConfigError("scoring 'math' needs the package math-verify: pip install 'async-rl[math]'")
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ":" not in name:

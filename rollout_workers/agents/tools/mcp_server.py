@@ -114,7 +114,7 @@ def _library() -> Any:
     try:
         import mcp  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError("MCP servers need the package mcp: pip install mcp") from error
+        raise ConfigError("MCP servers need the package mcp: pip install 'async-rl[mcp]'") from error
     return mcp
 
 
