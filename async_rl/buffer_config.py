@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from async_rl.config_section import Section
-from async_rl.protocols import Selector
+from async_rl.replay_protocol import Selector
 
 
 class RedisConfig(Section):

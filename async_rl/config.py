@@ -14,7 +14,7 @@ from async_rl.buffer_config import LeaseConfig, RedisConfig, ReplayConfig, Reten
 from async_rl.config_section import Section
 from async_rl.evaluation_config import EvaluationConfig, PolicyConfig
 from async_rl.learner_config import LearnerConfig
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.rollout_config import EnvironmentConfig, SamplingConfig, WorkerConfig
 from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
 

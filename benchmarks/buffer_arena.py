@@ -25,7 +25,7 @@ from buffer_parts.rival import RIVALS, Absent, rival_per_s
 from buffer_parts.server import server
 from rivals.rollouts import Portions, rollouts_per_s
 
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.types import VersionRecord
 from buffer.arena import Arena
 from buffer.redis_buffer import RedisBuffer

@@ -1,6 +1,6 @@
 """The replay buffer: which groups exist, who holds them, which leave next.
 
-Programs open it here; everything else speaks to the protocols in async_rl.protocols.
+Programs open it here; everything else speaks to `ReplayBuffer` and `Board` in async_rl.
 """
 
 from __future__ import annotations

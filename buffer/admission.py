@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil, floor
 
-from async_rl.protocols import Drop, Limits
+from async_rl.replay_protocol import Drop, Limits
 
 
 def free_tickets(limits: Limits, *, used: int, reserved: int, ready: int, owed: float, is_quiet: bool) -> int:

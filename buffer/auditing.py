@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from async_rl.protocols import Audit, BufferStats
+from async_rl.replay_protocol import Audit, BufferStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from async_rl.protocols import Limits, Selector
+from async_rl.replay_protocol import Limits, Selector
 
 CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas")
 """What may change while the run goes on: the rest shapes the learner's steps, or the books of samples per insert."""

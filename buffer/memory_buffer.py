@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
-from async_rl.protocols import Audit, BufferStats, Clock, CommitResult, Drop, Limits
+from async_rl.protocols import Clock
+from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import BufferPosition, MixChange, Recovery, RolloutGroup, SpentGroup, TakenGroup, Ticket, VersionRecord
 from buffer.auditing import Snapshot, audit
 from buffer.codec import encode

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from async_rl.protocols import CommitResult, Drop, Limits
+from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
     MixChange,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from async_rl.errors import LearnerAlreadyRunning
 from async_rl.failpoints import define
-from async_rl.protocols import Audit, BufferStats, CommitResult, Drop, Limits
+from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
     MixChange,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from async_rl.protocols import Limits, Selector
+from async_rl.replay_protocol import Limits, Selector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from async_rl.errors import boundary
 from async_rl.failpoints import arm_from
 from async_rl.model_shape import ModelShape, model_shape
 from async_rl.packages import guard
-from async_rl.protocols import Board, ReplayBuffer
+from async_rl.protocols import Board
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import die_with_parent, drain_on_signals, run_with, stall_watchdog
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer

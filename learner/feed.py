@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import TakenGroup
 from learner.batch import PackedBatch, pack_batch
 from learner.objective import Objective

@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from async_rl.errors import Diverged
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, VersionRecord
 from learner.batch import PackedBatch
 from learner.feed import Feed, Meal

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.transport.sender import PushReport, WeightSender
 from async_rl.types import VersionRecord
 

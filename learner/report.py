@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.protocols import BufferStats, MetricsSink
+from async_rl.protocols import MetricsSink
+from async_rl.replay_protocol import BufferStats
 from async_rl.transport.sender import PushReport
 from async_rl.types import Rollout, Status, TakenGroup
 from learner.loop import Stepped

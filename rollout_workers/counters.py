@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from async_rl.protocols import CommitResult, Drop
+from async_rl.replay_protocol import CommitResult, Drop
 from async_rl.types import Failure, Rollout, Task
 
 

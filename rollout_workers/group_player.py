@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from async_rl.protocols import Agent, Drop, EpisodeContext, Gateway, GroupAgent, InferenceInterface
+from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, InferenceInterface
+from async_rl.replay_protocol import Drop
 from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Failure, Rollout, RolloutGroup, Task, Ticket
 from rollout_workers.checked_rollouts import trainable

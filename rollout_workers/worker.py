@@ -21,7 +21,8 @@ from typing import Literal, Protocol, TypeVar
 import structlog
 
 from async_rl.config import HEARTBEAT_S, BatchConfig
-from async_rl.protocols import Drop, Gateway, InferenceInterface, ReplayBuffer
+from async_rl.protocols import Gateway, InferenceInterface
+from async_rl.replay_protocol import Drop, ReplayBuffer
 from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.belongings import END_S, tasks_have_owners

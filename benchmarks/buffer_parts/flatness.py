@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from redis import Redis
 
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.types import RolloutGroup, Ticket, VersionRecord
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server

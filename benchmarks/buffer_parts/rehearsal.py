@@ -9,7 +9,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from async_rl.protocols import Limits, Member
+from async_rl.protocols import Member
+from async_rl.replay_protocol import Limits
 from async_rl.types import BufferPosition, RolloutGroup, Ticket, VersionRecord
 from buffer import keys
 from buffer.board import RedisBoard

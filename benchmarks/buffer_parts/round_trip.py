@@ -6,7 +6,7 @@ import asyncio
 
 from rivals.rollouts import Portions, rollouts_per_s
 
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.types import RolloutGroup, VersionRecord
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server

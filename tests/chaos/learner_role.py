@@ -22,7 +22,7 @@ from plan import Mix
 from stage import Stage, told_to_stop
 
 from async_rl.failpoints import define, failpoint
-from async_rl.protocols import Limits, ReplayBuffer
+from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
 
 define("learner.trained", "learner.issued", "learner.published", "learner.written", "learner.saved")

@@ -18,7 +18,7 @@ from run_settings import LEASE_S, WORKERS, Changes, Environments, Prompts, Setti
 from stages import Stage
 
 from async_rl.errors import FenceLost, ServerRewound
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, SpentGroup, TakenGroup, Ticket, VersionRecord
 
 COMPARED = (

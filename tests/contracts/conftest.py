@@ -12,7 +12,8 @@ from private_fleet import cluster_url, private_cluster
 from private_server import binaries, private_server
 from runs import LEARNER_LEASE_S, Run
 
-from async_rl.protocols import Board, ReplayBuffer
+from async_rl.protocols import Board
+from async_rl.replay_protocol import ReplayBuffer
 from buffer.board import RedisBoard
 from buffer.memory_board import MemoryBoard
 from buffer.memory_buffer import MemoryBuffer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from run_settings import task_of
 
-from async_rl.protocols import BufferStats, Limits
+from async_rl.replay_protocol import BufferStats, Limits
 from async_rl.types import SpentGroup, TakenGroup, Ticket
 
 ROUNDING = 1e-6

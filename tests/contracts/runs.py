@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from async_rl.protocols import Limits, ReplayBuffer
+from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, VersionRecord
 
 LEARNER_LEASE_S = 1.0

@@ -15,7 +15,7 @@ from stages import Stage
 
 from async_rl.config import Config
 from async_rl.errors import FenceLost, ServerRewound
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
 
 AHEAD = 2

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import Redis
 
-from async_rl.protocols import Limits, ReplayBuffer
+from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.testing import ManualClock
 from buffer import keys
 from buffer.limits_text import read_limits

@@ -19,7 +19,7 @@ from runs import Run, limits, started
 
 from async_rl import failpoints
 from async_rl.errors import FenceLost
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import SpentGroup
 from buffer.archive import archive_stats, read
 from buffer.archive_writer import ArchiveWriter, Spent

@@ -8,7 +8,8 @@ import pytest
 from runs import limits, publish
 
 from async_rl.errors import FleetMismatch
-from async_rl.protocols import Board, Member, ReplayBuffer
+from async_rl.protocols import Board, Member
+from async_rl.replay_protocol import ReplayBuffer
 
 Both = tuple[Board, ReplayBuffer]
 

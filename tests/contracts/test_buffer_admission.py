@@ -9,7 +9,7 @@ import pytest
 from groups import group
 from runs import Run, limits, publish
 
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 
 
 async def reserved(buffer: ReplayBuffer, count: int, worker: str = "w", version: int = 0, wait_s: float = 0) -> list[str]:

@@ -12,7 +12,7 @@ from groups import group
 from runs import Run, limits, publish
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, Ticket, VersionRecord
 
 

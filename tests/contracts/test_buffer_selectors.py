@@ -9,7 +9,7 @@ from groups import group
 from runs import Run, publish
 
 from async_rl.errors import ServerRewound
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import RolloutGroup, Ticket
 
 

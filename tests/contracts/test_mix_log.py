@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from runs import Run, limits, started
 
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, MixChange, Ticket
 
 

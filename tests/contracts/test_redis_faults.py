@@ -16,7 +16,7 @@ from runs import LEARNER_LEASE_S, publish, started
 
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import RolloutGroup
 from buffer import keys, open_board, open_buffer
 from buffer.embedded_server import EmbeddedServer, find_binary

@@ -14,7 +14,7 @@ from lives import Learner, working
 from runs import LEARNER_LEASE_S, limits, publish, started
 
 from async_rl.errors import BufferUnreachable
-from async_rl.protocols import BufferStats, ReplayBuffer
+from async_rl.replay_protocol import BufferStats, ReplayBuffer
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server
 

@@ -11,7 +11,7 @@ from private_fleet import Node, private_sentinels, sentinel_url
 from runs import LEARNER_LEASE_S
 
 from async_rl.errors import BufferUnreachable
-from async_rl.protocols import ReplayBuffer
+from async_rl.replay_protocol import ReplayBuffer
 from buffer.embedded_server import find_binary
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server

@@ -20,7 +20,7 @@ from typing import Any
 from hostile import Hostile, Slow
 
 from async_rl.config import BatchConfig
-from async_rl.protocols import CommitResult, Limits
+from async_rl.replay_protocol import CommitResult, Limits
 from async_rl.rollout_config import WorkerConfig
 from async_rl.supervision import children_of
 from async_rl.telemetry import configure_logs

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.types import VersionRecord
 from buffer.__main__ import main
 from buffer.redis_buffer import RedisBuffer

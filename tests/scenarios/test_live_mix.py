@@ -10,7 +10,7 @@ from typing import Any
 
 from async_rl.config import BatchConfig
 from async_rl.mix import Change
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.supervision import run_with
 from async_rl.telemetry import WORKER_METRICS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from aiohttp import ClientSession
 
 from async_rl.config import BatchConfig
-from async_rl.protocols import EpisodeContext, InferenceInterface, Limits
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.replay_protocol import Limits
 from async_rl.rollout_config import GatewayConfig, WorkerConfig
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, VersionRecord

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from async_rl.protocols import Limits
+from async_rl.replay_protocol import Limits
 from buffer.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
-from async_rl.protocols import BufferStats, CommitResult
+from async_rl.replay_protocol import BufferStats, CommitResult
 from async_rl.transport.sender import PushReport
 from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.memory_buffer import MemoryBuffer

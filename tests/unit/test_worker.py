@@ -13,7 +13,8 @@ import pytest
 
 from async_rl.config import BatchConfig
 from async_rl.errors import FailureBudgetSpent, first_of_ours
-from async_rl.protocols import CommitResult, Drop, EpisodeContext, InferenceInterface, Limits
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
