@@ -18,7 +18,8 @@ from private_server import private_server
 from runs import limits, publish, started
 
 from async_rl.errors import AsyncRLError
-from async_rl.protocols import Member, TakenGroup
+from async_rl.protocols import Member
+from async_rl.types import TakenGroup
 from buffer import keys
 from buffer.board import RedisBoard
 from buffer.codec import encode
