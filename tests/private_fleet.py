@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from redis import Redis
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
 """After which a silent node is replaced by its replica."""
+PORTS_TRIED = 5
 MASTER = "main"
 """What our Sentinels call their master."""
 
@@ -114,9 +116,17 @@ def _opened() -> Iterator[Callable[..., Node]]:
     with tempfile.TemporaryDirectory(prefix="arl") as root, ExitStack() as stack:
 
         def start(binary: Path, *options: str, sentinel: bool = False) -> Node:
+            for _ in range(PORTS_TRIED):
+                node = launch(binary, *options, sentinel=sentinel)
+                stack.callback(node.ask.close)
+                stack.callback(node.kill)
+                if wait_until_it_answers(node.ask, node.process):
+                    return node
+            raise AssertionError(f"{binary} ended at once on each of {PORTS_TRIED} ports")
+
+        def launch(binary: Path, *options: str, sentinel: bool) -> Node:
             port = free_port()
-            folder = Path(root) / str(port)
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=root))
             common = [
                 "--port",
                 str(port),
@@ -135,11 +145,7 @@ def _opened() -> Iterator[Callable[..., Node]]:
                 command = [str(binary), str(config), "--sentinel"]
             else:
                 command = [str(binary), *common, "--save", "", *options]
-            node = Node(port=port, process=subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL))
-            stack.callback(node.kill)
-            stack.callback(node.ask.close)
-            wait_until_it_answers(node.ask)
-            return node
+            return Node(port=port, process=subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL))
 
         yield start
 
@@ -156,12 +162,17 @@ def _as_lines(options: Sequence[str]) -> str:
 
 
 def free_port() -> int:
-    """Low enough for the Cluster's bus, which is 10 000 higher."""
+    """Below the ports that connections are given, as is the Cluster's bus, which is 10 000 higher. Somebody may still be
+    faster: what starts on it must be ready for that.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 50_000:
+        port = random.randrange(12_000, 22_000)
+        with socket.socket() as probe, socket.socket() as bus:
+            try:
+                probe.bind(("127.0.0.1", port))
+                bus.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
             return port
 
 
