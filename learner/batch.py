@@ -36,6 +36,10 @@ class Bin:
     mask: Mask
     behaviour: Float32s
     advantages: Float32s
+    rewards: Float32s
+    """A rollout's reward, where the last trained token of each of its samples is predicted; 0 elsewhere."""
+    ages: Int32s
+    """Version being trained minus the version that sampled the target; 0 where nothing is trained."""
     cu_seqlens: Int32s
     group_ids: Int32s
     """One per sequence: the group's place in the batch."""
@@ -48,6 +52,8 @@ _DTYPES = {
     "mask": np.dtype("u1"),
     "behaviour": np.dtype("<f4"),
     "advantages": np.dtype("<f4"),
+    "rewards": np.dtype("<f4"),
+    "ages": np.dtype("<i4"),
     "cu_seqlens": np.dtype("<i4"),
     "group_ids": np.dtype("<i4"),
 }
@@ -55,11 +61,27 @@ assert set(_DTYPES) == {each.name for each in fields(Bin)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedBatch:
-    """One optimizer step, ready to run: a list of bins for every data-parallel rank, all of the same length."""
+class Portion:
+    """What one data-parallel rank trains in one optimizer update."""
+
+    bins: tuple[Bin, ...]
+    counts: StepCounts
+    """Of the whole update, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minibatch:
+    """One optimizer update: a list of bins for every data-parallel rank, all of the same length."""
 
     shards: tuple[tuple[Bin, ...], ...]
     counts: StepCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """One step, ready to run: the updates that its groups are divided into."""
+
+    minibatches: tuple[Minibatch, ...]
     metrics: Mapping[str, float]
     """How much there is to learn from, and how well the bins are filled."""
     magnitudes: tuple[float, ...]
@@ -67,10 +89,12 @@ class PackedBatch:
 
     @property
     def num_shards(self) -> int:
-        return len(self.shards)
+        return len(self.minibatches[0].shards)
 
 
-def pack_batch(groups: Sequence[TakenGroup], *, objective: Objective, capacity: int, num_shards: int = 1) -> PackedBatch:
+def pack_batch(
+    groups: Sequence[TakenGroup], *, objective: Objective, capacity: int, num_shards: int = 1, minibatches: int = 1
+) -> PackedBatch:
     """Failed rollouts enter neither baseline nor loss; masked ones only the baseline."""
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
     advantages = group_advantages(
@@ -80,26 +104,41 @@ def pack_batch(groups: Sequence[TakenGroup], *, objective: Objective, capacity: 
         **objective.advantages.model_dump(),
     )
     rows = [
-        _Row(sample=sample, advantage=float(advantage), group=place)
+        _Row(
+            sample=sample,
+            advantage=float(advantage),
+            reward=rollout.reward,
+            version=groups[place].version_at_take,
+            group=place,
+        )
         for (place, rollout), advantage in zip(rollouts, advantages, strict=True)
         if rollout.status in (Status.OK, Status.TRUNCATED)
         for sample in rollout.samples
         if sample.loss_mask[1:].any()
     ]
+    # whole groups stay together: some losses average over the tokens of a group
+    updates = min(minibatches, max(len(groups), 1))
+    portions = [[row for row in rows if row.group * updates // len(groups) == update] for update in range(updates)]
+    made = tuple(_minibatch(portion, capacity, num_shards) for portion in portions)
+    owners = np.array([place for place, _ in rollouts], np.int64)
+    magnitudes = tuple(float(np.abs(advantages[owners == place]).mean()) for place in range(len(groups)))
+    return PackedBatch(minibatches=made, metrics=_describe(advantages, made, capacity), magnitudes=magnitudes)
+
+
+def _minibatch(rows: Sequence[_Row], capacity: int, num_shards: int) -> Minibatch:
     planned = plan([len(row.sample) for row in rows], capacity, num_shards)
     # every rank runs at least one backward pass, because the others wait for it there
     shards = tuple(tuple(_fill([rows[index] for index in members]) for members in bins or [[]]) for bins in planned)
-    counts = _count(rows)
-    owners = np.array([place for place, _ in rollouts], np.int64)
-    magnitudes = tuple(float(np.abs(advantages[owners == place]).mean()) for place in range(len(groups)))
-    metrics = _describe(advantages, counts, shards, capacity)
-    return PackedBatch(shards=shards, counts=counts, metrics=metrics, magnitudes=magnitudes)
+    return Minibatch(shards=shards, counts=_count(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Row:
     sample: Sample
     advantage: float
+    reward: float
+    version: int
+    """Of the weights that it trains."""
     group: int
 
 
@@ -113,6 +152,8 @@ def _fill(rows: Sequence[_Row]) -> Bin:
         mask=np.zeros(total, np.uint8),
         behaviour=np.zeros(total, np.float32),
         advantages=np.zeros(total, np.float32),
+        rewards=np.zeros(total, np.float32),
+        ages=np.zeros(total, np.int32),
         cu_seqlens=np.cumsum([0, *lengths], dtype=np.int32),
         group_ids=np.array([row.group for row in rows], np.int32),
     )
@@ -124,6 +165,9 @@ def _fill(rows: Sequence[_Row]) -> Bin:
         made.mask[predicting] = sample.loss_mask[1:]
         made.behaviour[predicting] = np.where(sample.loss_mask[1:], sample.logprobs[1:], 0)
         made.advantages[predicting] = sample.loss_mask[1:] * np.float32(row.advantage)
+        made.rewards[start + sample.loss_mask.nonzero()[0][-1] - 1] = row.reward
+        for span in sample.versions:  # a token at the row's very beginning is predicted by nothing
+            made.ages[start + max(span.start - 1, 0) : start + span.stop - 1] = row.version - span.version
     return made
 
 
@@ -143,20 +187,19 @@ def _count(rows: Sequence[_Row]) -> StepCounts:
 # -- metrics ------------------------------------------------------------------------------------------------------------
 
 
-def _describe(
-    advantages: npt.NDArray[np.float64], counts: StepCounts, shards: Sequence[Sequence[Bin]], capacity: int
-) -> dict[str, float]:
-    tokens = np.array([[len(each.token_ids) for each in bins] for bins in shards])
-    per_shard = tokens.sum(axis=1)
+def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], capacity: int) -> dict[str, float]:
+    tokens = [np.array([[len(each.token_ids) for each in bins] for bins in minibatch.shards]) for minibatch in made]
+    num_bins, num_tokens = sum(each.size for each in tokens), sum(each.sum() for each in tokens)
+    per_shard = sum(each.sum(axis=1) for each in tokens)
     return {
         "batch/advantage_abs": float(np.abs(advantages).mean()) if len(advantages) else 0.0,
         "batch/no_signal_frac": float((advantages == 0).mean()) if len(advantages) else 0.0,
-        "batch/sequences": float(counts.sequences),
-        "batch/trained_tokens": float(counts.tokens),
-        "batch/tokens": float(tokens.sum()),
-        "batch/bins": float(tokens.size),
-        "batch/fill": float(tokens.sum() / (tokens.size * capacity)),
-        "batch/imbalance": float(per_shard.max() / max(per_shard.mean(), 1.0)),
+        "batch/sequences": float(sum(each.counts.sequences for each in made)),
+        "batch/trained_tokens": float(sum(each.counts.tokens for each in made)),
+        "batch/tokens": float(num_tokens),
+        "batch/bins": float(num_bins),
+        "batch/fill": float(num_tokens / (num_bins * capacity)),
+        "batch/imbalance": float(np.max(per_shard) / max(np.mean(per_shard), 1.0)),
     }
 
 
@@ -165,31 +208,38 @@ def _describe(
 
 def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
     """Raw little-endian arrays under msgpack."""
-    counts = batch.counts
-    message = {
-        "bins": [
-            {name: getattr(each, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
-            for each in batch.shards[shard]
-        ],
-        "tokens": counts.tokens,
-        "sequences": counts.sequences,
-        "groups": counts.groups.tolist(),
-        "group_tokens": counts.group_tokens.tolist(),
-    }
+    message = [
+        {
+            "bins": [
+                {name: getattr(each, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
+                for each in minibatch.shards[shard]
+            ],
+            "tokens": minibatch.counts.tokens,
+            "sequences": minibatch.counts.sequences,
+            "groups": minibatch.counts.groups.tolist(),
+            "group_tokens": minibatch.counts.group_tokens.tolist(),
+        }
+        for minibatch in batch.minibatches
+    ]
     packed = msgpack.packb(message)
     assert packed is not None
     return packed
 
 
-def shard_from_bytes(payload: bytes) -> tuple[tuple[Bin, ...], StepCounts]:
-    message: dict[str, Any] = msgpack.unpackb(payload)
-    counts = StepCounts(
-        tokens=message["tokens"],
-        sequences=message["sequences"],
-        groups=torch.tensor(message["groups"], dtype=torch.int64),
-        group_tokens=torch.tensor(message["group_tokens"], dtype=torch.int64),
+def shard_from_bytes(payload: bytes) -> tuple[Portion, ...]:
+    message: list[dict[str, Any]] = msgpack.unpackb(payload)
+    return tuple(
+        Portion(
+            bins=tuple(_bin(arrays) for arrays in update["bins"]),
+            counts=StepCounts(
+                tokens=update["tokens"],
+                sequences=update["sequences"],
+                groups=torch.tensor(update["groups"], dtype=torch.int64),
+                group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
+            ),
+        )
+        for update in message
     )
-    return tuple(_bin(arrays) for arrays in message["bins"]), counts
 
 
 def _bin(arrays: dict[str, bytes]) -> Bin:

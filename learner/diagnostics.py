@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from learner.totals import Names, Totals
 
 SUMS = (
     "loss", "surrogate", "kl_reference", "entropy",
@@ -15,50 +15,31 @@ SUMS = (
 MAXIMA = ("ratio", "distance")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Totals:
-    """Two small vectors, so that a whole step is reduced with one sum and one maximum."""
+POLICY = Names(sums=SUMS, maxima=MAXIMA)
 
-    sums: Tensor
-    maxima: Tensor
 
-    @staticmethod
-    def empty(device: torch.device | None = None) -> Totals:
-        return Totals(
-            sums=torch.zeros(len(SUMS), dtype=torch.float64, device=device),
-            maxima=torch.zeros(len(MAXIMA), dtype=torch.float64, device=device),
-        )
-
-    def merged(self, other: Totals) -> Totals:
-        return Totals(sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
-
-    @property
-    def loss(self) -> float:
-        """Already divided by the step's denominator: the parts add up."""
-        return float(self.sums[0])
-
-    def metrics(self) -> dict[str, float]:
-        sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
-        maxima = dict(zip(MAXIMA, self.maxima.tolist(), strict=True))
-        tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
-        return {
-            "loss": sums["loss"],
-            "surrogate": sums["surrogate"],
-            "kl_reference": sums["kl_reference"],
-            "entropy": sums["entropy"],
-            "tokens": sums["tokens"],
-            "clip_frac": sums["clipped"] / tokens,
-            "masked_frac": (sums["tokens"] - sums["kept"]) / tokens,
-            "vetoed_frac": sums["vetoed"] / sequences,
-            "ratio_mean": sums["ratio"] / tokens,
-            "ratio_max": maxima["ratio"],
-            # effective share of the batch: 1 when every token has the same ratio
-            "ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] > 0 else 0.0,
-            "kl_behave": sums["kl_behave"] / tokens,
-            "logprob_abs_diff": sums["distance"] / tokens,
-            "logprob_abs_diff_max": maxima["distance"],
-            "logprob_mean": sums["logprob"] / tokens,
-        }
+def policy_metrics(totals: Totals) -> dict[str, float]:
+    sums = dict(zip(SUMS, totals.sums.tolist(), strict=True))
+    maxima = dict(zip(MAXIMA, totals.maxima.tolist(), strict=True))
+    tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
+    return {
+        "loss": sums["loss"],
+        "surrogate": sums["surrogate"],
+        "kl_reference": sums["kl_reference"],
+        "entropy": sums["entropy"],
+        "tokens": sums["tokens"],
+        "clip_frac": sums["clipped"] / tokens,
+        "masked_frac": (sums["tokens"] - sums["kept"]) / tokens,
+        "vetoed_frac": sums["vetoed"] / sequences,
+        "ratio_mean": sums["ratio"] / tokens,
+        "ratio_max": maxima["ratio"],
+        # effective share of the batch: 1 when every token has the same ratio
+        "ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] > 0 else 0.0,
+        "kl_behave": sums["kl_behave"] / tokens,
+        "logprob_abs_diff": sums["distance"] / tokens,
+        "logprob_abs_diff_max": maxima["distance"],
+        "logprob_mean": sums["logprob"] / tokens,
+    }
 
 
 def measure(
@@ -87,4 +68,4 @@ def measure(
         ratio.sum(), ratio.square().sum(), kl_behave.sum(), distance.sum(), current.sum(),
     )  # fmt: skip
     maxima = (ratio.max(), distance.max()) if len(moved) else (moved.sum(), moved.sum())
-    return Totals(sums=torch.stack([each.double() for each in sums]), maxima=torch.stack(maxima))
+    return Totals(names=POLICY, sums=torch.stack([each.double() for each in sums]), maxima=torch.stack(maxima))

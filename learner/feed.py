@@ -50,7 +50,12 @@ class Feed:
         """The batch that will train weights `version`. Waits for as long as it takes."""
         groups = await self._take(step, version)
         batch = await asyncio.to_thread(
-            pack_batch, groups, objective=self._objective, capacity=self._batch.bin_tokens, num_shards=self._shards
+            pack_batch,
+            groups,
+            objective=self._objective,
+            capacity=self._batch.bin_tokens,
+            num_shards=self._shards,
+            minibatches=self._batch.minibatches,
         )
         return Meal(step=step, groups=groups, batch=batch)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner.diagnostics import Totals, measure
+from learner.diagnostics import measure, policy_metrics
 from learner.loss_config import (
     Aggregation,
     Cispo,
@@ -31,6 +31,7 @@ from learner.loss_config import (
     TotalVariationMask,
     Veto,
 )
+from learner.totals import Totals
 
 __all__ = ["PolicyLoss", "PolicyLossConfig", "StepCounts", "count", "policy_loss"]
 
@@ -46,7 +47,7 @@ class PolicyLoss:
 
     @property
     def metrics(self) -> dict[str, float]:
-        return self.totals.metrics()
+        return policy_metrics(self.totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,6 +94,7 @@ def policy_loss(
     proximal: Tensor | None = None,
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
+    ages: Tensor | None = None,
     group_ids: Tensor | None = None,
     normaliser: StepCounts | float | None = None,
 ) -> PolicyLoss:

@@ -34,7 +34,9 @@ from learner import checkpoint, training_state
 from learner.batch import PackedBatch, shard_from_bytes, shard_to_bytes
 from learner.model import TrainingModel
 from learner.objective import Objective
-from learner.step import StepResult, train_step
+from learner.policy_update import Reader
+from learner.rank_trainer import RankTrainer
+from learner.step import StepResult
 
 log = structlog.get_logger()
 
@@ -163,7 +165,6 @@ class _Hand:
             torch.set_num_threads(1)
         learner = config.learner
         parallel.initialize(device=device, tensor=learner.parallel.tensor, pipeline=learner.parallel.pipeline)
-        self._objective, self._sampling = objective, config.sampling
         dtype = parallel.resolve_dtype(device)
         self.model = TrainingModel(
             shape,
@@ -176,10 +177,11 @@ class _Hand:
         )
         if config.model.folder is not None:
             self.model.load(load_folder(config.model.folder, shape, dtype))
+        read = Reader(vocab_size=shape.vocab_size, sampling=config.sampling)
+        self._trainer = RankTrainer(self.model, objective, config.batch, read)
 
     def step(self, shards: list[bytes]) -> StepResult:
-        bins, counts = shard_from_bytes(shards[parallel_state.get_data_parallel_rank()])
-        return train_step(self.model, self._objective.policy_loss, bins, counts, sampling=self._sampling)
+        return self._trainer.step(shard_from_bytes(shards[parallel_state.get_data_parallel_rank()]))
 
     def save(
         self, folder: Path, step: int, life: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None

@@ -85,7 +85,7 @@ def _learn(
         losses.append(result.loss)
         report.require(not result.skipped, f"a step was not finite: {losses}")
     step_s = sorted(spent[1:])[steps // 2]
-    trained = sum(len(each.token_ids) for each in fixed.shards[0])
+    trained = sum(len(each.token_ids) for each in fixed.minibatches[0].shards[0])
     report.note(
         loss_first=losses[0],
         loss_last=losses[-1],
@@ -107,7 +107,7 @@ def _flops(shape: ModelShape, of: PackedBatch) -> float:
     matrices = sum(math.prod(row.shape) for row in table(shape) if len(row.shape) == 2)
     if not shape.tied_embeddings:
         matrices -= shape.vocab_size * shape.hidden  # looking a row up costs nothing
-    lengths = np.concatenate([np.diff(each.cu_seqlens) for each in of.shards[0]]).astype(np.float64)
+    lengths = np.concatenate([np.diff(each.cu_seqlens) for each in of.minibatches[0].shards[0]]).astype(np.float64)
     attention = 6 * shape.layers * shape.heads * shape.head_dim * float((lengths**2).sum())
     return 6 * matrices * float(lengths.sum()) + attention
 

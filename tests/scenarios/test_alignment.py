@@ -100,5 +100,7 @@ async def test_anything_off_by_one_would_show(shift: str):
     with crew_for(settings) as crew:
         groups = await played(settings, crew, AGENTS[1], tasks=2)
         batch = pack_batch(groups, objective=OBJECTIVE, capacity=128)
-        wrong = replace(batch, shards=tuple(tuple(SHIFTS[shift](row) for row in bins) for bins in batch.shards))
+        [minibatch] = batch.minibatches
+        shifted = tuple(tuple(SHIFTS[shift](row) for row in bins) for bins in minibatch.shards)
+        wrong = replace(batch, minibatches=(replace(minibatch, shards=shifted),))
         assert crew.step(wrong).metrics["policy/logprob_abs_diff_max"] > 1e-2

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.model import forward_packed, pack
-from async_rl.rollout_config import SamplingConfig
-from learner.batch import PackedBatch, pack_batch
+from learner.batch import Minibatch, PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
 from learner.ranks import Crew
-from learner.step import train_step
 from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 
 REINFORCE = Objective.model_validate(
@@ -29,27 +27,27 @@ def crew() -> Iterator[Crew]:
     made.stop()
 
 
-@pytest.fixture
-def unclipped() -> Iterator[Crew]:
-    made = Crew(config(clip_grad=0), OBJECTIVE, shape(config()))
+@pytest.fixture(params=[OBJECTIVE], ids=[""])
+def unclipped(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    made = Crew(config(clip_grad=0), request.param, shape(config()))
     yield made
     made.stop()
 
 
-def gradients(crew: Crew, batch: PackedBatch, objective: Objective) -> tuple[float, dict[str, Tensor]]:
+def gradients(crew: Crew, batch: PackedBatch) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step, after which the weights are what they were."""
     before = crew.gather()
-    sampling = SamplingConfig(temperature=0.9)
-    result = train_step(crew.model, objective.policy_loss, batch.shards[0], batch.counts, sampling=sampling)
+    result = crew.step(batch)
     found = {name: parameter.main_grad.clone() for name, parameter in crew.model.ddp.module.named_parameters()}
     crew.model.load(before)
     return result.loss, found
 
 
+@pytest.mark.parametrize("unclipped", [REINFORCE], ids=[""], indirect=True)
 def test_the_gradient_is_that_of_the_written_formula(unclipped: Crew) -> None:
     """Sequence by sequence, without packing, bins or our loss functions."""
     groups = taken_groups(1)
-    loss, found = gradients(unclipped, pack_batch(groups, objective=REINFORCE, capacity=40), REINFORCE)
+    loss, found = gradients(unclipped, pack_batch(groups, objective=REINFORCE, capacity=40))
 
     gpt, total, rollouts = unclipped.model.ddp.module, torch.zeros(()), 0
     for taken in groups:
@@ -71,10 +69,10 @@ def test_the_gradient_is_that_of_the_written_formula(unclipped: Crew) -> None:
 @pytest.mark.parametrize("capacity", [20, 33, 50])
 def test_bins_do_not_matter(unclipped: Crew, capacity: int) -> None:
     groups = taken_groups(1)
-    loss, expected = gradients(unclipped, pack_batch(groups, objective=OBJECTIVE, capacity=10_000), OBJECTIVE)
+    loss, expected = gradients(unclipped, pack_batch(groups, objective=OBJECTIVE, capacity=10_000))
     divided = pack_batch(groups, objective=OBJECTIVE, capacity=capacity)
-    assert len(divided.shards[0]) > 1
-    found_loss, found = gradients(unclipped, divided, OBJECTIVE)
+    assert len(divided.minibatches[0].shards[0]) > 1
+    found_loss, found = gradients(unclipped, divided)
     assert found_loss == pytest.approx(loss, abs=1e-6)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
@@ -97,10 +95,12 @@ def test_a_step_that_is_not_finite_changes_nothing(crew: Crew, poison: float) ->
     crew.step(batch(1, 1))
     before = crew.gather()
     good = batch(2, 1)
-    [[*bins]] = good.shards
+    [minibatch] = good.minibatches
+    [[*bins]] = minibatch.shards
     spoilt = bins[0].advantages.copy()
     spoilt[bins[0].mask != 0] = poison
-    result = crew.step(replace(good, shards=((replace(bins[0], advantages=spoilt), *bins[1:]),)))
+    spoilt_shards = ((replace(bins[0], advantages=spoilt), *bins[1:]),)
+    result = crew.step(replace(good, minibatches=(replace(minibatch, shards=spoilt_shards),)))
     assert result.skipped
     assert all(torch.equal(before[name], tensor) for name, tensor in crew.gather().items())
 

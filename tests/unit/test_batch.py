@@ -34,7 +34,7 @@ def taken(*rollouts: Rollout) -> TakenGroup:
 def sequences(batch: PackedBatch) -> list[dict[str, list[float]]]:
     """Every packed sequence on its own, in the order of its first token."""
     found = []
-    for each in (each for bins in batch.shards for each in bins):
+    for each in (each for bins in batch.minibatches[0].shards for each in bins):
         for start, stop in zip(each.cu_seqlens[:-1], each.cu_seqlens[1:], strict=True):
             names = ("token_ids", "positions", "targets", "mask", "behaviour", "advantages")
             found.append({name: getattr(each, name)[start:stop].tolist() for name in names})
@@ -64,7 +64,7 @@ def test_a_first_token_cannot_be_trained_on() -> None:
     batch = pack_batch([taken(rollout(sample([5, 6], [1, 1]), reward=1.0), rollout(reward=0.0))], objective=PLAIN, capacity=8)
     [row] = sequences(batch)
     assert row["mask"] == [1, 0]
-    assert batch.counts.tokens == 1
+    assert batch.minibatches[0].counts.tokens == 1
 
 
 def test_failed_rollouts_are_out_and_masked_ones_only_in_the_baseline() -> None:
@@ -87,18 +87,18 @@ def test_the_counts_are_those_of_the_whole_step() -> None:
         taken(rollout(sample([10, 11, 12, 13], [0, 1, 0, 1]))),
     ]
     batch = pack_batch(groups, objective=PLAIN, capacity=5, num_shards=2)
-    assert (batch.counts.tokens, batch.counts.sequences) == (5, 3)
-    assert batch.counts.groups.tolist() == [0, 2]
-    assert batch.counts.group_tokens.tolist() == [3, 2]
-    packed = [(each.group_ids.tolist(), each.mask.sum()) for bins in batch.shards for each in bins]
+    assert (batch.minibatches[0].counts.tokens, batch.minibatches[0].counts.sequences) == (5, 3)
+    assert batch.minibatches[0].counts.groups.tolist() == [0, 2]
+    assert batch.minibatches[0].counts.group_tokens.tolist() == [3, 2]
+    packed = [(each.group_ids.tolist(), each.mask.sum()) for bins in batch.minibatches[0].shards for each in bins]
     assert sum(int(trained) for _, trained in packed) == 5
     assert sorted(group for groups, _ in packed for group in groups) == [0, 0, 2]
 
 
 def test_nothing_to_train_still_makes_a_bin_for_every_shard() -> None:
     batch = pack_batch([taken(rollout(status=Status.FAILED))], objective=PLAIN, capacity=8, num_shards=3)
-    assert [len(bins) for bins in batch.shards] == [1, 1, 1]
-    assert batch.counts.tokens == 0
+    assert [len(bins) for bins in batch.minibatches[0].shards] == [1, 1, 1]
+    assert batch.minibatches[0].counts.tokens == 0
     assert all(np.isfinite(value) for value in batch.metrics.values())
 
 
@@ -106,10 +106,11 @@ def test_a_shard_survives_the_way_to_its_rank() -> None:
     groups = [taken(*(rollout(sample(list(range(n)), [0] + [1] * (n - 1)), reward=n) for n in (3, 9, 6, 2))) for _ in range(3)]
     batch = pack_batch(groups, objective=PLAIN, capacity=10, num_shards=2)
     for shard in range(2):
-        bins, counts = shard_from_bytes(shard_to_bytes(batch, shard))
-        assert (counts.tokens, counts.sequences) == (batch.counts.tokens, batch.counts.sequences)
-        assert counts.group_tokens.tolist() == batch.counts.group_tokens.tolist()
-        for found, sent in zip(bins, batch.shards[shard], strict=True):
+        [portion] = shard_from_bytes(shard_to_bytes(batch, shard))
+        bins, counts = portion.bins, portion.counts
+        assert (counts.tokens, counts.sequences) == (batch.minibatches[0].counts.tokens, batch.minibatches[0].counts.sequences)
+        assert counts.group_tokens.tolist() == batch.minibatches[0].counts.group_tokens.tolist()
+        for found, sent in zip(bins, batch.minibatches[0].shards[shard], strict=True):
             for name in Bin.__dataclass_fields__:
                 np.testing.assert_array_equal(getattr(found, name), getattr(sent, name))
                 assert getattr(found, name).dtype == getattr(sent, name).dtype

@@ -10,8 +10,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from learner.diagnostics import Totals
+from learner.diagnostics import POLICY, policy_metrics
 from learner.losses import PolicyLoss, PolicyLossConfig, count, policy_loss
+from learner.totals import Totals
 
 AGGREGATIONS = [
     "token_mean",
@@ -280,11 +281,11 @@ def test_any_split_gives_the_same_loss_gradient_and_metrics(
     assert loss.item() == pytest.approx(whole.loss.item(), rel=1e-12)
     assert whole.metrics["loss"] == whole.loss.item() != whole.metrics["surrogate"]
     torch.testing.assert_close(gradient, expected)
-    assert merged(parts).metrics() == pytest.approx(whole.metrics)
+    assert policy_metrics(merged(parts)) == pytest.approx(whole.metrics)
 
 
 def merged(parts: list[PolicyLoss]) -> Totals:
-    totals = Totals.empty()
+    totals = Totals.empty(POLICY)
     for part in parts:
         totals = totals.merged(part.totals)
     return totals

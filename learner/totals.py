@@ -1,0 +1,57 @@
+"""What a loss reports about a step: named sums and maxima that merge exactly over micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Known before anything is computed, so that a rank with nothing to report can still take part in the reduction."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Totals:
+    """Two vectors, so that a whole step is reduced with one sum and one maximum."""
+
+    names: Names
+    sums: Tensor
+    maxima: Tensor
+
+    @staticmethod
+    def empty(names: Names, device: torch.device | None = None) -> Totals:
+        return Totals(
+            names=names,
+            sums=torch.zeros(len(names.sums), dtype=torch.float64, device=device),
+            maxima=torch.zeros(len(names.maxima), dtype=torch.float64, device=device),
+        )
+
+    @staticmethod
+    def of(names: Names, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor] | None = None) -> Totals:
+        """From one number for each name, in any order."""
+        largest = maxima if maxima is not None else {}
+        return Totals(
+            names=names,
+            sums=_vector([sums[name] for name in names.sums]),
+            maxima=_vector([largest[name] for name in names.maxima]),
+        )
+
+    def merged(self, other: Totals) -> Totals:
+        return Totals(names=self.names, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
+
+    def sum_of(self, name: str) -> float:
+        return float(self.sums[self.names.sums.index(name)])
+
+    def maximum_of(self, name: str) -> float:
+        return float(self.maxima[self.names.maxima.index(name)])
+
+
+def _vector(numbers: list[Tensor]) -> Tensor:
+    return torch.stack([each.detach().double() for each in numbers]) if numbers else torch.zeros(0, dtype=torch.float64)
