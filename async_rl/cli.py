@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import NoReturn
 
 import async_rl
-from async_rl import buffer_verbs, env_verbs, eval_verbs
+from async_rl import buffer_verbs, checkpoint_verbs, env_verbs, eval_verbs, model_verbs, reward_verbs, training_verbs, verb_line
 from async_rl.commands import Role, command, environment
 from async_rl.config import Config
 from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse
 from async_rl.errors import ConfigError, boundary
 from async_rl.packages import guard
+from async_rl.training_config import AnyRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +109,12 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
     return become
 
 
-def tool(chosen: buffer_verbs.Tool) -> Callable[[Sequence[str]], int]:
+def tool(chosen: verb_line.Tool) -> Callable[[Sequence[str]], int]:
     """The buffer's process does it; what is wrong with the line is said before it starts."""
 
     def become(args: Sequence[str]) -> int:
         guard()
-        config = load_named(buffer_verbs.read(chosen, args).config)
+        config = load_named(verb_line.read(chosen, args).config)
         role = "rollout_workers.attaching" if chosen.words == "env attach" else "buffer"
         _become(command(role, [*chosen.words.split(), *args]), config)
 
@@ -140,16 +142,30 @@ def evaluator(args: Sequence[str]) -> int:
 
 def env_check(args: Sequence[str]) -> int:
     guard()
-    config = load(env_verbs.config_words(buffer_verbs.read(env_verbs.CHECK, args)))
+    config = load(env_verbs.config_words(verb_line.read(env_verbs.CHECK, args)))
     _become(command("rollout_workers.checking", args), config)
 
 
 def env_serve(args: Sequence[str]) -> NoReturn:
     """No run is needed: this may be a machine, or a virtual environment, that holds nothing but the environment."""
     guard()
-    buffer_verbs.read(env_verbs.SERVE, args)
-    line = command("rollout_workers.remote", args)
-    os.execv(line[0], line)
+    verb_line.read(env_verbs.SERVE, args)
+    _execute(command("rollout_workers.remote", args))
+
+
+def model(chosen: verb_line.Tool) -> Callable[[Sequence[str]], int]:
+    def become(args: Sequence[str]) -> NoReturn:
+        guard()
+        verb_line.read(chosen, args)
+        _execute(command("learner.models", [*chosen.words.split()[1:], *args]))
+
+    return become
+
+
+def reward(args: Sequence[str]) -> NoReturn:
+    guard()
+    config = training_verbs.load_described(verb_line.read(reward_verbs.SERVE, args).config)
+    _become(command("rollout_workers.reward_model", args), config)
 
 
 def any_tool(args: Sequence[str]) -> int:
@@ -160,7 +176,12 @@ def any_tool(args: Sequence[str]) -> int:
     return 0
 
 
-def _become(line: list[str], config: Config) -> NoReturn:
+def _execute(line: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(line[0], line)
+
+
+def _become(line: list[str], config: AnyRun) -> NoReturn:
     sys.stdout.flush()
     os.execve(line[0], line, environment(config, os.environ))
 
@@ -198,11 +219,21 @@ VERBS = (
     Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
     Verb(words="learner", help="Be the learner (under torchrun when learner.parallel.processes > 1).", run=role("learner")),
     Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
+    Verb(words="reward serve", help=reward_verbs.SERVE.help, run=reward, manual=verb_line.manual(reward_verbs.SERVE)),
+    *(
+        Verb(words=f"train {method}", help=help, run=partial(training_verbs.run, method))
+        for method, help in training_verbs.HELP.items()
+    ),
     Verb(words="evaluator", help="Evaluate a live run again and again, every evaluation.every steps.", run=evaluator),
     Verb(words="eval", help=eval_verbs.HELP, run=evaluate, manual=eval_verbs.MANUAL),
-    Verb(words="env check", help=env_verbs.CHECK.help, run=env_check, manual=buffer_verbs.manual(env_verbs.CHECK)),
-    Verb(words="env serve", help=env_verbs.SERVE.help, run=env_serve, manual=buffer_verbs.manual(env_verbs.SERVE)),
-    *(Verb(words=each.typed, help=each.help, run=tool(each), manual=buffer_verbs.manual(each)) for each in buffer_verbs.TOOLS),
+    Verb(words="env check", help=env_verbs.CHECK.help, run=env_check, manual=verb_line.manual(env_verbs.CHECK)),
+    Verb(words="env serve", help=env_verbs.SERVE.help, run=env_serve, manual=verb_line.manual(env_verbs.SERVE)),
+    *(Verb(words=each.words, help=each.help, run=model(each), manual=verb_line.manual(each)) for each in model_verbs.TOOLS),
+    *(
+        Verb(words=each.words, help=each.help, run=run, manual=verb_line.manual(each))
+        for each, run in checkpoint_verbs.VERBS.items()
+    ),
+    *(Verb(words=each.typed, help=each.help, run=tool(each), manual=verb_line.manual(each)) for each in buffer_verbs.TOOLS),
     Verb(words="buffer", help="List these verbs.", run=any_tool, manual=f"List these verbs.\n\n{buffer_verbs.listing()}"),
     Verb(words="ctl show", help="Print the limits in force.", run=tool(buffer_verbs.LIMITS)),
     Verb(words="ctl set", help="Change limits while the run goes on: KEY=VALUE ...", run=tool(buffer_verbs.LIMITS)),

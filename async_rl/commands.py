@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from async_rl.config import Config
+from async_rl.training_config import AnyRun
 
 Role = Literal[
     "buffer",
     "learner",
+    "learner.training",
+    "learner.models",
     "rollout_workers",
     "rollout_workers.inference.replicas.rank",
     "rollout_workers.attaching",
     "rollout_workers.checking",
     "rollout_workers.remote",
+    "rollout_workers.reward_model",
     "rollout_workers.evaluation",
 ]
 
@@ -34,18 +37,20 @@ def command(role: Role, args: Sequence[str], *, ranks: int = 1) -> list[str]:
     return [*_PYTHON, "-m", "async_rl.torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", role, *args]
 
 
-def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
     """What a role inherits, plus what it needs. torchrun's ranks get -P through PYTHONSAFEPATH."""
     given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a worker that leaves is no reason for stack traces of torch's stores
     given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on the order this gives
+    if config.learner.deterministic:
+        given.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS chooses among ways to add up
     if computes_on_cpu(config):  # several processes share the cores: a thread pool in each makes all of them slower
         for name in _THREAD_SETTINGS:
             given.setdefault(name, "1")
     return given
 
 
-def computes_on_cpu(config: Config) -> bool:
+def computes_on_cpu(config: AnyRun) -> bool:
     """`auto` is settled without importing torch: where no NVIDIA driver is loaded there is no CUDA."""
     if config.device == "auto":
         return not Path("/proc/driver/nvidia/version").exists()

@@ -14,6 +14,7 @@ from async_rl.buffer_config import LeaseConfig, RedisConfig, ReplayConfig, Reten
 from async_rl.config_section import Section
 from async_rl.evaluation_config import EvaluationConfig, PolicyConfig
 from async_rl.learner_config import LearnerConfig
+from async_rl.references import absolute_reference
 from async_rl.replay_protocol import Limits
 from async_rl.rollout_config import EnvironmentConfig, SamplingConfig, WorkerConfig
 from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
@@ -26,6 +27,25 @@ class RunConfig(Section):
     """Where run folders are made."""
     seed: int = 0
     """Of the initial weights, the tasks and the sampling."""
+
+
+class ExpertsSize(Section):
+    """Several MLPs in a layer, of which every token visits a few."""
+
+    number: PositiveInt
+    per_token: PositiveInt = 2
+    ffn: PositiveInt
+    """Of one expert."""
+    every: PositiveInt = 1
+    """Every so many layers has experts, the last of each so many; the others have one MLP of the model's `ffn`."""
+
+    @model_validator(mode="after")
+    def _leaves_a_choice(self) -> ExpertsSize:
+        if not 1 < self.per_token <= self.number:
+            raise ValueError(
+                f"per_token ({self.per_token}) must be at least 2, and at most the number of experts ({self.number})"
+            )
+        return self
 
 
 class ModelSize(Section):
@@ -42,6 +62,7 @@ class ModelSize(Section):
     rope_theta: PositiveFloat = 10_000.0
     tied_embeddings: bool = True
     init_std: PositiveFloat = 0.02
+    experts: ExpertsSize | None = None
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSize:
@@ -49,6 +70,8 @@ class ModelSize(Section):
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.experts is not None and self.experts.every > self.layers:
+            raise ValueError(f"experts.every ({self.experts.every}) leaves no experts in a model of {self.layers} layers")
         return self
 
 
@@ -64,7 +87,7 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_of_both(self) -> ModelConfig:
         if (self.size is None) == (self.folder is None):
-            raise ValueError("give exactly one of model.size and model.folder")
+            raise ValueError("give exactly one of model.size and model.folder (--model.size null takes away a file's)")
         return self
 
 
@@ -76,8 +99,21 @@ class BatchConfig(Section):
     """A step takes fewer than groups_per_step groups when these would hold more tokens than this."""
     bin_tokens: PositiveInt = 4096
     """Capacity of one packed micro-batch row."""
+    minibatches: PositiveInt = 1
+    """A step's groups are divided into this many optimizer updates; all of them together make one version."""
+    epochs: PositiveInt = 1
+    """How often a step goes over its groups. More than one update wants an objective with `anchor: proximal`."""
     drop_no_signal: bool = True
     """Groups whose rewards are all equal teach nothing under a group baseline: drop them, and roll another task."""
+
+    @model_validator(mode="after")
+    def _updates_have_groups(self) -> BatchConfig:
+        if self.minibatches > self.groups_per_step:
+            raise ValueError(
+                f"minibatches ({self.minibatches}) must not be above groups_per_step ({self.groups_per_step}): each update "
+                "takes whole groups"
+            )
+        return self
 
 
 class WireConfig(Section):
@@ -231,8 +267,13 @@ class Config(Section):
                 if section and section.get(key):
                     section[key] = Path(section[key]).absolute()
         tree["environments"] = [environment.seen_from_anywhere() for environment in self.environments]
+        for key in ("critic", "reference", "teacher"):
+            if (section := tree["learner"][key]) and section.get("folder"):
+                section["folder"] = Path(section["folder"]).absolute()
         if self.learner.objective.endswith((".yaml", ".yml")):
             tree["learner"]["objective"] = str(Path(self.learner.objective).absolute())
+        else:
+            tree["learner"]["objective"] = absolute_reference(self.learner.objective)
         return Config.model_validate(tree)
 
     @property

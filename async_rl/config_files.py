@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,8 +25,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    config: Config
+class Loaded(Generic[ModelT]):
+    config: ModelT
     origins: Mapping[str, str]
     """For each leaf, by dotted key: `file:line`, "command line" or "default"."""
     files: tuple[Path, ...]
@@ -50,24 +50,35 @@ def load(args: Sequence[str]) -> Config:
 def load_named(args: Sequence[str]) -> Config:
     """Of a process that others must find: the run needs a name."""
     config = load(args)
-    if not config.run.name:
-        raise ConfigError("run.name is not set: processes that are started one by one find each other by it (--run.name NAME)")
+    check_named(config.run.name)
     return config
 
 
-def load_with_origins(args: Sequence[str]) -> Loaded:
+def check_named(name: str) -> None:
+    if not name:
+        raise ConfigError("run.name is not set: processes that are started one by one find each other by it (--run.name NAME)")
+
+
+def load_with_origins(args: Sequence[str]) -> Loaded[Config]:
+    return resolve(Config, args, example="configs/quickstart.yaml")
+
+
+def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded[ModelT]:
+    """A command line as any kind of configuration; `example` is a file of that kind, for who gave none."""
     files, overrides = parse(args)
-    tree = Branch(children={}, origin=DEFAULT)
-    for file in files:
-        tree = _merge_branch(tree, read_file(file))
-    for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
-        tree = _set(tree, override.keys, override)
+    tree = _tree(files, overrides)
     try:
-        config = _validate(Config, tree)
+        config = _validate(model, tree)
     except ConfigError as error:
-        hint = "" if files else "\nNo file was given; start from one, for example: @ configs/quickstart.yaml"
+        hint = "" if files else f"\nNo file was given; start from one, for example: @ {example}"
         raise ConfigError(f"{error}{hint}") from error
     return Loaded(config=config, origins=_origins(config, tree), files=files)
+
+
+def read_key(key: str, args: Sequence[str]) -> Plain:
+    """What a command line sets a key of the root to, before anything is validated; None where it does not."""
+    node = _tree(*parse(args)).children.get(key)
+    return plain(node) if node is not None else None
 
 
 def load_file(model: type[ModelT], path: Path) -> ModelT:
@@ -75,7 +86,7 @@ def load_file(model: type[ModelT], path: Path) -> ModelT:
     return _validate(model, read_file(path))
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: BaseModel) -> str:
     """The resolved tree; loading it gives the same configuration."""
     tree: Plain = config.model_dump(mode="json")
     return dump(tree)
@@ -91,7 +102,7 @@ def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:
             name = word[1:] if len(word) > 1 else next(words, None)
             if name is None:
                 raise ConfigError("`@` must be followed by the path of a YAML file")
-            files.append(_found(Path(name)))
+            files.append(own_or_shipped(Path(name)))
         elif word.startswith("--") and len(word) > 2:
             flag, equals, text = word[2:].partition("=")
             if not equals:
@@ -114,7 +125,16 @@ def shipped_configs() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def _found(path: Path) -> Path:
+def _tree(files: Sequence[Path], overrides: Sequence[Override]) -> Branch:
+    tree = Branch(children={}, origin=DEFAULT)
+    for file in files:
+        tree = _merge_branch(tree, read_file(file))
+    for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
+        tree = _set(tree, override.keys, override)
+    return tree
+
+
+def own_or_shipped(path: Path) -> Path:
     """The file itself, or one that we ship: `configs/quickstart.yaml` works from any folder."""
     if path.exists() or path.is_absolute():
         return path
@@ -218,7 +238,7 @@ def _as_text(node: Node, keys: Sequence[str]) -> Node:
             return replace(node, children={**node.children, keys[0]: _as_text(node.children[keys[0]], keys[1:])})
 
 
-def _origins(config: Config, tree: Branch) -> dict[str, str]:
+def _origins(config: BaseModel, tree: Branch) -> dict[str, str]:
     resolved: Plain = config.model_dump(mode="json")
     return {".".join(keys): _origin(tree, keys) for keys, _ in leaves(resolved)}
 

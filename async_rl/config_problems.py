@@ -20,6 +20,8 @@ def describe(error: ValidationError, model: type[BaseModel], tree: Branch) -> st
     """One line for each key that is wrong."""
     problems: dict[Keys, list[_Problem]] = {}
     for details in error.errors(include_url=False):
+        if details["type"] == "default_factory_not_called":  # a default that depends on what is wrong
+            continue
         place = _place(model, details["loc"])
         problems.setdefault(place.keys, []).append((details, place))
     causes = {keys: found for keys, found in problems.items() if not _has_deeper(keys, problems)}
@@ -106,7 +108,7 @@ def _label_fits(variant: Any, label: str) -> bool:
 def _name(keys: Keys, tree: Branch) -> str:
     node = _nearest(tree, keys)
     where = f" ({node.origin})" if node.origin != DEFAULT else ""
-    return ".".join(keys) + where if keys else "the configuration"
+    return (".".join(keys) if keys else "the configuration") + where
 
 
 def _nearest(tree: Branch, keys: Sequence[str]) -> Node:

@@ -1,9 +1,10 @@
-"""The picture of a run: reward above, age below."""
+"""The picture of a run: reward above, age below; or the loss of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -28,3 +29,15 @@ def draw(rows: Sequence[MetricRow], path: Path, *, title: str, max_age: int) -> 
 def _series(rows: Sequence[MetricRow], name: str) -> tuple[list[int], list[float]]:
     present = [row for row in rows if name in row.values]
     return [row.step for row in present], [row.values[name] for row in present]
+
+
+def draw_training(rows: Sequence[MetricRow], path: Path, *, title: str) -> None:
+    """The loss, and what is held out beside it."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss: Any = figure.subplots()
+    loss.plot(*_series(rows, "train/loss"), color="tab:blue", label="trained")
+    loss.plot(*_series(rows, "held_out/loss"), color="tab:orange", marker=".", label="held out")
+    loss.set(title=title, xlabel="step", ylabel="loss")
+    loss.legend()
+    figure.savefig(path, dpi=120)  # pyright: ignore[reportUnknownMemberType]

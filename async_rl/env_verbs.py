@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from async_rl.buffer_verbs import Line, Option, Tool, nearest
 from async_rl.errors import ConfigError
 from async_rl.mix import Change, Schedule
 from async_rl.rollout_config import EnvironmentConfig
+from async_rl.verb_line import Line, Option, Tool, nearest
 
 CHECK = Tool(
     words="env check",

@@ -9,7 +9,7 @@ AsyncRLError (1)
 ├── Diverged (7)                 loss or gradients stopped being finite
 ├── FailureBudgetSpent (8)       too many episodes failed in a row
 ├── WireError (9)                a weight push broke
-├── CheckpointError (10)         a checkpoint is damaged or belongs to another layout
+├── CheckpointError (10)         checkpoints are damaged or another model's, or cannot be written
 ├── ServiceStopped (11)          a part that should run for ever ended
 ├── RestartLimit (12)            a child process keeps dying
 ├── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
@@ -89,6 +89,15 @@ def first_of_ours(error: BaseException) -> AsyncRLError | None:
             if found := first_of_ours(inner):  # pyright: ignore[reportUnknownArgumentType]
                 return found
     return None
+
+
+@contextmanager
+def about(key: str) -> Generator[None, None, None]:
+    """What is wrong inside is said of a setting: whoever reads a folder need not know which one named it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`async-rl run`: one run on one machine. Starts its processes, keeps them alive, and ends them in order.
+"""`async-rl run` and `train`: one run on one machine. Starts its processes, keeps them alive, and ends them in order.
 
 buffer serve ◀── worker 0 … n        the learner is the run's finite clock: when it ends, workers stop,
       ▲────────── learner            then the buffer, and the summary is written
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.commands import WORKER_INDEX, command, computes_on_cpu, environment
+from async_rl.commands import WORKER_INDEX, Role, command, computes_on_cpu, environment
 from async_rl.config import Config
 from async_rl.config_files import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.eval_verbs import SCHEDULED
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
+from async_rl.training_config import AnyRun, TrainingConfig
 
 log = structlog.get_logger("async_rl.run")
 
@@ -33,7 +34,7 @@ LOG_TAIL = 30
 
 
 @contextmanager
-def sole_run(config: Config) -> Generator[None]:
+def sole_run(config: AnyRun) -> Generator[None]:
     """Inside, nobody else on this machine runs it: two supervisors would fight over one folder."""
     config.run_folder.mkdir(parents=True, exist_ok=True)
     with (config.run_folder / "run.lock").open("w") as lock:
@@ -46,7 +47,7 @@ def sole_run(config: Config) -> Generator[None]:
         yield
 
 
-def prepare_folder(config: Config) -> Path:
+def prepare_folder(config: AnyRun) -> Path:
     """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
     folder = config.run_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,21 +61,19 @@ async def run(config: Config, inherited: Mapping[str, str]) -> int:
     return await LocalRun(specs(config, inherited), config.run_folder, config.worker.drain_s + CHECKPOINT_GRACE_S).run(stop)
 
 
+async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
+    """The same of a run that has no workers: its learner reads a table."""
+    stop = drain_on_signals()
+    spec = _learner("learner.training", config, environment(config, inherited))
+    return await LocalRun([spec], config.run_folder, CHECKPOINT_GRACE_S).run(stop)
+
+
 def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     """The run's processes, in the order in which they start."""
     args = ["@", str(config.run_folder / "config.yaml")]
     logs = config.run_folder / "logs"
     shared = environment(config, inherited)
-    ranks = config.learner.parallel.processes
     server = ChildSpec(name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log")
-    learner = ChildSpec(
-        name="learner",
-        command=command("learner", args, ranks=ranks),
-        environment=shared,
-        log=None,
-        # torchrun has to pass the end on to its ranks, which SIGKILL gives it no time for.
-        when_orphaned=signal.SIGTERM if ranks > 1 else signal.SIGKILL,
-    )
     workers = [
         ChildSpec(
             name=f"worker-{index}",
@@ -92,10 +91,22 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     )
     return [
         *([] if config.redis.url else [server]),
-        learner,
+        _learner("learner", config, shared),
         *workers,
         *([evaluator] if config.evaluation.every else []),
     ]
+
+
+def _learner(role: Role, config: AnyRun, shared: Mapping[str, str]) -> ChildSpec:
+    ranks = config.learner.parallel.processes
+    return ChildSpec(
+        name="learner",
+        command=command(role, ["@", str(config.run_folder / "config.yaml")], ranks=ranks),
+        environment=shared,
+        log=None,
+        # torchrun has to pass the end on to its ranks, which SIGKILL gives it no time for.
+        when_orphaned=signal.SIGTERM if ranks > 1 else signal.SIGKILL,
+    )
 
 
 class LocalRun:
@@ -162,7 +173,7 @@ class LocalRun:
         if tail := self._children[fatal.spec.name].last_lines(LOG_TAIL):
             print(f"The last lines of {fatal.spec.log}:", file=sys.stderr)
             print("\n".join(f"  {line}" for line in tail), file=sys.stderr)
-        print(f"async-rl run: {fatal}", file=sys.stderr)
+        print(f"async-rl: {fatal}", file=sys.stderr)
         return fatal.exit_code
 
 

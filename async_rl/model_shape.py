@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from async_rl.config import ModelConfig, ModelSize
-from async_rl.errors import ConfigError
+from async_rl.config import ExpertsSize, ModelConfig, ModelSize
+from async_rl.errors import ConfigError, about
+
+Head = Literal["tokens", "scalar", "both"]
+"""What the last layer gives for every token: logits, one number, or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Of the layers that have several MLPs, of which every token visits a few."""
+
+    number: int
+    per_token: int
+    ffn: int
+    layers: tuple[int, ...]
+    """Which layers have them. The others have one MLP of `ModelShape.ffn`."""
+    weights_sum_to_one: bool = True
+    """Else a token's few experts count as much as they would among all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +36,30 @@ class ModelShape:
     vocab_size: int
     max_positions: int
     rope_theta: float
+    rope_factor: float | None = None
+    """Long waves are this much longer, in the way of Llama 3."""
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
+    experts: Experts | None = None
     tied_embeddings: bool = True
     init_std: float = 0.02
+    head: Head = "tokens"
 
 
 def model_shape(config: ModelConfig, vocab_size: int) -> ModelShape:
-    """`vocab_size` is the tokenizer's; a folder's own is at least as large and wins."""
+    """`vocab_size` is the tokenizer's; a folder's own is at least as large and wins. Raises ConfigError."""
     if config.folder is not None:
-        return _from_folder(config.folder)
+        from async_rl.model_folder import read_shape
+
+        with about("model.folder"):
+            found = read_shape(config.folder)
+        if found.vocab_size < vocab_size:
+            raise ConfigError(
+                f"model.folder: the model in {config.folder} knows {found.vocab_size} tokens and the tokenizer {vocab_size}; "
+                "use the tokenizer that belongs to it (tokenizer.folder)"
+            )
+        return found
     assert config.size is not None
     return _from_size(config.size, vocab_size)
 
@@ -48,45 +75,17 @@ def _from_size(size: ModelSize, vocab_size: int) -> ModelShape:
         vocab_size=vocab_size,
         max_positions=size.max_positions,
         rope_theta=size.rope_theta,
+        qk_norm=size.experts is not None,  # the only family with experts has it
+        experts=_experts(size.experts, size.layers) if size.experts is not None else None,
         tied_embeddings=size.tied_embeddings,
         init_std=size.init_std,
     )
 
 
-_FAMILIES = {"llama", "qwen2", "qwen3"}
-
-
-def _from_folder(folder: Path) -> ModelShape:
-    path = folder / "config.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"model.folder: cannot read {path}: {error.strerror}") from error
-    family = found.get("model_type")
-    if family not in _FAMILIES:
-        raise ConfigError(f"model.folder: {path} has model_type {family!r}; supported are {', '.join(sorted(_FAMILIES))}")
-    rope: dict[str, Any] = found.get("rope_parameters") or {}
-    scaling: dict[str, Any] = found.get("rope_scaling") or {}
-    kind = rope.get("rope_type", scaling.get("rope_type", scaling.get("type", "default")))
-    if kind != "default":
-        raise ConfigError(f"model.folder: {path} asks for rope_type {kind!r}; only 'default' is supported")
-    if found.get("use_sliding_window") or (family == "llama" and found.get("sliding_window")):
-        raise ConfigError(f"model.folder: {path} asks for a sliding window, which is not supported")
-    if found.get("mlp_bias") or (family == "llama" and found.get("attention_bias")):
-        raise ConfigError(f"model.folder: {path} asks for biases in MLP or Llama attention, which are not supported")
-    heads = found["num_attention_heads"]
-    return ModelShape(
-        hidden=found["hidden_size"],
-        layers=found["num_hidden_layers"],
-        heads=heads,
-        kv_heads=found.get("num_key_value_heads", heads),
-        head_dim=found.get("head_dim") or found["hidden_size"] // heads,
-        ffn=found["intermediate_size"],
-        vocab_size=found["vocab_size"],
-        max_positions=found["max_position_embeddings"],
-        rope_theta=float(rope.get("rope_theta", found.get("rope_theta", 10_000.0))),
-        norm_eps=found["rms_norm_eps"],
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        tied_embeddings=found.get("tie_word_embeddings", False),
+def _experts(size: ExpertsSize, layers: int) -> Experts:
+    return Experts(
+        number=size.number,
+        per_token=size.per_token,
+        ffn=size.ffn,
+        layers=tuple(layer for layer in range(layers) if (layer + 1) % size.every == 0),
     )

@@ -176,6 +176,10 @@ class ReplayBuffer(Protocol):
         """These spent groups need not be kept any longer."""
         ...
 
+    async def set_max_age(self, fence: int, max_age: float) -> None:
+        """Of the limits, for as long as this learner has the run."""
+        ...
+
     async def resign(self, fence: int) -> None:
         """Give up the learner's lease, so that a successor need not wait it out."""
         ...

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from math import ceil
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, JsonValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from async_rl.config_section import Section
 from async_rl.protocols import GenerationArgs
+from async_rl.references import absolute_reference
 
 
 class EnvironmentConfig(Section):
@@ -38,8 +38,7 @@ class EnvironmentConfig(Section):
 
     def seen_from_anywhere(self) -> EnvironmentConfig:
         """The same one, also for a process that was started in another folder."""
-        file, _, name = self.type.rpartition(":")
-        return self.model_copy(update={"type": f"{Path(file).absolute()}:{name}"}) if file.endswith(".py") else self
+        return self.model_copy(update={"type": absolute_reference(self.type)})
 
 
 class SamplingConfig(Section):

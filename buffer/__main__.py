@@ -11,11 +11,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from async_rl.buffer_verbs import Line, find, listing, manual, read
+from async_rl.buffer_verbs import find, listing
 from async_rl.config import Config
 from async_rl.config_files import load_named
 from async_rl.errors import ConfigError, boundary
 from async_rl.telemetry import configure_logs
+from async_rl.verb_line import Line, manual, read
 from buffer.embedded_server import EmbeddedServer
 
 HELP = ("-h", "--help")

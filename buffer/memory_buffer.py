@@ -163,12 +163,18 @@ class MemoryBuffer:
         self._holder(fence)
         self._ledger.discard(groups)
 
+    async def set_max_age(self, fence: int, max_age: float) -> None:
+        self._holder(fence)
+        if self._ledger.limits is not None:
+            self._ledger.limits = replace(self._ledger.limits, max_age=max_age)
+        self._notify()
+
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
         write_changes(changes)  # refuses what cannot be changed
         self._overrides |= changes
         if self._ledger.limits is not None:
-            self._ledger.limits = replace(self._ledger.limits, **self._overrides)
+            self._ledger.limits = replace(self._ledger.limits, **changes)
         self._notify()
 
     async def mix(self) -> tuple[MixChange, ...]:

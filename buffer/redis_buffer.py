@@ -290,6 +290,9 @@ class RedisBuffer:
             await self._run.change("discard", fence, *some)
         await self.sweep()
 
+    async def set_max_age(self, fence: int, max_age: float) -> None:
+        await self._run.change("set_max_age", fence, str(max_age))
+
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
         """Those in force; None before the first learner."""

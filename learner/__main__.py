@@ -30,16 +30,20 @@ from buffer import open_archive, open_board, open_buffer
 from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
 from learner.compute import Compute
+from learner.cost import cost_of
 from learner.evaluations import Evaluations
 from learner.feed import Feed
 from learner.fleet_metrics import FleetMetrics
 from learner.journal import Journal
-from learner.loop import Loop, Progress, Schedule, Stepped
+from learner.loop import Loop, Schedule, Stepped
 from learner.objective import Objective, load_objective
 from learner.priorities import load_priority, weigh
+from learner.progress import Progress
 from learner.publish import Publisher
 from learner.ranks import follow
 from learner.report import Reporter
+from learner.roster import check_needs
+from learner.watch import Watch
 
 ARCHIVE_DRAIN_S = 30.0
 """For what is left at the end; more waits in the buffer for the next life of the run."""
@@ -58,6 +62,7 @@ def main() -> None:
         objective = load_objective(config.learner.objective)
         # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
+        check_needs(config, objective, shape)
         if int(os.environ.get("RANK", "0")) == 0:
             asyncio.run(lead(config, objective, shape))
         else:
@@ -109,7 +114,12 @@ async def learn(
                 objective=objective,
                 shards=compute.num_shards,
                 num_workers=lambda: fleet.num_workers,
+                multiple=config.learner.parallel.slot_multiple,
+                bins_multiple=config.learner.parallel.bins_multiple,
+                cost=cost_of(shape),
             )
+            watch = Watch(config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=compute)
+            await watch.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
                 Journal(config.run_folder, progress) as journal,
@@ -123,7 +133,8 @@ async def learn(
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                         await buffer.prioritize(fence, weigh(stepped.meal, priority))
                     archive.wake.set()
-                    reporter.write(stepped, await buffer.stats(), {**fleet.row(), **evaluations.row()})
+                    reporter.write(stepped, await buffer.stats(), {**fleet.row(), **watch.row(), **evaluations.row()})
+                    await watch.after(stepped.result)
 
                 loop = Loop(
                     buffer=buffer,

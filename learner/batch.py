@@ -1,16 +1,9 @@
-"""Groups to packed bins of numpy arrays, everything aligned to the position that predicts.
-
-sample      x0  x1  x2  x3          loss_mask  0 0 1 1
-token_ids   x0  x1  x2  x3          the model's input
-targets     x1  x2  x3  ·           what each position predicts
-mask         0   1   1   0          loss_mask, behaviour and advantages move with the targets;
-                                    the last position predicts nothing
-"""
+"""Groups to packed batches: who is trained, what the steps divide by, and which rank runs which bins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -18,46 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from async_rl.types import Float32s, Int32s, Mask, Sample, Status, TakenGroup
-from learner.advantages import group_advantages
+from async_rl.types import TakenGroup
+from learner.bins import Bin, Source, fill, from_buffer, to_buffers
+from learner.cost import TYPICAL, Cost
+from learner.credit import credit
 from learner.losses import StepCounts
 from learner.objective import Objective
-from learner.packing import plan
+from learner.packing import Bins, plan
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bin:
-    """One packed micro-batch row of T tokens in S sequences. An empty bin has T = S = 0."""
-
-    token_ids: Int32s
-    positions: Int32s
-    """Counted from 0 in every sequence."""
-    targets: Int32s
-    mask: Mask
-    behaviour: Float32s
-    advantages: Float32s
-    rewards: Float32s
-    """A rollout's reward, where the last trained token of each of its samples is predicted; 0 elsewhere."""
-    ages: Int32s
-    """Version being trained minus the version that sampled the target; 0 where nothing is trained."""
-    cu_seqlens: Int32s
-    group_ids: Int32s
-    """One per sequence: the group's place in the batch."""
-
-
-_DTYPES = {
-    "token_ids": np.dtype("<i4"),
-    "positions": np.dtype("<i4"),
-    "targets": np.dtype("<i4"),
-    "mask": np.dtype("u1"),
-    "behaviour": np.dtype("<f4"),
-    "advantages": np.dtype("<f4"),
-    "rewards": np.dtype("<f4"),
-    "ages": np.dtype("<i4"),
-    "cu_seqlens": np.dtype("<i4"),
-    "group_ids": np.dtype("<i4"),
-}
-assert set(_DTYPES) == {each.name for each in fields(Bin)}
+__all__ = ["Bin", "Minibatch", "PackedBatch", "Portion", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,92 +55,58 @@ class PackedBatch:
 
 
 def pack_batch(
-    groups: Sequence[TakenGroup], *, objective: Objective, capacity: int, num_shards: int = 1, minibatches: int = 1
+    groups: Sequence[TakenGroup],
+    *,
+    objective: Objective,
+    capacity: int,
+    num_shards: int = 1,
+    minibatches: int = 1,
+    multiple: int = 1,
+    bins_multiple: int = 1,
+    cost: Cost = TYPICAL,
 ) -> PackedBatch:
-    """Failed rollouts enter neither baseline nor loss; masked ones only the baseline."""
+    """The last three as in `plan`."""
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
-    advantages = group_advantages(
-        [rollout.reward for _, rollout in rollouts],
-        [place for place, _ in rollouts],
-        valid=[rollout.status is not Status.FAILED for _, rollout in rollouts],
-        **objective.advantages.model_dump(),
-    )
-    rows = [
-        _Row(
+    worth = credit(groups, objective)
+    sources = [
+        Source(
             sample=sample,
-            advantage=float(advantage),
-            reward=rollout.reward,
+            trained=trained,
+            advantage=float(worth.advantages[index]),
+            reward=float(worth.rewards[index]),
             version=groups[place].version_at_take,
             group=place,
         )
-        for (place, rollout), advantage in zip(rollouts, advantages, strict=True)
-        if rollout.status in (Status.OK, Status.TRUNCATED)
+        for index, (place, rollout) in enumerate(rollouts)
+        if worth.is_trained[index]
         for sample in rollout.samples
-        if sample.loss_mask[1:].any()
+        if (trained := int(np.count_nonzero(sample.loss_mask[1:])))
     ]
+
+    def schedule(lengths: Sequence[int]) -> list[Bins]:
+        planned = plan(lengths, capacity, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
+        # every rank runs at least one backward pass, because the others wait for it there
+        return [bins if bins else [[] for _ in range(bins_multiple)] for bins in planned]
+
     # whole groups stay together: some losses average over the tokens of a group
     updates = min(minibatches, max(len(groups), 1))
-    portions = [[row for row in rows if row.group * updates // len(groups) == update] for update in range(updates)]
-    made = tuple(_minibatch(portion, capacity, num_shards) for portion in portions)
-    owners = np.array([place for place, _ in rollouts], np.int64)
-    magnitudes = tuple(float(np.abs(advantages[owners == place]).mean()) for place in range(len(groups)))
-    return PackedBatch(minibatches=made, metrics=_describe(advantages, made, capacity), magnitudes=magnitudes)
-
-
-def _minibatch(rows: Sequence[_Row], capacity: int, num_shards: int) -> Minibatch:
-    planned = plan([len(row.sample) for row in rows], capacity, num_shards)
-    # every rank runs at least one backward pass, because the others wait for it there
-    shards = tuple(tuple(_fill([rows[index] for index in members]) for members in bins or [[]]) for bins in planned)
-    return Minibatch(shards=shards, counts=_count(rows))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Row:
-    sample: Sample
-    advantage: float
-    reward: float
-    version: int
-    """Of the weights that it trains."""
-    group: int
-
-
-def _fill(rows: Sequence[_Row]) -> Bin:
-    lengths = [len(row.sample) for row in rows]
-    total = sum(lengths)
-    made = Bin(
-        token_ids=np.zeros(total, np.int32),
-        positions=np.zeros(total, np.int32),
-        targets=np.zeros(total, np.int32),
-        mask=np.zeros(total, np.uint8),
-        behaviour=np.zeros(total, np.float32),
-        advantages=np.zeros(total, np.float32),
-        rewards=np.zeros(total, np.float32),
-        ages=np.zeros(total, np.int32),
-        cu_seqlens=np.cumsum([0, *lengths], dtype=np.int32),
-        group_ids=np.array([row.group for row in rows], np.int32),
+    portions = [[each for each in sources if each.group * updates // len(groups) == update] for update in range(updates)]
+    made = tuple(
+        Minibatch(shards=fill(portion, schedule([len(each.sample) for each in portion])), counts=_count(portion))
+        for portion in portions
     )
-    for row, start, stop in zip(rows, made.cu_seqlens[:-1].tolist(), made.cu_seqlens[1:].tolist(), strict=True):
-        sample, predicting = row.sample, slice(start, stop - 1)
-        made.token_ids[start:stop] = sample.token_ids
-        made.positions[start:stop] = np.arange(stop - start)
-        made.targets[predicting] = sample.token_ids[1:]
-        made.mask[predicting] = sample.loss_mask[1:]
-        made.behaviour[predicting] = np.where(sample.loss_mask[1:], sample.logprobs[1:], 0)
-        made.advantages[predicting] = sample.loss_mask[1:] * np.float32(row.advantage)
-        made.rewards[start + sample.loss_mask.nonzero()[0][-1] - 1] = row.reward
-        for span in sample.versions:  # a token at the row's very beginning is predicted by nothing
-            made.ages[start + max(span.start - 1, 0) : start + span.stop - 1] = row.version - span.version
-    return made
+    owners = np.array([place for place, _ in rollouts], np.int64)
+    magnitudes = tuple(float(np.abs(worth.advantages[owners == place]).mean()) for place in range(len(groups)))
+    return PackedBatch(minibatches=made, metrics=_describe(worth.advantages, made, capacity, cost), magnitudes=magnitudes)
 
 
-def _count(rows: Sequence[_Row]) -> StepCounts:
-    trained = np.array([np.count_nonzero(row.sample.loss_mask[1:]) for row in rows], dtype=np.int64)
-    groups, owner = np.unique(np.array([row.group for row in rows], dtype=np.int64), return_inverse=True)
-    group_tokens = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(group_tokens, owner, trained)
+def _count(sources: Sequence[Source]) -> StepCounts:
+    groups, owner = np.unique(np.array([each.group for each in sources], np.int64), return_inverse=True)
+    group_tokens = np.zeros(len(groups), np.int64)
+    np.add.at(group_tokens, owner, [each.trained for each in sources])
     return StepCounts(
-        tokens=int(trained.sum()),
-        sequences=len(rows),
+        tokens=int(group_tokens.sum()),
+        sequences=len(sources),
         groups=torch.from_numpy(groups),
         group_tokens=torch.from_numpy(group_tokens),
     )
@@ -187,61 +115,73 @@ def _count(rows: Sequence[_Row]) -> StepCounts:
 # -- metrics ------------------------------------------------------------------------------------------------------------
 
 
-def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], capacity: int) -> dict[str, float]:
-    tokens = [np.array([[len(each.token_ids) for each in bins] for bins in minibatch.shards]) for minibatch in made]
-    num_bins, num_tokens = sum(each.size for each in tokens), sum(each.sum() for each in tokens)
-    per_shard = sum(each.sum(axis=1) for each in tokens)
+def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], capacity: int, cost: Cost) -> dict[str, float]:
+    tokens = np.concatenate([_of_bins(each, lambda bin_: len(bin_.token_ids)) for each in made], axis=1)
+    costs = np.concatenate([_of_bins(each, lambda bin_: cost.of(np.diff(bin_.cu_seqlens)).sum()) for each in made], axis=1)
+    per_shard = tokens.sum(axis=1)
     return {
         "batch/advantage_abs": float(np.abs(advantages).mean()) if len(advantages) else 0.0,
         "batch/no_signal_frac": float((advantages == 0).mean()) if len(advantages) else 0.0,
         "batch/sequences": float(sum(each.counts.sequences for each in made)),
         "batch/trained_tokens": float(sum(each.counts.tokens for each in made)),
-        "batch/tokens": float(num_tokens),
-        "batch/bins": float(num_bins),
-        "batch/fill": float(num_tokens / (num_bins * capacity)),
-        "batch/imbalance": float(np.max(per_shard) / max(np.mean(per_shard), 1.0)),
+        "batch/tokens": float(tokens.sum()),
+        "batch/bins": float(tokens.size),
+        "batch/fill": float(tokens.sum() / (tokens.size * capacity)),
+        "batch/imbalance": float(per_shard.max() / max(per_shard.mean(), 1.0)),
+        "batch/lock_step": float(costs.max(axis=0).sum() / max(costs.mean(axis=0).sum(), 1.0)),
     }
+
+
+def _of_bins(minibatch: Minibatch, measure: Callable[[Bin], float]) -> npt.NDArray[np.float64]:
+    """[shards, bins]"""
+    return np.array([[measure(each) for each in bins] for bins in minibatch.shards], np.float64)
 
 
 # -- one shard as bytes, for the ranks that train it -----------------------------------------------------------------------
 
 
+_ALIGNMENT = 8
+"""Of columns on the wire."""
+
+
 def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
-    """Raw little-endian arrays under msgpack."""
-    message = [
-        {
-            "bins": [
-                {name: getattr(each, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
-                for each in minibatch.shards[shard]
-            ],
-            "tokens": minibatch.counts.tokens,
-            "sequences": minibatch.counts.sequences,
-            "groups": minibatch.counts.groups.tolist(),
-            "group_tokens": minibatch.counts.group_tokens.tolist(),
-        }
-        for minibatch in batch.minibatches
-    ]
-    packed = msgpack.packb(message)
+    """The length of a header, the header, and every update's columns: what is large is copied once."""
+    header: list[dict[str, Any]] = []
+    columns: list[memoryview | bytes] = []
+    for minibatch in batch.minibatches:
+        bins, counts = minibatch.shards[shard], minibatch.counts
+        buffers = to_buffers(bins)
+        padding = bytes(-sum(each.nbytes for each in buffers) % _ALIGNMENT)
+        columns += [*buffers, padding]
+        header.append(
+            {
+                "bytes": sum(each.nbytes for each in buffers) + len(padding),
+                "bin_tokens": [len(each.token_ids) for each in bins],
+                "bin_sequences": [len(each.group_ids) for each in bins],
+                "tokens": counts.tokens,
+                "sequences": counts.sequences,
+                "groups": counts.groups.tolist(),
+                "group_tokens": counts.group_tokens.tolist(),
+            }
+        )
+    packed = msgpack.packb(header)
     assert packed is not None
-    return packed
+    return b"".join([len(packed).to_bytes(_ALIGNMENT, "little"), packed, bytes(-len(packed) % _ALIGNMENT), *columns])
 
 
 def shard_from_bytes(payload: bytes) -> tuple[Portion, ...]:
-    message: list[dict[str, Any]] = msgpack.unpackb(payload)
-    return tuple(
-        Portion(
-            bins=tuple(_bin(arrays) for arrays in update["bins"]),
-            counts=StepCounts(
-                tokens=update["tokens"],
-                sequences=update["sequences"],
-                groups=torch.tensor(update["groups"], dtype=torch.int64),
-                group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
-            ),
+    size = int.from_bytes(payload[:_ALIGNMENT], "little")
+    header: list[dict[str, Any]] = msgpack.unpackb(payload[_ALIGNMENT : _ALIGNMENT + size])
+    rest = memoryview(payload)[_ALIGNMENT + size + -size % _ALIGNMENT :]
+    portions: list[Portion] = []
+    for update in header:
+        counts = StepCounts(
+            tokens=update["tokens"],
+            sequences=update["sequences"],
+            groups=torch.tensor(update["groups"], dtype=torch.int64),
+            group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
         )
-        for update in message
-    )
-
-
-def _bin(arrays: dict[str, bytes]) -> Bin:
-    decoded: dict[str, Any] = {name: np.frombuffer(arrays[name], dtype) for name, dtype in _DTYPES.items()}
-    return Bin(**decoded)
+        bins = from_buffer(rest, update["bin_tokens"], update["bin_sequences"])
+        portions.append(Portion(bins=bins, counts=counts))
+        rest = rest[update["bytes"] :]
+    return tuple(portions)

@@ -7,13 +7,12 @@ all of them find theirs at once, as brackets do:
     bins    [     [     [          of those that hold it, the one with the least room
     taken      ]     ]     ]
 
-What is too long for every bin opens new ones. The shortest go one by one: they fill what is left, wherever it is.
+What is too long for every bin fills new ones. The shortest go one by one: they fill what is left, wherever it is.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from itertools import pairwise
+from bisect import bisect_right, insort
 
 import numpy as np
 import numpy.typing as npt
@@ -24,22 +23,35 @@ CLASS = 0.6
 """A class reaches down to this share of its longest sequence ..."""
 SMALLEST = 64
 """... and has at least so many."""
-REST = 4096
+REST = 1024
 """So many go one by one."""
 
 
-def best_fit(sizes: Int64s, capacity: int) -> list[list[int]]:
-    """Bins of indices. Equal lengths keep their order."""
-    order = descending(sizes, capacity)
-    packing = _Packing(sizes[order], capacity)
+def best_fit(sizes: Int64s, capacity: int) -> Int64s:
+    """The bin of each sequence, of descending sizes; bins are counted from 0."""
+    packing = _Packing(sizes, capacity)
     packing.open_for_halves()
     while packing.has_a_class:
         packing.pack_class()
     packing.pack_one_by_one()
-    bins = np.argsort(packing.bin_of, kind="stable")
-    ends = np.cumsum(np.bincount(packing.bin_of)).tolist()
-    indices = order[bins].tolist()
-    return [indices[start:end] for start, end in pairwise([0, *ends])]
+    return packing.bin_of
+
+
+def fewest_bins(sizes: Int64s, capacity: int) -> int:
+    """Martello and Toth's bound L2 for descending sizes: no packing has fewer bins.
+
+    Whatever K is: what is longer than capacity - K shares its bin with nothing of K or more tokens, halves are never
+    together, and the rest, down to K, must go into their room or into further bins.
+    """
+    halves = int(np.searchsorted(-sizes, -(capacity // 2)))
+    if halves == len(sizes):
+        return halves
+    tokens = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    smallest = sizes[halves:]
+    alone = np.searchsorted(-sizes[:halves], -(capacity - smallest))
+    room = (halves - alone) * capacity - (tokens[halves] - tokens[alone])
+    beyond = tokens[halves + 1 :] - tokens[halves] - room
+    return halves + max(0, int((-(-beyond // capacity)).max()))
 
 
 def descending(sizes: Int64s, capacity: int) -> Int64s:
@@ -58,61 +70,74 @@ class _Packing:
         self._next = 0
         """The first sequence that has no bin yet."""
 
-    def _open(self, places: Int64s) -> None:
-        """A bin for each of these sequences."""
-        opened = np.arange(self._num_bins, self._num_bins + len(places))
-        self._room[opened] = self._capacity - self._sizes[places]
-        self.bin_of[places] = opened
-        self._num_bins += len(places)
-
     def open_for_halves(self) -> None:
         """No two of them fit together."""
         self._next = int(np.searchsorted(-self._sizes, -(self._capacity // 2)))
-        self._open(np.arange(self._next))
-
-    @property
-    def _class_end(self) -> int:
-        alike = int(np.searchsorted(-self._sizes, -int(CLASS * self._sizes[self._next]), side="right"))
-        return max(alike, self._next + SMALLEST)
+        if self._next:
+            self._open(self._next, np.arange(self._next))
 
     @property
     def has_a_class(self) -> bool:
         return len(self._sizes) - self._next >= REST
 
     def pack_class(self) -> None:
-        waiting, self._next = np.arange(self._next, self._class_end), self._class_end
+        alike = int(np.searchsorted(-self._sizes, -int(CLASS * self._sizes[self._next]), side="right"))
+        end = max(alike, self._next + SMALLEST)
+        waiting, self._next = np.arange(self._next, end), end
         while len(waiting):
-            placed = self._pack_round(waiting)
-            if not placed.any():
-                placed[: -(-len(waiting) * int(self._sizes[waiting[0]]) // self._capacity)] = True
-                self._open(waiting[placed])
-            waiting = waiting[~placed]
+            left = self._pack_round(waiting)
+            if len(left) == len(waiting):
+                needed = -(-int(self._sizes[waiting].sum()) // self._capacity)
+                left = waiting[self._open(needed, waiting) :]
+            waiting = left
 
-    def _pack_round(self, waiting: Int64s) -> npt.NDArray[np.bool_]:
-        """Who of them found a bin."""
+    def _open(self, num_bins: int, waiting: Int64s) -> int:
+        """New bins, each with as many neighbours as surely fit. Returns how many sequences they took."""
+        alike = self._capacity // int(self._sizes[waiting[0]])
+        taken = waiting[: alike * num_bins]
+        self.bin_of[taken] = self._num_bins + np.arange(len(taken)) // alike
+        starts = np.arange(0, len(taken), alike)
+        self._room[self._num_bins : self._num_bins + len(starts)] = self._capacity - np.add.reduceat(self._sizes[taken], starts)
+        self._num_bins += len(starts)
+        return len(taken)
+
+    def _pack_round(self, waiting: Int64s) -> Int64s:
+        """Who of them found no bin."""
         wanted = self._sizes[waiting]
         bins = np.flatnonzero(self._room[: self._num_bins] >= wanted[-1])
         bins = bins[descending(self._room[bins], self._capacity)]
         opening, closing = brackets(self._room[bins], wanted)
         self._room[bins[opening]] -= wanted[closing]
         self.bin_of[waiting[closing]] = bins[opening]
-        placed = np.zeros(len(waiting), np.bool_)
-        placed[closing] = True
-        return placed
+        is_left = np.ones(len(waiting), np.bool_)
+        is_left[closing] = False
+        return waiting[is_left]
 
     def pack_one_by_one(self) -> None:
-        rooms = self._room[: self._num_bins]
-        open_bins = sorted(zip(rooms.tolist(), range(self._num_bins), strict=True))
-        for place, size in enumerate(self._sizes[self._next :].tolist(), start=self._next):
-            at = bisect_left(open_bins, (size, -1))
-            if at < len(open_bins):
-                room, chosen = open_bins.pop(at)
+        rest = self._sizes[self._next :].tolist()
+        if not rest:
+            return
+        shortest, num_bins, chosen_bins = rest[-1], self._num_bins, list[int]()
+        rooms = self._room[:num_bins]
+        usable = np.flatnonzero(rooms >= shortest)
+        # one integer per bin, and the tightest bins last, where lists are quick to change
+        open_bins: list[int] = np.sort(usable - (rooms[usable] << _BIN_BITS)).tolist()
+        for size in rest:
+            at = bisect_right(open_bins, _BIN_MASK - (size << _BIN_BITS)) - 1
+            if at >= 0:
+                key = open_bins.pop(at)
+                room, chosen = -(key >> _BIN_BITS) - size, key & _BIN_MASK
             else:
-                room, chosen = self._capacity, self._num_bins
-                self._num_bins += 1
-            self.bin_of[place] = chosen
-            if room > size:
-                insort(open_bins, (room - size, chosen))
+                room, chosen = self._capacity - size, num_bins
+                num_bins += 1
+            chosen_bins.append(chosen)
+            if room >= shortest:
+                insort(open_bins, chosen - (room << _BIN_BITS))
+        self.bin_of[self._next :] = chosen_bins
+
+
+_BIN_BITS = 32
+_BIN_MASK = (1 << _BIN_BITS) - 1
 
 
 def brackets(rooms: Int64s, wanted: Int64s) -> tuple[Int64s, Int64s]:

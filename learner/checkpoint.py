@@ -1,107 +1,122 @@
-"""Checkpoints: one folder per step, one safetensors file per rank, and a manifest that makes it valid.
+"""Checkpoints are written beside the training: every rank copies its pieces, and a thread of its own does the rest.
 
-    checkpoints/step-00000010-by-1763722547/rank-00000.safetensors ... manifest.json
+    rank 0    copy ──▶ trains on                        rank 1+   copy ──▶ trains on
+    thread      └──▶ open ─┬─▶ write ─┬─▶ complete      thread      └───────┬─▶ write ─┐
+                           └──────────┴──────────── all threads ────────────┴──────────┘
 
-A learner that slept while another took over may still finish the checkpoint it was writing: that counts less than any of
-its successor's, and removes none of them. `async_rl/checkpoint_files.py` says what a folder is called and how it is read.
-
-The folder is written under another name, every file and the folder itself are flushed, and the rename comes last: what
-bears the final name is complete. A reader still checks every file against the manifest, because disks fail too.
+The threads meet in a process group of their own, for which the training does not wait. What can fail on one rank alone,
+writing files, fails on all of them: then there is no checkpoint, and older ones are untouched.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import msgpack
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.checkpoint_files import (
-    MANIFEST,
-    Damaged,
-    FileFacts,
-    Manifest,
-    candidates,
-    check_file,
-    facts_of,
-    file_of,
-    place_of,
-)
+from async_rl.checkpoint_draft import Draft
+from async_rl.checkpoint_files import FileFacts, file_of
+from async_rl.errors import CheckpointError, ServiceStopped
+from async_rl.megatron.parallel import GROUP_TIMEOUT
+
+_ROOM = 1024
+"""Bytes that one rank says to the others at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A checkpoint being written, beside the name that it will get."""
+class Written:
+    """A checkpoint that is durable."""
 
-    final: Path
+    bytes: int
+    """Of all ranks' files."""
+    seconds: float
+    """From the copies to durability."""
 
-    @property
-    def folder(self) -> Path:
-        return self.final.with_name(f".{self.final.name}.partial")
 
-    def open(self) -> None:
-        """Rank 0, before anybody writes. What interrupted attempts left is removed."""
-        for leftover in self.final.parent.glob(".step-*.partial"):
-            shutil.rmtree(leftover)
-        self.folder.mkdir(parents=True)
+Complete = Callable[[dict[str, FileFacts]], None]
+"""What rank 0 does when all files are there."""
 
-    def write(self, rank: int, tensors: Mapping[str, Tensor]) -> FileFacts:
-        path = self.folder / file_of(rank)
+
+class CheckpointWriter:
+    """One rank's. Every rank makes one, and begins the same checkpoints in the same order."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._under_way: Future[Written] | None = None
+        self._pinned: dict[str, Tensor] = {}
+        """Host memory that a GPU copies into quickly. Taking it is slow, so it is kept."""
+
+    def begin(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete) -> Future[Written]:
+        """When it returns, training may change the tensors. It waits for the checkpoint before this one."""
+        if self._under_way is not None:
+            wait([self._under_way])
+        copies = {name: self._room(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in tensors.items()}
+        if self._pinned:
+            torch.cuda.synchronize()
+        self._under_way = self._thread.submit(self._write, draft, copies, complete, time.monotonic())
+        return self._under_way
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is under way."""
+        self._thread.shutdown()
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        if not like.is_cuda:
+            return torch.empty_like(like)
+        if name not in self._pinned:
+            self._pinned[name] = torch.empty_like(like, device="cpu", pin_memory=True)
+        return self._pinned[name]
+
+    def _write(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete, since: float) -> Written:
+        rank = dist.get_rank()
+        leads = rank == 0
         try:
-            save_file(dict(tensors), path)
-        except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
-        _flush(path)
-        return facts_of(path)
+            self._together("begin a checkpoint", draft.open if leads else lambda: None)
+            everybodys = self._together("write a checkpoint", lambda: draft.write(rank, tensors).model_dump())
+            files = {file_of(each): FileFacts(**facts) for each, facts in enumerate(everybodys)}
+            if leads:
+                complete(files)
+        except OSError as error:
+            raise _failed("complete a checkpoint", [str(error)]) from error
+        finally:
+            if leads:
+                draft.discard()
+        return Written(bytes=sum(each.bytes for each in files.values()), seconds=time.monotonic() - since)
 
-    def commit(self, manifest: Manifest) -> None:
-        """Rank 0, after everybody wrote. When it returns, the checkpoint is durable."""
-        path = self.folder / MANIFEST
-        path.write_text(manifest.model_dump_json(indent=2))
-        _flush(path)
-        _flush(self.folder)
-        if self.final.exists():
-            # a step is saved a second time only after a resume from before it, because this one was damaged
-            shutil.rmtree(self.final)
-        self.folder.rename(self.final)
-        _flush(self.final.parent)
+    def _together(self, what: str, act: Callable[[], object]) -> list[Any]:
+        """What `act` returned on every rank."""
+        try:
+            said = {"done": act()}
+        except OSError as error:
+            said = {"failed": f"rank {dist.get_rank()}: {error}"[: _ROOM // 4]}
+        everybody = self._exchange(said)
+        if failures := [each["failed"] for each in everybody if "failed" in each]:
+            raise _failed(what, failures)
+        return [each["done"] for each in everybody]
 
-
-def draft(root: Path, step: int, life: int = 0) -> Draft:
-    return Draft(final=root / (f"step-{step:08d}-by-{life}" if life else f"step-{step:08d}"))
-
-
-def read_rank(checkpoint: Path, manifest: Manifest, rank: int) -> dict[str, Tensor]:
-    """One rank's tensors, after comparing its file with what the manifest says of it."""
-    path = checkpoint / file_of(rank)
-    check_file(path, manifest)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} cannot be read ({error})") from error
-
-
-def prune(root: Path, keep: int, *, newest: int, life: int = 0) -> None:
-    """Remove all but the newest `keep`, and what this life has above `newest`: that was given up, because it was damaged.
-
-    The manifest goes first, so that a half-removed one is not taken for whole.
-    """
-    found = candidates(root)
-    above = [checkpoint for checkpoint in found if place_of(checkpoint) > (life, newest) and place_of(checkpoint)[0] == life]
-    for checkpoint in [*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep:]]:
-        (checkpoint / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    def _exchange(self, said: Mapping[str, object]) -> list[dict[str, Any]]:
+        packed = msgpack.packb(said)
+        assert packed is not None
+        own = torch.frombuffer(bytearray(packed.ljust(_ROOM, _NOTHING)), dtype=torch.uint8)
+        heard = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        try:
+            dist.all_gather(heard, own, group=self._group)
+        except RuntimeError as error:
+            raise ServiceStopped(f"learner rank {dist.get_rank()} hears no more of the others: {error}") from error
+        return [msgpack.unpackb(each.numpy().tobytes().rstrip(_NOTHING)) for each in heard]
 
 
-def _flush(path: Path) -> None:
-    """Of a folder too: a new name is durable only once the folder is."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+_NOTHING = b"\xc1"
+"""Which msgpack never writes."""
+
+
+def _failed(what: str, reasons: list[str]) -> CheckpointError:
+    return CheckpointError(f"could not {what}: {'; '.join(reasons)}; older checkpoints are untouched")

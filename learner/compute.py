@@ -18,8 +18,9 @@ from async_rl.model_shape import ModelShape
 from async_rl.transport.digest import digest_of
 from async_rl.types import BufferPosition, VersionRecord
 from learner.batch import PackedBatch
-from learner.loop import Progress
+from learner.checkpoint import Written
 from learner.objective import Objective
+from learner.progress import Progress
 from learner.publish import Offer
 from learner.ranks import Crew
 from learner.step import StepResult
@@ -36,13 +37,18 @@ class Resumed:
     """What the newest checkpoint says of itself."""
 
     step: int
-    position: BufferPosition
+    position: BufferPosition | None
+    """None of a model that was imported: no buffer has anything to do with it."""
 
 
 class Compute:
     def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
         self._crew, self._thread = crew, thread
         self._folder, self._keep, self._life = folder, keep, life
+        self.learning_rate_scale = 1.0
+        """What the schedule's learning rate is multiplied with."""
+        self.beside: dict[str, Any] = {}
+        """What checkpoints carry for others."""
 
     @classmethod
     @asynccontextmanager
@@ -66,12 +72,14 @@ class Compute:
         return self._crew.num_shards
 
     async def step(self, batch: PackedBatch) -> StepResult:
-        return await self._call(self._crew.step, batch)
+        return await self._call(self._crew.step, batch, learning_rate_scale=self.learning_rate_scale)
 
     async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
         return await self._call(self._snapshot, record_of)
 
-    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None:
+    async def save(
+        self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
+    ) -> Awaitable[Written]:
         """`still_ours` is asked when everything is written and nothing valid yet: a learner that slept through its
         successor's beginning must not leave it a checkpoint of another life.
         """
@@ -84,15 +92,20 @@ class Compute:
             "step": progress.step,
             "version": progress.version,
             "timeline": progress.timeline,
+            "fence": self._life,
             "position": POSITION.dump_python(position, mode="json"),
+            "beside": dict(self.beside),
         }
-        await self._call(
-            self._crew.save, self._folder, step=progress.step, extra=extra, keep=self._keep, life=self._life, confirm=confirm
-        )
+        how = {"step": progress.step, "extra": extra, "keep": self._keep, "life": self._life, "confirm": confirm}
+        return asyncio.wrap_future(await self._call(lambda: self._crew.save(self._folder, **how)))
 
     async def load(self) -> Resumed | None:
         extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)
-        return Resumed(step=extra["step"], position=POSITION.validate_python(extra["position"])) if extra else None
+        if extra is None:
+            return None
+        position = POSITION.validate_python(extra["position"]) if "position" in extra else None
+        self.beside = dict(extra.get("beside", {}))
+        return Resumed(step=extra.get("step", 0), position=position)
 
     async def idle(self) -> None:
         await self._call(self._crew.idle)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import TakenGroup
 from learner.batch import PackedBatch, pack_batch
+from learner.cost import TYPICAL, Cost
 from learner.objective import Objective
 
 PATIENCE_S = 5.0
@@ -40,24 +42,32 @@ class Feed:
         objective: Objective,
         shards: int,
         num_workers: Callable[[], int],
+        multiple: int = 1,
+        bins_multiple: int = 1,
+        cost: Cost = TYPICAL,
     ):
+        """The last three, which bins must suit, as in `plan`."""
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
-        self._objective, self._shards = objective, shards
         self._num_workers = num_workers
+        self._pack = partial(
+            pack_batch,
+            objective=objective,
+            capacity=batch.bin_tokens,
+            num_shards=shards,
+            minibatches=batch.minibatches,
+            multiple=multiple,
+            bins_multiple=bins_multiple,
+            cost=cost,
+        )
 
     async def next(self, step: int, version: int) -> Meal:
         """The batch that will train weights `version`. Waits for as long as it takes."""
         groups = await self._take(step, version)
-        batch = await asyncio.to_thread(
-            pack_batch,
-            groups,
-            objective=self._objective,
-            capacity=self._batch.bin_tokens,
-            num_shards=self._shards,
-            minibatches=self._batch.minibatches,
-        )
-        return Meal(step=step, groups=groups, batch=batch)
+        started = time.monotonic()
+        batch = await asyncio.to_thread(self._pack, groups)
+        pack_s = time.monotonic() - started
+        return Meal(step=step, groups=groups, batch=replace(batch, metrics={**batch.metrics, "time/pack": pack_s}))
 
     async def _take(self, step: int, version: int) -> list[TakenGroup]:
         started = time.monotonic()

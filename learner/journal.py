@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from learner.feed import Meal
-from learner.loop import Progress
+from learner.progress import Progress
 
 TAIL_BYTES = 4 * 2**20
 ROWS_READ = 8

@@ -13,42 +13,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
 from async_rl.errors import Diverged
+from async_rl.failpoints import define, failpoint
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.types import BufferPosition, VersionRecord
+from async_rl.types import VersionRecord
 from learner.batch import PackedBatch
 from learner.feed import Feed, Meal
+from learner.progress import Progress
 from learner.publish import Offer, Publisher
+from learner.saves import Saver, Saves
 from learner.step import StepResult
+
+define("learner.trained", "learner.issued", "learner.recorded", "learner.offered")
 
 log = structlog.get_logger()
 
 
-class Trainer(Protocol):
+class Trainer(Saver, Protocol):
     """All learner ranks at once, as rank 0 sees them; every method blocks, so the loop awaits them on one thread."""
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
     async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer: ...
 
-    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None: ...
-
     async def idle(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where the learner stands. `version` is the number of the weights it holds after `step` optimizer steps."""
-
-    step: int
-    version: int
-    timeline: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +55,8 @@ class Stepped:
     step_s: float
     idle_s: float
     """How long the trainer had nothing to do before this step."""
+    checkpoint: Mapping[str, float]
+    """Metrics of the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +84,22 @@ class Loop:
         self._trainer, self._feed, self._publisher = trainer, feed, publisher
         self._schedule, self._stop = schedule, stop
         self._record, self._report = record, report
+        self._saves = Saves(buffer=buffer, fence=fence, saver=trainer, publisher=publisher)
         self._bad_steps = 0
-        self._saved_step = -1
 
     async def run(self, progress: Progress) -> Progress:
         """
         consumes: groups (feed.next)          waits for:    groups_per_step groups within max_age
         produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; `stop`
         """
-        self._saved_step = progress.step
+        self._saves.saved_step = progress.step
         await self._offer(progress)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")
             upcoming = tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
             while progress.step < self._schedule.steps:
                 idle_since = time.monotonic()
-                if not await self._is_served(upcoming, stopping, progress):
+                if not await self._is_served(upcoming, stopping, progress, tasks):
                     break
                 idle_s, meal = time.monotonic() - idle_since, upcoming.result()
                 if meal.step < self._schedule.steps:
@@ -115,13 +111,16 @@ class Loop:
                     await asyncio.wait([upcoming])
                     upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version), name="feed")
                 if progress.step % self._schedule.checkpoint_every == 0:
-                    await self._save(progress)
+                    await self._saves.begin(progress, tasks)
             upcoming.cancel()
             stopping.cancel()
-        await self._save(progress)
+            await asyncio.wait([upcoming])
+            await self._saves.finish(progress, tasks)
         return progress
 
-    async def _is_served(self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool], progress: Progress) -> bool:
+    async def _is_served(
+        self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
+    ) -> bool:
         """True with the next meal on the table, False when the run is to stop.
 
         Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
@@ -130,22 +129,29 @@ class Loop:
             await self._trainer.idle()
             log.info(f"waits for rollouts: {await self._feed.what_is_missing()}")
             if (await self._buffer.stats()).starving:  # what was trained keeps the memory that the next batch needs
-                await self._save(progress)
+                await self._saves.begin(progress, tasks)
         return not self._stop.is_set()
 
     async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
         started = time.monotonic()
         result = await self._trainer.step(meal.batch)
+        failpoint("learner.trained")
         if result.skipped:
             progress = await self._skip(progress, meal)
         else:
             self._bad_steps = 0
             version = await self._buffer.issue(self._fence, after=progress.version)
+            failpoint("learner.issued")
             progress = replace(progress, step=meal.step, version=version)
             self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
+            failpoint("learner.recorded")
             await self._offer(progress)
+            failpoint("learner.offered")
         step_s = time.monotonic() - started
-        await self._report(Stepped(progress=progress, meal=meal, result=result, step_s=step_s, idle_s=idle_s))
+        stepped = Stepped(
+            progress=progress, meal=meal, result=result, step_s=step_s, idle_s=idle_s, checkpoint=self._saves.row()
+        )
+        await self._report(stepped)
         return progress
 
     async def _skip(self, progress: Progress, meal: Meal) -> Progress:
@@ -168,16 +174,6 @@ class Loop:
             return VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
 
         self._publisher.offer(await self._trainer.offer(record))
-
-    async def _save(self, progress: Progress) -> None:
-        if progress.step == self._saved_step:
-            return
-        position = await self._buffer.position(self._fence, progress.step)
-        await self._trainer.save(progress, position, still_ours=lambda: self._buffer.hold(self._fence))
-        # A spent group holds no slot, and slots return only with the version trained on it.
-        await self._publisher.until_live(progress.version)
-        await self._buffer.checkpoint(self._fence, progress.step)
-        self._saved_step = progress.step
 
 
 IDLE_S = 5.0

@@ -1,133 +1,78 @@
-"""The choices a policy loss is made of. What is not listed here is refused by name.
-
-Every variant is an object with a `type`; the bare name of a variant stands for it with its defaults.
-"""
+"""What a loss is made of, as people write it. The variants that may stand in each place: loss_choices.py."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from learner.loss_choices import (
+    Aggregation,
+    Choice,
+    Cispo,
+    Correction,
+    Gspo,
+    NoCorrection,
+    SequenceMeanTokenMean,
+    Surrogate,
+    TokenMean,
+    TrustMask,
+    Veto,
 )
 
 
-class _Choice(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class PpoClip(_Choice):
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)"""
-
-    type: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    clip_high: NonNegativeFloat = 0.28
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Where the advantage is negative, the loss of a token is at most this many times -A."""
-
-
-class Cispo(_Choice):
-    """-sg(clip(r, floor, cap)) A c: every token keeps its gradient, none counts for more than `cap`."""
-
-    type: Literal["cispo"] = "cispo"
-    cap: PositiveFloat = 5.0
-    """Absolute, not 1 + epsilon."""
-    floor: NonNegativeFloat = 0.0
-
-    @model_validator(mode="after")
-    def _floor_is_below_cap(self) -> Cispo:
-        if self.floor >= self.cap:
-            raise ValueError(f"floor ({self.floor}) must be below cap ({self.cap})")
-        return self
-
-
-class Reinforce(_Choice):
-    """-A c"""
-
-    type: Literal["reinforce"] = "reinforce"
-
-
-class Importance(_Choice):
-    """-r A, without any bound."""
-
-    type: Literal["importance"] = "importance"
-
-
-class TokenMean(_Choice):
-    type: Literal["token_mean"] = "token_mean"
-
-
-class SequenceMeanTokenMean(_Choice):
-    type: Literal["sequence_mean_token_mean"] = "sequence_mean_token_mean"
-
-
-class SequenceMeanTokenSum(_Choice):
-    type: Literal["sequence_mean_token_sum"] = "sequence_mean_token_sum"
-
-
-class SequenceSumNorm(_Choice):
-    """Sum of tokens, divided by the number of sequences times a constant (Dr. GRPO)."""
-
-    type: Literal["sequence_sum_norm"] = "sequence_sum_norm"
-    length: PositiveInt
-
-
-class PromptMean(_Choice):
-    """Mean over the groups of the mean over a group's tokens."""
-
-    type: Literal["prompt_mean"] = "prompt_mean"
-
-
-class TotalVariationMask(_Choice):
-    """Drops tokens whose probability already moved this far from the behaviour policy, in the advantage's direction."""
-
-    type: Literal["tv"] = "tv"
-    high: PositiveFloat = 0.2
-    low: PositiveFloat = 0.2
-
-
-class Veto(_Choice):
-    """One token whose probability fell below `min_ratio` times the behaviour policy's removes its whole sequence."""
-
-    min_ratio: PositiveFloat = 1e-4
-
-
-class Kl(_Choice):
+class Kl(Choice):
     """A penalty towards the reference policy, over every trained token, also those that a mask or veto removed."""
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """With D = c - q: D, D^2 / 2, exp(-D) + D - 1. On-policy, only the slope of k2 is that of the divergence by itself."""
     coefficient: NonNegativeFloat = 0.0
     unbiased: bool = False
     """Multiply by exp(c - sg(c)): the same value, and the gradient of the expectation over the current policy."""
 
 
-def _named(value: object) -> object:
-    return {"type": value} if isinstance(value, str) else value
+def _listed(value: object) -> object:
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)
 
 
-Surrogate = Annotated[Annotated[PpoClip | Cispo | Reinforce | Importance, Field(discriminator="type")], BeforeValidator(_named)]
-Aggregation = Annotated[
-    Annotated[
-        TokenMean | SequenceMeanTokenMean | SequenceMeanTokenSum | SequenceSumNorm | PromptMean, Field(discriminator="type")
-    ],
-    BeforeValidator(_named),
-]
-TrustMask = Annotated[TotalVariationMask, BeforeValidator(_named)]
+def _usual_aggregation(chosen: dict[str, Any]) -> Aggregation:
+    return SequenceMeanTokenMean() if isinstance(chosen.get("surrogate"), Gspo) else TokenMean()
 
 
-class PolicyLossConfig(_Choice):
+class PolicyLossConfig(Choice):
     surrogate: Surrogate = Cispo()
     anchor: Literal["behaviour", "proximal"] = "behaviour"
     """Whose probability the ratio divides by: the policy that sampled the token, or the one before this optimizer step."""
-    aggregation: Aggregation = TokenMean()
-    trust_mask: TrustMask | None = None
+    proximal_source: Literal["recompute", "loglinear"] = "recompute"
+    """With `anchor: proximal`: one more forward pass, or none and a point between the sampling and the current
+    log-probability, as if the policy had moved evenly from version to version: at age a, (a - 1) / a of the way.
+    """
+    correction: Correction = NoCorrection()
+    """The weight that leads from the sampling to the proximal policy."""
+    aggregation: Aggregation = Field(default_factory=_usual_aggregation)
+    """A mean over tokens; `sequence_mean_token_mean` with `gspo`."""
+    trust_mask: Annotated[tuple[TrustMask, ...], BeforeValidator(_listed)] = ()
+    """One, or a list: a token stays if all of them keep it."""
     veto: Veto | None = None
     kl: Kl = Kl()
     entropy_coefficient: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _what_belongs_to_the_proximal_policy(self) -> PolicyLossConfig:
+        if self.anchor == "behaviour" and not isinstance(self.correction, NoCorrection):
+            raise ValueError(
+                "correction leads from the sampling to the proximal policy, and with anchor: behaviour the ratio does so "
+                "already; set anchor: proximal or correction: none"
+            )
+        if self.anchor == "behaviour" and self.proximal_source == "loglinear":
+            raise ValueError("proximal_source: loglinear says where the proximal policy comes from; set anchor: proximal")
+        return self
+
+
+class ValueLossConfig(Choice):
+    """max((V - G)^2, (V_old + clip(V - V_old, -clip, clip) - G)^2) / 2, mean over the trained tokens"""
+
+    clip: PositiveFloat | None = 0.2
+    """How far a value may move in a step and still follow its gradient; `null`: as far as it likes."""

@@ -1,18 +1,24 @@
-"""This rank's part of the shared model, made trainable: Megatron's gradient buffers, its optimizer, the schedule."""
+"""This rank's part of the shared model, made trainable: Megatron's gradient buffers, its optimizer, the schedule.
+
+Interleaved pipeline stages leave several chunks of the model on a rank, everything else leaves one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from async_rl.checkpoint_files import Layout
-from async_rl.learner_config import OptimizerConfig
+from async_rl.errors import ConfigError
+from async_rl.learner_config import OptimizerConfig, UpdatesConfig
 from async_rl.megatron import host
-from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.model import LayerSpec, build_model
+from async_rl.megatron.compat import GPTModel, parallel_state
+from async_rl.megatron.model import PLAIN, LayerSpec, Thrift, build_chunks
+from async_rl.megatron.parallel import current_division
 from async_rl.megatron.parameters import Split, gather_full, load_full, local_parameters, table
 from async_rl.model_shape import ModelShape
 from learner.schedule import learning_rate
@@ -22,19 +28,27 @@ with host.quiet():
         DistributedDataParallel,
         DistributedDataParallelConfig,
         finalize_model_grads,
-        param_and_grad_buffer,
     )
     from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer, get_megatron_optimizer
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 
+def thrift_of(learner: UpdatesConfig, device: torch.device, layer_spec: LayerSpec) -> Thrift:
+    """As configured. Raises ConfigError where this machine cannot."""
+    if learner.precision == "fp8" and (device.type != "cuda" or layer_spec != "transformer_engine"):
+        raise ConfigError("learner.precision: fp8 needs a GPU and model.layer_spec: transformer_engine; use auto or bfloat16")
+    check_offload("learner.optimizer", learner.optimizer, device)
+    return Thrift(sequence=learner.parallel.sequence, recompute=learner.recompute, fp8=learner.precision == "fp8")
+
+
+def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device) -> None:
+    if optimizer.offload and device.type != "cuda":
+        raise ConfigError(f"{section}.offload moves memory from a GPU to its host: without a GPU switch it off")
+
+
 def current_layout() -> Layout:
-    return Layout(
-        tensor=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
-        data=parallel_state.get_data_parallel_world_size(),
-    )
+    return Layout(data=parallel_state.get_data_parallel_world_size(), **asdict(current_division()))
 
 
 class TrainingModel:
@@ -50,26 +64,41 @@ class TrainingModel:
         seed: int,
         total_updates: int,
         layer_spec: LayerSpec = "local",
+        thrift: Thrift = PLAIN,
     ):
+        if shape.experts is not None and current_layout().tensor > 1 and not thrift.sequence:
+            # the experts would be sent every token by every tensor rank
+            raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
         self.shape, self.device, self.layout = shape, device, current_layout()
         self.updates = 0
         """Optimizer updates made so far: what the learning rate depends on."""
+        self.learning_rate_scale = 1.0
+        """What the schedule's is multiplied with."""
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
-        self._clip = optimizer.clip_grad
-        model = build_model(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec)
-        _mark_tensor_slices(model, shape)
+        self._clip, self._offload = optimizer.clip_grad, optimizer.offload
+        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, thrift=thrift)
+        _mark(nn.ModuleList(chunks), shape)
         with host.on_host(), host.quiet():
-            self.ddp = self._with_gradient_buffers(model)
-            self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, dtype), [self.ddp])
+            wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
+            self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, dtype), list(wrapped))
+        self.chunks = nn.ModuleList(wrapped)
         for group in self._optimizer.param_groups:
             # Megatron leaves this to its own scheduler, which we do not use
             group["weight_decay"] = optimizer.weight_decay * group["wd_mult"]
-        model.config.finalize_model_grads_func = finalize_model_grads
+        config = chunks[0].config
+        config.finalize_model_grads_func = finalize_model_grads
+        if self.layout.data > 1:  # reduce while computing, but only what the last row has completed
+            pauses = [each.no_sync for each in wrapped]
+            config.no_sync_func = pauses if len(pauses) > 1 else pauses[0]  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def learning_rate(self) -> float:
         """Of the next update."""
-        return self._schedule(updates=self.updates)
+        return self._schedule(updates=self.updates) * self.learning_rate_scale
+
+    @property
+    def _wrapped(self) -> list[DistributedDataParallel]:
+        return list(self.chunks)  # pyright: ignore[reportReturnType]
 
     @property
     def optimizers(self) -> list[MegatronOptimizer]:
@@ -77,8 +106,9 @@ class TrainingModel:
         return list(self._optimizer.chained_optimizers) if isinstance(self._optimizer, ChainedOptimizer) else [self._optimizer]
 
     def zero_gradients(self) -> None:
-        self.ddp.zero_grad_buffer()
-        for parameter in self.ddp.parameters():
+        for chunk in self._wrapped:
+            chunk.zero_grad_buffer()
+        for parameter in self.chunks.parameters():
             # left in place it would be the buffer itself, and the next backward pass would add to it twice
             parameter.grad = None
 
@@ -91,27 +121,39 @@ class TrainingModel:
     def update(self, gradient_norm: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
+        self._move_moments(self.device)
         with host.on_host():
             if self._clip > 0:
                 for each in self.optimizers:
                     clip_grad_by_total_norm_fp32([*each.get_parameters()], self._clip, gradient_norm)
             self._optimizer.step_with_ready_grads()
+        self._move_moments(host.HOST)
         self.updates += 1
 
     def gather(self) -> dict[str, Tensor] | None:
         """A snapshot of the full weights on rank 0, None elsewhere. Every rank must call it."""
-        return gather_full(self.ddp, self.shape)
+        return gather_full(self.chunks, self.shape)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Full weights into every rank's part, and into the optimizer's float32 copies of them."""
-        load_full(self.ddp, self.shape, tensors)
+        load_full(self.chunks, self.shape, tensors)
         self._optimizer.reload_model_params()
 
-    def _with_gradient_buffers(self, model: torch.nn.Module) -> DistributedDataParallel:
+    def _move_moments(self, device: torch.device) -> None:
+        """With offloading they are on the device during an update only, when there are no activations."""
+        if self._offload:
+            for each in self.optimizers:
+                for moments in each.optimizer.state.values() if each.optimizer is not None else ():
+                    moments |= {key: value.to(device) for key, value in moments.items() if value.ndim > 0}
+
+    def _with_gradient_buffers(self, chunk: GPTModel, *, is_first: bool) -> DistributedDataParallel:
         config = DistributedDataParallelConfig(
-            use_distributed_optimizer=self.layout.data > 1, grad_reduce_in_fp32=True, overlap_grad_reduce=False
+            use_distributed_optimizer=self.layout.data > 1,
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=self.layout.data > 1,
         )
-        return DistributedDataParallel(model.config, config, model)  # pyright: ignore[reportArgumentType]
+        # what comes later in the backward pass of interleaved stages has nothing to hide behind
+        return DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=not is_first)
 
     def _optimizer_config(self, config: OptimizerConfig, dtype: torch.dtype) -> MegatronOptimizerConfig:
         return MegatronOptimizerConfig(
@@ -128,25 +170,44 @@ class TrainingModel:
         )
 
 
-def _mark_tensor_slices(model: torch.nn.Module, shape: ModelShape) -> None:
-    """Tell Megatron's gradient norm which parameters differ between tensor ranks: the others it counts once.
+class FrozenModel:
+    """This rank's part of a model that is only looked at: a reference, a teacher. No gradients, no optimizer.
 
-    Megatron marks them while it initialises weights, which it does not do for us.
+    Divided among the ranks as the trained model is.
     """
-    is_whole = {row.name for row in table(shape) if row.split is Split.WHOLE}
-    for name, parameter in local_parameters(model).items():
-        if name not in is_whole:
-            parameter.tensor_model_parallel = True  # pyright: ignore[reportAttributeAccessIssue]
 
-
-def _name_collectives_as_torch_does() -> None:
-    """Megatron calls two collectives by names that torch has deprecated, with a warning at every step."""
-    for alias, current in (
-        ("dist_reduce_scatter_func", "reduce_scatter_single"),
-        ("dist_all_gather_func", "all_gather_single"),
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        layer_spec: LayerSpec = "local",
+        thrift: Thrift = PLAIN,
     ):
-        if hasattr(param_and_grad_buffer, alias) and hasattr(dist, current):
-            setattr(param_and_grad_buffer, alias, getattr(dist, current))
+        self.shape = shape
+        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, thrift=thrift)
+        self.chunks = nn.ModuleList(chunks).requires_grad_(False).eval()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Full weights, of which every rank takes its part."""
+        load_full(self.chunks, self.shape, tensors)
 
 
-_name_collectives_as_torch_does()
+def _mark(model: nn.Module, shape: ModelShape) -> None:
+    """Tell Megatron which parameters differ between tensor ranks: in a gradient's norm it counts the others once.
+
+    It marks them itself while it initialises weights, which it does not do for us. Experts are never sliced, but have groups of
+    their own: gradients are summed over the ranks with the same experts, which may be tensor ranks, and norms over the others.
+    Left to itself, Megatron sees that only where experts are divided.
+    """
+    rows = {row.name: row for row in table(shape)}
+    for name, parameter in local_parameters(model).items():
+        row = rows.get(name)
+        is_expert = row is not None and row.expert is not None
+        is_sliced = row is None or row.split is not Split.WHOLE
+        if is_expert:
+            parameter.allreduce = False  # pyright: ignore[reportAttributeAccessIssue]
+        if is_expert or is_sliced:
+            parameter.tensor_model_parallel = True  # pyright: ignore[reportAttributeAccessIssue]

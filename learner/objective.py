@@ -1,61 +1,143 @@
-"""What the learner optimizes: how advantages are made and which loss they enter. A named preset, or a file like one."""
+"""What the learner optimizes: how rewards become advantages and which loss they enter. A preset, a file like one, or code."""
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BeforeValidator, InstanceOf, NonNegativeFloat, model_validator
 
-import async_rl
+from async_rl.config_files import load_file, shipped_configs
 from async_rl.errors import ConfigError
-from learner.advantages import AdvantageConfig
-from learner.loss_config import PolicyLossConfig
+from async_rl.references import load_reference
+from learner.credit_config import (
+    Advantages,
+    DistillationAdvantages,
+    GaeAdvantages,
+    GroupAdvantages,
+    ReturnAdvantages,
+    RewardConfig,
+)
+from learner.loss_choices import Choice
+from learner.loss_config import PolicyLossConfig, ValueLossConfig
+from learner.losses import Loss, policy_loss
+from learner.own_loss import OwnLoss
 
 
-class Objective(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+def _own_loss(given: object) -> OwnLoss:
+    try:
+        return OwnLoss.of(given)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
-    advantages: AdvantageConfig = AdvantageConfig()
+
+class Objective(Choice):
+    rewards: RewardConfig = RewardConfig()
+    advantages: Advantages = GroupAdvantages()
     policy_loss: PolicyLossConfig = PolicyLossConfig()
+    own_loss: Annotated[InstanceOf[OwnLoss], BeforeValidator(_own_loss)] | None = None
+    """In place of policy_loss: a function of yours, `package.module:function` or `path/to/file.py:function`."""
+    value_loss: ValueLossConfig | None = None
+    """Of the critic: with advantages of type `gae`, and only there."""
+    kl_in_reward: NonNegativeFloat = 0.0
+    """beta: each trained token's reward loses beta (b - q), where b and q are its log-probabilities under the policy that
+    sampled it and under the reference. For advantages of single tokens; beside those of groups, use policy_loss.kl."""
 
-
-def load_objective(name_or_path: str) -> Objective:
-    """`learner.objective` of the configuration: a preset's name, or a path that ends in .yaml or .yml."""
-    path = Path(name_or_path) if name_or_path.endswith((".yaml", ".yml")) else _preset(name_or_path)
-    try:
-        content: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"learner.objective: cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"learner.objective: {path} is not valid YAML: {error}") from error
-    try:
-        return _within_reach(path, Objective.model_validate(content if content is not None else {}))
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"learner.objective: {path}: {problems}") from error
-
-
-def _within_reach(path: Path, objective: Objective) -> Objective:
-    """The loss can be asked for more than the learner can feed it."""
-    loss = objective.policy_loss
-    for key, coefficient, missing in (
-        ("kl.coefficient", loss.kl.coefficient, "a reference model"),
-        ("entropy_coefficient", loss.entropy_coefficient, "the entropy of whole distributions"),
-    ):
-        if coefficient > 0:
-            raise ConfigError(
-                f"learner.objective: {path}: policy_loss.{key} needs {missing}, which the learner lacks; set it to 0"
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Objective:
+        if self.own_loss is not None and "policy_loss" in self.model_fields_set:
+            raise ValueError("own_loss stands in place of policy_loss; remove one of them")
+        if self.needs_values and self.value_loss is None:
+            raise ValueError("advantages of type gae are made with a critic, which learns by value_loss; add `value_loss: {}`")
+        if self.value_loss is not None and not self.needs_values:
+            raise ValueError("value_loss is that of a critic, and only advantages of type gae have one; remove it")
+        if self.kl_in_reward > 0 and not isinstance(self.advantages, ReturnAdvantages | GaeAdvantages):
+            raise ValueError(
+                "kl_in_reward needs advantages of type returns or gae; with others, set policy_loss.kl.coefficient"
             )
-    return objective
+        return self
+
+    # -- what the learner must provide --------------------------------------------------------------------------------------
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """They are made where the rows are trained, not before packing: learner/token_credit.py."""
+        return not isinstance(self.advantages, GroupAdvantages)
+
+    @property
+    def of_siblings(self) -> GroupAdvantages | None:
+        """What compares the rewards of a group, where anything does."""
+        match self.advantages:
+            case GroupAdvantages() as of_siblings:
+                return of_siblings
+            case DistillationAdvantages(rewards=of_siblings):
+                return of_siblings
+            case _:
+                return None
+
+    @property
+    def needs_siblings(self) -> bool:
+        """A rollout alone has advantage 0, and the loss asks for nothing else."""
+        config, uses_advantages = self.advantages, self.own_loss is None or self._own_loss_takes("advantages")
+        return isinstance(config, GroupAdvantages) and config.compares_siblings and uses_advantages
+
+    @property
+    def needs_teacher(self) -> bool:
+        return isinstance(self.advantages, DistillationAdvantages)
+
+    @property
+    def needs_values(self) -> bool:
+        return isinstance(self.advantages, GaeAdvantages)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.policy_loss.kl.coefficient > 0 or self.kl_in_reward > 0 or self._own_loss_takes("reference")
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Log-probabilities under the policy before the step's first update."""
+        recomputed = self.policy_loss.anchor == "proximal" and self.policy_loss.proximal_source == "recompute"
+        return recomputed or self._own_loss_takes("proximal")
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.policy_loss.entropy_coefficient > 0 or self._own_loss_takes("entropy")
+
+    @property
+    def loss(self) -> Callable[..., Loss]:
+        """Of one row: called with all that own_loss.ARGUMENTS names, None where nothing needs it."""
+        return self.own_loss if self.own_loss is not None else partial(policy_loss, self.policy_loss)
+
+    def _own_loss_takes(self, argument: str) -> bool:
+        return self.own_loss is not None and argument in self.own_loss.takes
+
+
+def load_objective(name: str) -> Objective:
+    """`learner.objective` of the configuration: a preset's name, the path of a .yaml file, or `module:name` of an Objective
+    or of a loss.
+    """
+    try:
+        return _read(name)
+    except ConfigError as error:
+        raise ConfigError(f"learner.objective: {error}") from error
+
+
+def _read(name: str) -> Objective:
+    if name.endswith((".yaml", ".yml")):
+        return load_file(Objective, Path(name))
+    if name.endswith(".py"):
+        raise ConfigError(f"{name} holds code; say what in it is meant: {name}:NAME")
+    if ":" not in name:
+        return load_file(Objective, _preset(name))
+    found = load_reference(name)
+    return found if isinstance(found, Objective) else Objective(own_loss=OwnLoss.of(name))
 
 
 def presets_folder() -> Path:
-    package = Path(async_rl.__file__).parent
-    configs = package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
-    return configs / "objectives"
+    return shipped_configs() / "objectives"
 
 
 def preset_names() -> list[str]:
@@ -65,11 +147,7 @@ def preset_names() -> list[str]:
 def _preset(name: str) -> Path:
     known = preset_names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"presets are {', '.join(known)}; anything else is the path of a .yaml file"
-        )
-        raise ConfigError(f"learner.objective: there is no preset {name!r}; {hint}")
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"no preset {name!r}; {hint} (one of yours: FILE.yaml, package.module:NAME or path/to/file.py:NAME)")
     return presets_folder() / f"{name}.yaml"

@@ -2,67 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 
-from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
 from async_rl.rollout_config import SamplingConfig
+from learner.aggregation import StepCounts
 from learner.diagnostics import POLICY, policy_metrics
-from learner.losses import PolicyLossConfig, StepCounts, policy_loss
+from learner.losses import Loss
 from learner.rows import Row
 from learner.totals import Names, Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads the log-probabilities of the targets from logits, as the sampler would have computed them."""
+    """Reads what logits say of the targets, as the sampler would have computed it."""
 
     vocab_size: int
     sampling: SamplingConfig
 
     def __call__(self, row: Row, logits: Tensor) -> Tensor:
-        return token_logprobs(
-            logits,
-            row.targets,
-            vocab_size=self.vocab_size,
-            temperature=self.sampling.temperature,
-            top_k=self.sampling.top_k,
-            top_p=self.sampling.top_p,
-        )
+        """Their log-probabilities."""
+        return token_logprobs(logits, row.targets, **self._processing)
+
+    def with_entropies(self, row: Row, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs_and_entropies(logits, row.targets, **self._processing)
+
+    @property
+    def _processing(self) -> dict[str, Any]:
+        sampling = self.sampling
+        return {
+            "vocab_size": self.vocab_size,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PolicyUpdate:
-    """A RowLoss."""
+    """A RowLoss over logits."""
 
-    config: PolicyLossConfig
+    loss: Callable[..., Loss]
+    """As `policy_loss` is called, without its configuration."""
     counts: StepCounts
     """Of the update."""
     read: Reader
+    entropy: Literal["unknown", "measured", "trained"]
+    """That of the whole distributions: whether the loss is given it, and whether with its gradient."""
 
     @property
     def names(self) -> Names:
         return POLICY
 
     def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
-        current = self.read(row, output)
-        # before a step's only update the policy is the one that is being differentiated
-        proximal = row.proximal if row.proximal is not None else current.detach()
-        made = policy_loss(
-            self.config,
+        current, entropy = self._read(row, output)
+        made = self.loss(
             current=current,
             behaviour=row.behaviour,
             advantages=row.advantages,
             mask=row.mask,
             cu_seqlens=row.cu_seqlens,
-            proximal=proximal,
+            # before a step's only update the policy is the one that is being differentiated
+            proximal=row.proximal if row.proximal is not None else current.detach(),
             reference=row.reference,
+            entropy=entropy,
             ages=row.ages,
             group_ids=row.group_ids,
             normaliser=self.counts,
         )
         return made.loss, made.totals
+
+    def _read(self, row: Row, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.entropy == "unknown":
+            return self.read(row, logits), None
+        current, entropy = self.read.with_entropies(row, logits)
+        return current, entropy if self.entropy == "trained" else entropy.detach()
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         return {f"policy/{name}": value for name, value in policy_metrics(totals).items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import cast
 
 from async_rl.errors import ConfigError
+from async_rl.references import load_reference
 from async_rl.types import TakenGroup
 from learner.feed import Meal
 
@@ -31,15 +31,14 @@ def load_priority(name: str) -> Priority:
     known: dict[str, Priority] = {"advantage": by_advantage, "age": by_age}
     if name in known:
         return known[name]
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         raise ConfigError(
             f"replay.priority: {name!r} is unknown; choose advantage, age, or name a function: package.module:function"
         )
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"replay.priority: {name!r} cannot be imported ({error}); is its folder on PYTHONPATH?") from error
+        found = load_reference(name)
+    except ConfigError as error:
+        raise ConfigError(f"replay.priority: {error}") from error
     if not callable(found):
         raise ConfigError(f"replay.priority: {name!r} is no function")
     return cast("Priority", found)

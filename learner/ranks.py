@@ -1,16 +1,18 @@
 """How one rank leads the others. Rank 0 alone talks to Redis; the rest do what it says, in the order it says it.
 
-    rank 0    Crew.step(batch) ──▶ broadcast(STEP, shards) ──▶ train_step ──▶ result
-    rank 1+   follow()         ──▶ receive                 ──▶ train_step ──▶ receive ...
+    rank 0    Crew.step(batch) ──▶ broadcast(STEP, shards) ──▶ RankTrainer.step ──▶ result
+    rank 1+   follow()         ──▶ receive                 ──▶ RankTrainer.step ──▶ receive ...
 
 Orders are broadcast over the world's group with CPU tensors (gloo, also where gradients go over NCCL). What can fail on one
-rank alone, reading and writing files, ends with an all-reduce of success, so that the ranks fail together.
+rank alone, reading files, ends with an all-reduce of success, so that the ranks fail together. Checkpoints are written beside
+all this (learner/checkpoint.py).
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
@@ -18,27 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.checkpoint_files import FORMAT, Damaged, FileFacts, Manifest, candidates, file_of, read_manifest
+from async_rl.checkpoint_files import candidates
 from async_rl.config import Config
-from async_rl.errors import CheckpointError, ServiceStopped
+from async_rl.errors import ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.hf import load_folder
+from async_rl.megatron.value_head import without_value_head
 from async_rl.model_shape import ModelShape
-from learner import checkpoint, training_state
 from learner.batch import PackedBatch, shard_from_bytes, shard_to_bytes
+from learner.checkpoint import Written
+from learner.joining import join
+from learner.keeping import Keeping
 from learner.model import TrainingModel
 from learner.objective import Objective
-from learner.policy_update import Reader
 from learner.rank_trainer import RankTrainer
+from learner.roster import assemble
 from learner.step import StepResult
-
-log = structlog.get_logger()
 
 
 class Order(IntEnum):
@@ -63,6 +64,11 @@ class Crew:
         return self._hand.model
 
     @property
+    def models(self) -> Mapping[str, TrainingModel]:
+        """Rank 0's part of all that learn: the policy, perhaps a critic."""
+        return self._hand.models
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 
@@ -71,18 +77,20 @@ class Crew:
         """How many ways a batch must be divided."""
         return self.model.layout.data
 
-    def step(self, batch: PackedBatch) -> StepResult:
+    def step(self, batch: PackedBatch, *, learning_rate_scale: float = 1.0) -> StepResult:
+        """`learning_rate_scale` is what the schedule's learning rate is multiplied with."""
         if batch.num_shards != self.num_shards:
             raise ValueError(f"the batch has {batch.num_shards} shards for {self.num_shards} data-parallel ranks")
         shards = [shard_to_bytes(batch, shard) for shard in range(batch.num_shards)]
-        with self._told(Order.STEP, shards):
-            result = self._hand.step(shards)
+        told = {"shards": shards, "learning_rate_scale": learning_rate_scale}
+        with self._told(Order.STEP, told):
+            result = self._hand.step(**told)
         return replace(result, metrics={**batch.metrics, **result.metrics})
 
     def gather(self) -> dict[str, Tensor]:
         """A snapshot of the full weights, which training on does not change."""
         with self._told(Order.GATHER):
-            gathered = self.model.gather()
+            gathered = self._hand.gather()
         assert gathered is not None
         return gathered
 
@@ -95,20 +103,17 @@ class Crew:
         keep: int,
         life: int = 0,
         confirm: Callable[[], None] = lambda: None,
-    ) -> None:
-        """A checkpoint that is durable when this returns; all but the newest `keep` are removed. `extra` must fit JSON.
-        Checkpoints of a later `life` are newer, whatever their step.
-
-        `confirm` is called when everything is written and before it counts; if it raises, there is no checkpoint.
-        """
-        with self._told(Order.SAVE, {"folder": str(folder), "step": step, "life": life}):
-            self._hand.save(folder, step, life, extra, confirm)
-        checkpoint.prune(folder, keep, newest=step, life=life)
+    ) -> Future[Written]:
+        """All ranks do what `Keeping.begin` says."""
+        told = {"folder": str(folder), "step": step, "life": life, "keep": keep}
+        with self._told(Order.SAVE, told):
+            return self._hand.keeping.begin(folder, step=step, extra=extra, keep=keep, life=life, confirm=confirm)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint that is whole. Returns its `extra`; None where there is no checkpoint."""
-        with self._told(Order.LOAD, {"folder": str(folder)}):
-            return self._hand.load(folder)
+        found = [path.name for path in candidates(folder)]
+        with self._told(Order.LOAD, {"folder": str(folder), "found": found}):
+            return self._hand.keeping.load(folder, found)
 
     def idle(self) -> None:
         """Tell the others that all is well, before their wait for an order runs into its time limit."""
@@ -119,6 +124,7 @@ class Crew:
         """Let the others end. Nothing may be asked of the crew afterwards."""
         if self._obeys:
             _send(Order.STOP)
+        self._hand.keeping.close()
         parallel.shutdown()
 
     @contextmanager
@@ -145,13 +151,14 @@ def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
     while (received := _receive())[0] is not Order.STOP:
         order, told = received
         if order is Order.STEP:
-            hand.step(told)
+            hand.step(**told)
         elif order is Order.GATHER:
-            hand.model.gather()
+            hand.gather()
         elif order is Order.SAVE:
-            hand.save(Path(told["folder"]), told["step"], told["life"], {})
+            hand.keeping.begin(Path(told["folder"]), step=told["step"], extra={}, keep=told["keep"], life=told["life"])
         elif order is Order.LOAD:
-            hand.load(Path(told["folder"]))
+            hand.keeping.load(Path(told["folder"]), told["found"])
+    hand.keeping.close()
     parallel.shutdown()
 
 
@@ -159,76 +166,26 @@ class _Hand:
     """What every rank does, rank 0 included."""
 
     def __init__(self, config: Config, objective: Objective, shape: ModelShape):
-        device = parallel.resolve_device(config.device)
-        if device.type == "cpu":
-            # small matrices: a second thread costs more than it brings, and the workers need the core
-            torch.set_num_threads(1)
-        learner = config.learner
-        parallel.initialize(device=device, tensor=learner.parallel.tensor, pipeline=learner.parallel.pipeline)
-        dtype = parallel.resolve_dtype(device)
-        self.model = TrainingModel(
-            shape,
-            learner.optimizer,
-            device=device,
-            dtype=dtype,
-            seed=config.run.seed,
-            total_updates=learner.steps,
-            layer_spec=config.model.layer_spec,
-        )
-        if config.model.folder is not None:
-            self.model.load(load_folder(config.model.folder, shape, dtype))
-        read = Reader(vocab_size=shape.vocab_size, sampling=config.sampling)
-        self._trainer = RankTrainer(self.model, objective, config.batch, read)
+        device = join(config)
+        roster = assemble(config, objective, shape)
+        self.model = roster.policy
+        self._trainer = RankTrainer(roster, objective, config)
+        self.keeping = Keeping(self.models, device)
 
-    def step(self, shards: list[bytes]) -> StepResult:
+    @property
+    def models(self) -> Mapping[str, TrainingModel]:
+        """All that learn, the policy and perhaps a critic."""
+        return self._trainer.models
+
+    def step(self, shards: list[bytes], learning_rate_scale: float) -> StepResult:
+        for model in self.models.values():
+            model.learning_rate_scale = learning_rate_scale
         return self._trainer.step(shard_from_bytes(shards[parallel_state.get_data_parallel_rank()]))
 
-    def save(
-        self, folder: Path, step: int, life: int, extra: Mapping[str, Any], confirm: Callable[[], None] = lambda: None
-    ) -> None:
-        draft, failure, facts = checkpoint.draft(folder, step, life), None, None
-        if dist.get_rank() == 0:
-            failure = _failure_of(draft.open)
-        _agree(failure, "begin a checkpoint")
-        try:
-            facts = draft.write(dist.get_rank(), training_state.capture(self.model))
-        except OSError as error:
-            failure = error
-        files = _everybodys(facts)
-        _agree(failure, "write its part of a checkpoint")
-        if dist.get_rank() == 0:
-            manifest = Manifest(format=FORMAT, step=step, layout=self.model.layout, files=files, extra=dict(extra))
-            confirm()
-            failure = _failure_of(lambda: draft.commit(manifest))
-        _agree(failure, "complete a checkpoint")
-
-    def load(self, folder: Path) -> dict[str, Any] | None:
-        found = candidates(folder)
-        for path in found:
-            try:
-                manifest, state, problem = *self._read(path), None
-            except Damaged as error:
-                manifest, state, problem = None, None, error
-            if _all_succeeded(problem is None):
-                assert manifest is not None
-                assert state is not None
-                training_state.restore(self.model, state)
-                return dict(manifest.extra)
-            log.warning(
-                f"checkpoint {path.name} is damaged, the one before it is tried", reason=str(problem or "another rank's part")
-            )
-        if found:
-            raise CheckpointError(f"every checkpoint in {folder} is damaged; move the folder away to begin anew")
-        return None
-
-    def _read(self, path: Path) -> tuple[Manifest, dict[str, Tensor]]:
-        manifest = read_manifest(path)
-        if manifest.layout != self.model.layout:
-            raise CheckpointError(
-                f"checkpoint {path} was written by ranks divided as {manifest.layout}, these are {self.model.layout}: "
-                "start as many ranks as then, with the same learner.parallel"
-            )
-        return manifest, checkpoint.read_rank(path, manifest, dist.get_rank())
+    def gather(self) -> dict[str, Tensor] | None:
+        """What is pushed: a critic that shares the policy's layers stays behind."""
+        gathered = self.model.gather()
+        return without_value_head(gathered) if gathered is not None else None
 
 
 # -- between ranks --------------------------------------------------------------------------------------------------------
@@ -252,35 +209,3 @@ def _receive() -> tuple[Order, Any]:
     except RuntimeError as error:
         raise ServiceStopped(f"learner rank {dist.get_rank()} hears no more of rank 0: {error}") from error
     return Order(int(header[0])), msgpack.unpackb(payload.numpy().tobytes())
-
-
-def _all_succeeded(succeeded: bool) -> bool:
-    flag = torch.tensor([int(succeeded)])
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag.item())
-
-
-def _agree(failure: Exception | None, what: str) -> None:
-    """Goes on only where every rank succeeded; else all raise, each with what it knows."""
-    if not _all_succeeded(failure is None):
-        raise CheckpointError(
-            f"could not {what}: {failure or 'another rank failed'}; older checkpoints are untouched"
-        ) from failure
-
-
-def _failure_of(act: Callable[[], None]) -> Exception | None:
-    try:
-        act()
-    except OSError as error:
-        return error
-    return None
-
-
-def _everybodys(facts: FileFacts | None) -> dict[str, FileFacts]:
-    own = torch.tensor([facts.bytes, int(facts.xxh3, 16) - 2**63] if facts is not None else [0, 0])
-    all_of_them = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_of_them, own)
-    return {
-        file_of(rank): FileFacts(bytes=int(each[0]), xxh3=f"{int(each[1]) + 2**63:016x}")
-        for rank, each in enumerate(all_of_them)
-    }

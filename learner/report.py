@@ -55,6 +55,7 @@ class Reporter:
             "progress/samples": self._rollouts,
             "progress/wall_s": time.monotonic() - self._started,
             "weights/version": stepped.progress.version,
+            **stepped.checkpoint,
             **of_push(self._publisher.last_push),
             **of_buffer(buffer),
             **workers,
@@ -65,14 +66,14 @@ class Reporter:
     def _keep_samples(self, stepped: Stepped) -> None:
         with self._samples.open("a") as file:
             for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
-                best = taken.group.rollouts[0]
-                prompt, *said = best.conversation or (None,)
+                first = taken.group.rollouts[0]
+                prompt, *said = first.conversation or (None,)
                 row = {
                     "step": stepped.meal.step,
                     "environment": taken.group.task.environment,
                     "prompt": prompt.content if prompt else "",
                     "text": " ".join(message.content for message in said if message),
-                    "reward": best.reward if math.isfinite(best.reward) else None,
+                    "reward": first.reward if math.isfinite(first.reward) else None,
                     "age": taken.age,
                 }
                 file.write(json.dumps(row) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ class Row:
     """Log-probabilities of the targets under the policy before the step's first update."""
     reference: Tensor | None = None
     """The same under the reference policy."""
+    teacher: Tensor | None = None
+    """The same under the teacher."""
     values: Tensor | None = None
     """The critic's, before the step's first update."""
     returns: Tensor | None = None
@@ -60,7 +62,14 @@ class Row:
             packing=packed_params(cu_seqlens, int(np.diff(source.cu_seqlens).max())),
         )
 
+    def emptied(self) -> Row:
+        """A row that nobody trains on, with all the columns that this one has."""
+        nothing = Row.on_device(_FILLER, self.mask.device)
+        more = {name: self.behaviour.new_zeros(1) for name in _COMPUTED if getattr(self, name) is not None}
+        return replace(nothing, **more)
 
+
+_COMPUTED = ("proximal", "reference", "teacher", "values", "returns")
 _FILLER = Bin(
     token_ids=np.zeros(1, np.int32),
     positions=np.zeros(1, np.int32),

@@ -10,24 +10,45 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from async_rl.megatron import host
-from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.compat import PackedSeqParams, parallel_state
 from async_rl.megatron.model import forward_packed
 from learner.model import TrainingModel
-from learner.rows import Row
 from learner.totals import Names, Totals
 
 with host.quiet():
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
-class RowLoss(Protocol):
+class PackedRow(Protocol):
+    """What the model reads of a row; the rest is between the row and its loss."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+
+    @property
+    def positions(self) -> Tensor: ...
+
+    @property
+    def packing(self) -> PackedSeqParams: ...
+
+    def emptied(self) -> Self:
+        """A row that nobody trains on, with all the columns that this one has."""
+        ...
+
+
+T = TypeVar("T")
+RowT = TypeVar("RowT", bound=PackedRow)
+LossRowT = TypeVar("LossRowT", bound=PackedRow, contravariant=True)
+
+
+class RowLoss(Protocol[LossRowT]):
     """What an update minimises, row by row. Called on the ranks that hold the model's last layers."""
 
     @property
@@ -35,7 +56,7 @@ class RowLoss(Protocol):
         """Of what it reports; "loss" is among the sums."""
         ...
 
-    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+    def __call__(self, row: LossRowT, output: Tensor) -> tuple[Tensor, Totals]:
         """The row's share of the update's loss, with its gradient, from what the model's last layer gave."""
         ...
 
@@ -44,67 +65,110 @@ class RowLoss(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """The same on every rank."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Update:
+    """What one update came to, the same on every rank."""
 
-    loss: float
+    totals: Totals
     grad_norm: float
     """Before clipping."""
     learning_rate: float
-    skipped: bool
+    skipped: bool = False
     """The loss or the gradient was not finite: the weights are unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step's updates came to, the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    """The largest, before clipping."""
+    learning_rate: float
+    """The last."""
+    skipped: bool
+    """None of the updates took place: the weights are unchanged."""
     metrics: Mapping[str, float]
 
+    @staticmethod
+    def of(updates: Sequence[Update], describe: Callable[[Totals], dict[str, float]]) -> StepResult:
+        """Of those that took place, if any did; `describe` is their loss's `metrics`."""
+        done = [each for each in updates if not each.skipped]
+        reported = done if done else updates
+        totals = Totals.averaged([each.totals for each in reported])
+        return StepResult(
+            loss=totals.sum_of("loss"),
+            grad_norm=max(each.grad_norm for each in reported),
+            learning_rate=reported[-1].learning_rate,
+            skipped=not done,
+            metrics=describe(totals),
+        )
 
-def train_step(model: TrainingModel, loss: RowLoss, rows: Sequence[Row]) -> StepResult:
+
+def train_step(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> StepResult:
+    """A step of one update."""
+    return StepResult.of([update(model, loss, rows)], loss.metrics)
+
+
+def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Update:
     """Every rank must call it, with as many rows; the ranks of one data-parallel shard with the same ones."""
+    rows = _filled_up(rows, model.chunks)
     share = len(rows) * model.layout.data
 
-    def shared(row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+    def shared(row: RowT, output: Tensor) -> tuple[Tensor, Totals]:
         made, totals = loss(row, output)
         return made * share, totals
 
     model.zero_gradients()
-    reported: list[Totals] = _run(model.ddp, rows, shared, forward_only=False)
+    reported: list[Totals] = _run(model.chunks, rows, shared, forward_only=False)
     totals = _over_all_ranks(reported, loss.names)
-    value, grad_norm, learning_rate = totals.sum_of("loss"), model.gradient_norm(), model.learning_rate
-    skipped = not (math.isfinite(value) and math.isfinite(grad_norm))
+    grad_norm, learning_rate = model.gradient_norm(), model.learning_rate
+    skipped = not (math.isfinite(totals.sum_of("loss")) and math.isfinite(grad_norm))
     if not skipped:
         model.update(grad_norm)
-    return StepResult(
-        loss=value, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped, metrics=loss.metrics(totals)
-    )
+    return Update(totals=totals, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
 
 
-def look(model: nn.Module, rows: Sequence[Row], see: Callable[[Row, Tensor], Tensor]) -> list[Tensor]:
+def judge(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:
+    """What a loss reports of rows that nobody trains on. Every rank must call it."""
+    with torch.no_grad():
+        reported: list[Totals] = _run(chunks, _filled_up(rows, chunks), loss, forward_only=True)
+    return _over_all_ranks(reported, loss.names)
+
+
+def look(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:
     """`see` of every row and what the model gives for it, without gradients; nothing on ranks without the last layers."""
 
-    def seen(row: Row, output: Tensor) -> tuple[Tensor, Tensor]:
-        found = see(row, output)
-        return found.new_zeros(()), found
+    def seen(row: RowT, output: Tensor) -> tuple[Tensor, T]:
+        return output.new_zeros(()), see(row, output)
 
     with torch.no_grad():
-        return _run(model, rows, seen, forward_only=True)
+        return _run(chunks, _filled_up(rows, chunks), seen, forward_only=True)[: len(rows)]
+
+
+def _filled_up(rows: Sequence[RowT], chunks: nn.ModuleList) -> Sequence[RowT]:
+    """Interleaved pipeline stages take as many rows at once as there are stages."""
+    missing = -len(rows) % parallel_state.get_pipeline_model_parallel_world_size() if len(chunks) > 1 else 0
+    return [*rows, *[rows[0].emptied()] * missing]
 
 
 def _run(
-    model: nn.Module, rows: Sequence[Row], judge: Callable[[Row, Tensor], tuple[Tensor, Any]], *, forward_only: bool
+    chunks: nn.ModuleList, rows: Sequence[RowT], judged: Callable[[RowT, Tensor], tuple[Tensor, Any]], *, forward_only: bool
 ) -> list[Any]:
-    """Megatron's schedule over the rows; what `judge` reported of each, on the ranks that hold the last layers."""
+    """Megatron's schedule over the rows; what `judged` reported of each, on the ranks that hold the last layers."""
 
-    def forward(rows: Iterator[Row], module: nn.Module) -> tuple[Tensor, Any]:
+    def forward(rows: Iterator[RowT], module: nn.Module) -> tuple[Tensor, Any]:
         row = next(rows)
         # the schedule around us needs the stand-in for CUDA; the model does not, and it would tax each of its calls
         with torch._C.DisableTorchFunction():
-            return forward_packed(module, row.token_ids, row.positions, row.packing), partial(judge, row)
+            return forward_packed(module, row.token_ids, row.positions, row.packing), partial(judged, row)
 
     longest = max(len(row.token_ids) for row in rows)
     with host.on_host():
         reported: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,
-            data_iterator=iter(rows),
-            model=[model],
+            data_iterator=[iter(rows) for _ in chunks],
+            model=list(chunks),
             num_microbatches=len(rows),
             seq_length=longest,
             micro_batch_size=1,
@@ -114,8 +178,9 @@ def _run(
 
 
 def _over_all_ranks(reported: Sequence[Totals], names: Names) -> Totals:
-    """Tensor-parallel ranks report the same numbers, so only the first of them counts."""
-    counts_here = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+    """Ranks that share a row by tensor or by context report the same numbers, so only the first of them counts."""
+    sharing = parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank()
+    counts_here = parallel_state.is_pipeline_last_stage() and sharing == 0
     merged = reduce(Totals.merged, reported) if reported and counts_here else Totals.empty(names)
     sums, maxima = merged.sums.cpu(), merged.maxima.cpu()
     dist.all_reduce(sums)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -34,24 +35,22 @@ class Totals:
         )
 
     @staticmethod
-    def of(names: Names, sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor] | None = None) -> Totals:
-        """From one number for each name, in any order."""
-        largest = maxima if maxima is not None else {}
-        return Totals(
-            names=names,
-            sums=_vector([sums[name] for name in names.sums]),
-            maxima=_vector([largest[name] for name in names.maxima]),
-        )
+    def of(names: Names, sums: Mapping[str, Tensor]) -> Totals:
+        """From one number for each name, in any order. Without maxima."""
+        summed = torch.stack([sums[name].detach().double() for name in names.sums])
+        return Totals(names=names, sums=summed, maxima=summed.new_zeros(0))
 
     def merged(self, other: Totals) -> Totals:
         return Totals(names=self.names, sums=self.sums + other.sums, maxima=torch.maximum(self.maxima, other.maxima))
+
+    @staticmethod
+    def averaged(several: Sequence[Totals]) -> Totals:
+        """Of several updates, what one of them comes to. Whatever divides one sum by another is then that of all of them."""
+        together = reduce(Totals.merged, several)
+        return replace(together, sums=together.sums / len(several))
 
     def sum_of(self, name: str) -> float:
         return float(self.sums[self.names.sums.index(name)])
 
     def maximum_of(self, name: str) -> float:
         return float(self.maxima[self.names.maxima.index(name)])
-
-
-def _vector(numbers: list[Tensor]) -> Tensor:
-    return torch.stack([each.detach().double() for each in numbers]) if numbers else torch.zeros(0, dtype=torch.float64)

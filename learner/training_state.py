@@ -1,95 +1,68 @@
-"""All that one rank must remember to train on exactly: weights, optimizer moments, float32 copies, random state.
+"""All that one rank must remember to train on exactly: weights, the optimizer's moments, the place in the schedule.
 
-A flat table of named tensors, in a door of our own: Megatron's way of loading its optimizer's state needs Apex or
-Transformer Engine. The optimizer's part goes by position, which is fixed by the model's shape and the layout of the ranks.
+It goes by a door of our own: docs/decisions/checkpoints.md says why. Every rank gives the pieces that nobody else gives, and
+takes those that it holds, whoever gave them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from async_rl.errors import CheckpointError
-from async_rl.megatron.parameters import local_parameters
+from async_rl.checkpoint_files import POLICY, WEIGHT, ModelFacts
+from async_rl.megatron.pieces import Pieces, parameters_of
+from learner.holdings import holdings
 from learner.model import TrainingModel
 
 
-def capture(model: TrainingModel) -> dict[str, Tensor]:
-    """Copies, on the CPU."""
-    captured: dict[str, Tensor] = {f"weights.{name}": each for name, each in local_parameters(model.ddp).items()}
-    for slot in _optimizer_slots(model):
-        if slot.is_a_copy:
-            captured[f"{slot.name}.main"] = slot.parameter
-        captured |= {f"{slot.name}.{key}": value for key, value in slot.moments.items()}
-    captured["updates"] = torch.tensor(model.updates)
-    captured["random.cpu"] = torch.get_rng_state()
-    if model.device.type == "cuda":
-        captured["random.cuda"] = torch.cuda.get_rng_state(model.device)
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in captured.items()}
+def capture(model: TrainingModel, name: str = POLICY) -> dict[str, Tensor]:
+    """What this rank gives to a checkpoint, flat. They are views: training on changes them."""
+    captured: dict[str, Tensor] = {}
+    for held in holdings(model):
+        if (given := held.given) is None or given.is_empty:
+            continue
+        start, tensors = 0, {WEIGHT: held.parameter}
+        if (optimized := held.optimized) is not None:
+            start, tensors = optimized.stretch.start, {WEIGHT: optimized.main, **optimized.moments}
+        for kind, tensor in tensors.items():
+            captured[given.key(name, kind)] = tensor.detach().flatten()[given.start - start : given.stop - start]
+    return captured
 
 
-def restore(model: TrainingModel, state: Mapping[str, Tensor]) -> None:
-    """The opposite. Weights are copied in place; nothing changes unless everything fits."""
-    weights = {f"weights.{name}": each for name, each in local_parameters(model.ddp).items()}
-    slots = _optimizer_slots(model)
-    copies = {f"{slot.name}.main": slot.parameter for slot in slots if slot.is_a_copy}
-    _check(weights | copies, state)
+def facts_of(model: TrainingModel) -> ModelFacts:
+    return ModelFacts(updates=model.updates, parameters=parameters_of(model.shape))
+
+
+def restore(model: TrainingModel, pieces: Pieces, facts: ModelFacts, name: str = POLICY) -> None:
+    """Weights are copied in place. Where no moments were saved, the optimizer begins anew; where no weights, they stay."""
+    kinds = sorted(pieces.kinds(name) - {WEIGHT})
     with torch.no_grad():
-        for name, parameter in [*weights.items(), *copies.items()]:
-            parameter.copy_(state[name])
-    for slot in slots:
-        slot.moments.clear()
-        slot.moments.update(_moments(state, slot))
-    model.updates = int(state["updates"])
-    torch.set_rng_state(state["random.cpu"])
-    if model.device.type == "cuda":
-        torch.cuda.set_rng_state(state["random.cuda"], model.device)
+        for held in holdings(model):
+            if held.whole.row.name not in facts.parameters:  # values that the checkpoint's model did not give yet
+                continue
+            held.parameter.copy_(pieces.read(name, WEIGHT, held.whole).view_as(held.parameter))
+            if (optimized := held.optimized) is None:
+                continue
+            stretch, main = optimized.stretch, optimized.main
+            if main.untyped_storage().data_ptr() != held.parameter.untyped_storage().data_ptr():
+                main.copy_(pieces.read(name, WEIGHT, stretch).view_as(main))
+            optimized.remember({kind: pieces.read(name, kind, stretch) for kind in kinds}, facts.updates)
+    model.updates = facts.updates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Slot:
-    """Something that this rank's optimizers update."""
-
-    name: str
-    parameter: Tensor
-    """The model's own, a float32 copy of it, or a shard of either."""
-    is_a_copy: bool
-    moments: dict[str, Tensor]
-    """Live: the optimizer's own dictionary."""
+def capture_random(rank: int, device: torch.device) -> dict[str, Tensor]:
+    captured = {_random("cpu", rank): torch.get_rng_state()}
+    if device.type == "cuda":
+        captured[_random("cuda", rank)] = torch.cuda.get_rng_state(device)
+    return captured
 
 
-def _optimizer_slots(model: TrainingModel) -> list[_Slot]:
-    memory_of_model = {each.untyped_storage().data_ptr() for each in model.ddp.parameters()}
-    return [
-        _Slot(
-            name=f"optimizer.{chained}.{at}.{place}",
-            parameter=parameter,
-            is_a_copy=parameter.untyped_storage().data_ptr() not in memory_of_model,
-            moments=wrapper.optimizer.state[parameter],
-        )
-        for chained, wrapper in enumerate(model.optimizers)
-        if wrapper.optimizer is not None
-        for at, group in enumerate(wrapper.optimizer.param_groups)
-        for place, parameter in enumerate(group["params"])
-    ]
+def restore_random(pieces: Pieces, rank: int, device: torch.device) -> None:
+    if (state := pieces.get(_random("cpu", rank))) is not None:
+        torch.set_rng_state(state)
+    if device.type == "cuda" and (state := pieces.get(_random("cuda", rank))) is not None:
+        torch.cuda.set_rng_state(state, device)
 
 
-def _moments(state: Mapping[str, Tensor], slot: _Slot) -> dict[str, Tensor]:
-    """An optimizer that never stepped has none. `step` stays on the CPU, where torch's optimizers expect it."""
-    prefix, device = f"{slot.name}.", slot.parameter.device
-    saved = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-    saved.pop("main", None)
-    return {key: tensor.clone() if tensor.ndim == 0 else tensor.to(device, copy=True) for key, tensor in saved.items()}
-
-
-def _check(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    for name, tensor in live.items():
-        if name not in state or state[name].shape != tensor.shape:
-            found = f"shape {tuple(state[name].shape)}" if name in state else "nothing"
-            raise CheckpointError(
-                f"the checkpoint belongs to another model: {name} has shape {tuple(tensor.shape)} here and {found} there; "
-                "use its `model` section, or another run.name"
-            )
+def _random(kind: str, rank: int) -> str:
+    return f"random/{kind}/{rank}"

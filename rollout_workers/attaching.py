@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from async_rl.buffer_verbs import find, read
+from async_rl.buffer_verbs import find
 from async_rl.commands import command
 from async_rl.config_files import load_named
 from async_rl.env_verbs import section_of
 from async_rl.errors import ConfigError, boundary
 from async_rl.protocols import Agent
+from async_rl.verb_line import read
 from rollout_workers.either import result_of
 from rollout_workers.registry import build_agent
 from rollout_workers.residents import entered

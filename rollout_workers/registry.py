@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pydantic import JsonValue
 
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
+from async_rl.references import load_reference
 from async_rl.rollout_config import EnvironmentConfig
 
 ENTRY_POINT_GROUP = "async_rl.environments"
@@ -70,39 +66,11 @@ def find_agent_type(type_name: str) -> Callable[..., Any]:
 
 
 def load_attribute(reference: str) -> Callable[..., Any]:
-    """What `package.module:name` or `path/to/file.py:name` names."""
-    module_name, _, attribute = reference.rpartition(":")
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
-    found = getattr(module, attribute, None)
+    """What `package.module:name` or `path/to/file.py:name` names, which must be something to call."""
+    found = load_reference(reference)
     if not callable(found):
-        raise ConfigError(f"{module_name} has no {attribute!r} that can be called{_nearest(attribute, vars(module))}")
+        raise ConfigError(f"{reference} names {type(found).__name__} {found!r}, which cannot be called")
     return found
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # importing runs code of the user's, which may raise anything
-        raise ConfigError(
-            f"module {name!r} cannot be imported ({type(error).__name__}: {error}); "
-            "install it, put its folder on PYTHONPATH, or name the file: path/to/file.py:Class"
-        ) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path} in {Path.cwd()}")
-    name = f"async_rl_environment_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # as above
-        raise ConfigError(f"{path} cannot be loaded ({type(error).__name__}: {error})") from error
-    return module
 
 
 def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, JsonValue]:

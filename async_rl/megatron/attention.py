@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
+from async_rl.megatron.context import DividedPacking, Division
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """What torch's fused kernels compute in."""
@@ -62,6 +63,8 @@ class PackedAttention(MegatronModule):
         return out.permute(2, 0, 1, 3).flatten(2)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
+        if isinstance(packing, DividedPacking) and packing.division is not None:
+            return _divided(query, key, value, packing.division, self._scale).flatten(1)
         if can_use_varlen(query):
             return varlen_attention(query, key, value, packing, self._scale).flatten(1)
         lengths = [stop - start for start, stop in pairwise(packing.cu_seqlens_q.tolist())]
@@ -97,10 +100,51 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams,
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """[sequences, length, heads, dim] -> alike."""
+    """[sequences, length, heads, dim] -> alike. Where there are fewer queries than keys, they are those of the last tokens."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+    asking, asked = query.shape[2], key.shape[2]
+    # torch would align the beginnings
+    mask = torch.ones(asking, asked, dtype=torch.bool, device=query.device).tril(asked - asking) if asking < asked else None
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
     return out.transpose(1, 2)
+
+
+def _divided(query: Tensor, key: Tensor, value: Tensor, division: Division, scale: float | None) -> Tensor:
+    """This rank's two chunks of every sequence, each with the keys and values of all ranks up to its end."""
+    keys, values = division.in_order(key), division.in_order(value)
+    chunks = 2 * division.group.size()
+    own_parts, chunk = division.parts[division.own], division.lengths // chunks
+    out = torch.empty_like(query)
+    for part in (division.group.rank(), chunks - 1 - division.group.rank()):
+        here, seen = (own_parts == part).nonzero()[:, 0], (division.parts <= part).nonzero()[:, 0]
+        prefix = _prefixes(chunk, chunk * (part + 1))
+        out = out.index_copy(0, here, _attend_to_prefixes(query[here], keys[seen], values[seen], prefix, scale))
+    return out
+
+
+def _prefixes(queries: Tensor, keys: Tensor) -> PackedSeqParams:
+    """Sequences of which the last so many tokens ask and all are asked."""
+    starts = [functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32) for lengths in (queries, keys)]
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=starts[0],
+        cu_seqlens_kv=starts[1],
+        max_seqlen_q=int(queries.max()),
+        max_seqlen_kv=int(keys.max()),
+    )
+
+
+def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: PackedSeqParams, scale: float | None) -> Tensor:
+    if can_use_varlen(query):  # which aligns the ends of queries and keys
+        return varlen_attention(query, key, value, prefix, scale)
+    askers, asked = prefix.cu_seqlens_q.diff().tolist(), prefix.cu_seqlens_kv.diff().tolist()
+    pieces = [
+        _attend(q[None], k[None], v[None], scale)[0]
+        for q, k, v in zip(query.split(askers), key.split(asked), value.split(asked), strict=True)
+    ]
+    return torch.cat(pieces)
 
 
 def can_use_varlen(query: Tensor) -> bool:

@@ -1,52 +1,61 @@
-"""A learner's checkpoint as full parameters, whatever the ranks that wrote it: the model without its optimizer."""
+"""A checkpoint as full parameters, whatever the ranks that wrote it: the model without its optimizer, read or written."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from async_rl.checkpoint_files import Damaged, Layout, Manifest, check_file, file_of
+from async_rl.checkpoint_draft import Draft
+from async_rl.checkpoint_files import FORMAT, POLICY, WEIGHT, Damaged, Layout, Manifest, ModelFacts, check_files, file_of
 from async_rl.errors import CheckpointError
-from async_rl.megatron.parameters import check_complete, join, table
+from async_rl.megatron.parameter_table import table
+from async_rl.megatron.parameters import check_complete
+from async_rl.megatron.pieces import Stretch, check_model, open_pieces, parameters_of
 from async_rl.model_shape import ModelShape
+from async_rl.tensor_files import divide
 
-PREFIX = "weights."
-"""Under which each rank's file holds its part of the model; the rest of the file is for the learner alone."""
+PART_BYTES = 4 << 30
+"""Of a file that is imported into: so much of a model is in memory at once."""
 
 
-def load_checkpoint(checkpoint: Path, manifest: Manifest, shape: ModelShape, dtype: torch.dtype) -> dict[str, Tensor]:
+def load_checkpoint(
+    checkpoint: Path, manifest: Manifest, shape: ModelShape, dtype: torch.dtype, *, model: str = POLICY
+) -> dict[str, Tensor]:
     """Full parameters under canonical names. Raises CheckpointError when they are damaged or another model's."""
-    found: dict[str, Tensor] = {}
+    check_model(checkpoint, manifest, model, shape)
     try:
-        for stage in range(manifest.layout.pipeline):
-            slices = [
-                _read(checkpoint, manifest, rank_of(manifest.layout, tensor, stage)) for tensor in range(manifest.layout.tensor)
-            ]
-            for row in table(shape):
-                if row.name in slices[0] and row.name not in found:  # a tied embedding stands on two stages
-                    found[row.name] = join([each[row.name] for each in slices], row.split, row.shape).to(dtype)
+        check_files(checkpoint, manifest, manifest.files)
+        with open_pieces(checkpoint, manifest) as pieces:
+            return {row.name: pieces.full(model, row).to(dtype) for row in table(shape)}
     except Damaged as error:
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
+
+
+def save_checkpoint(root: Path, shape: ModelShape, tensors: Mapping[str, Tensor], *, part_bytes: int = PART_BYTES) -> Path:
+    """Full parameters as a checkpoint of step 0, from which a learner begins with a new optimizer. Raises CheckpointError."""
+    check_complete(shape, tensors)
+    draft = Draft.of(root, step=0)
     try:
-        check_complete(shape, found)
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint {checkpoint} belongs to another model: {error}; use its `model` section") from error
-    return found
+        _write(draft, shape, tensors, part_bytes)
+    except OSError as error:
+        draft.discard()
+        raise CheckpointError(f"{root} cannot be written: {error}") from error
+    return draft.final
 
 
-def rank_of(layout: Layout, tensor: int, stage: int) -> int:
-    """The first data-parallel rank that holds this slice: Megatron counts tensor ranks first, then data, then stages."""
-    return tensor + stage * layout.tensor * layout.data
-
-
-def _read(checkpoint: Path, manifest: Manifest, rank: int) -> dict[str, Tensor]:
-    path = checkpoint / file_of(rank)
-    check_file(path, manifest)
-    try:
-        with safe_open(path, framework="pt") as opened:
-            return {name.removeprefix(PREFIX): opened.get_tensor(name) for name in opened.keys() if name.startswith(PREFIX)}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} cannot be read ({error})") from error
+def _write(draft: Draft, shape: ModelShape, tensors: Mapping[str, Tensor], part_bytes: int) -> None:
+    draft.open()
+    rows = {row.name: row for row in table(shape)}
+    sizes = {name: 4 * math.prod(row.shape) for name, row in rows.items()}
+    files = {
+        file_of(number): draft.write(
+            number, {Stretch.whole(rows[name], 0, 1).key(POLICY, WEIGHT): tensors[name].cpu().flatten() for name in names}
+        )
+        for number, names in enumerate(divide(sizes, part_bytes))
+    }
+    model = ModelFacts(updates=0, parameters=parameters_of(shape))
+    draft.commit(Manifest(format=FORMAT, step=0, layout=Layout(), models={POLICY: model}, files=files, extra={}))

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from typing import cast
 
+import torch
 import torch.distributed as dist
 
 from async_rl.megatron import host
@@ -23,11 +24,18 @@ with host.quiet():
         get_gpt_layer_with_transformer_engine_spec,
     )
     from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_block import (
+        LayerNormImpl,
+        TransformerBlockSubmodules,
+        get_num_layers_to_build,
+    )
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 
 def _tensor_group(
@@ -44,6 +52,31 @@ def _tensor_group(
 for _module in ("tensor_parallel.layers", "tensor_parallel.mappings", "distributed.finalize_model_grads"):
     with host.quiet():
         vars(importlib.import_module(f"megatron.core.{_module}"))["get_tensor_model_parallel_group_if_none"] = _tensor_group
+
+
+for _module in (
+    "distributed.param_and_grad_buffer",
+    "tensor_parallel.layers",
+    "tensor_parallel.mappings",
+    "tensor_parallel.utils",
+):
+    # Megatron calls two collectives by names that torch has deprecated, with a warning every time.
+    for _alias, _name in (("dist_reduce_scatter_func", "reduce_scatter_single"), ("dist_all_gather_func", "all_gather_single")):
+        _known = vars(importlib.import_module(f"megatron.core.{_module}"))
+        if _alias in _known and hasattr(dist, _name):
+            _known[_alias] = getattr(dist, _name)
+
+
+with host.quiet():
+    # Nothing draws from Megatron's generators: there is no dropout, and weights come from us. This makes forking them free.
+    importlib.import_module("megatron.core.tensor_parallel.random").initialize_rng_tracker(inference_rng_tracker=True)
+
+if host.is_needed():
+    with host.quiet():
+        # Recomputing puts the GPU's random state back to what it was; here there is none, and nothing draws from it.
+        vars(importlib.import_module("megatron.core.tensor_parallel.random")).update(
+            _get_cuda_rng_state=lambda *_, **__: torch.empty(0, dtype=torch.uint8), _set_cuda_rng_state=lambda *_, **__: None
+        )
 
 
 HAVE_FLASH_ATTENTION = bool(

@@ -1,79 +1,21 @@
-"""Hugging Face folders of Llama, Qwen2 and Qwen3: one table of names, read in both directions."""
+"""The tensors of Hugging Face folders: theirs become ours, and ours theirs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from async_rl.errors import ConfigError
-from async_rl.megatron.parameters import EMBEDDING, OUTPUT, check_complete, table
+from async_rl.megatron.hf_names import Merge, names
+from async_rl.megatron.parameter_table import table
+from async_rl.megatron.parameters import StoredWeights, initial_value
 from async_rl.model_shape import ModelShape
-
-
-class Merge(Enum):
-    """How the tensors of a folder become one of ours."""
-
-    SAME = "one tensor, as it is"
-    QUERY_KEY_VALUE = "rows of one group after another: its queries, its key, its value"
-    STACKED = "one above the other"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
-    ours: str
-    theirs: tuple[str, ...]
-    merge: Merge = Merge.SAME
-
-
-_MODEL = (
-    Name(ours=EMBEDDING, theirs=("model.embed_tokens.weight",)),
-    Name(ours="decoder.final_layernorm.weight", theirs=("model.norm.weight",)),
-    Name(ours=OUTPUT, theirs=("lm_head.weight",)),
-)
-_LAYER = (
-    Name(ours="input_layernorm.weight", theirs=("input_layernorm.weight",)),
-    *(
-        Name(
-            ours=f"self_attention.linear_qkv.{kind}",
-            theirs=tuple(f"self_attn.{part}_proj.{kind}" for part in "qkv"),
-            merge=Merge.QUERY_KEY_VALUE,
-        )
-        for kind in ("weight", "bias")
-    ),
-    Name(ours="self_attention.q_layernorm.weight", theirs=("self_attn.q_norm.weight",)),
-    Name(ours="self_attention.k_layernorm.weight", theirs=("self_attn.k_norm.weight",)),
-    Name(ours="self_attention.linear_proj.weight", theirs=("self_attn.o_proj.weight",)),
-    Name(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
-    Name(ours="mlp.linear_fc1.weight", theirs=("mlp.gate_proj.weight", "mlp.up_proj.weight"), merge=Merge.STACKED),
-    Name(ours="mlp.linear_fc2.weight", theirs=("mlp.down_proj.weight",)),
-)
-
-
-def names(shape: ModelShape) -> Iterator[Name]:
-    """The rows that a model of this shape has: which biases and norms exist depends on the family."""
-    every = list(_MODEL)
-    for layer in range(shape.layers):
-        every += (
-            Name(
-                ours=f"decoder.layers.{layer}.{name.ours}",
-                theirs=tuple(f"model.layers.{layer}.{part}" for part in name.theirs),
-                merge=name.merge,
-            )
-            for name in _LAYER
-        )
-    exists = {row.name for row in table(shape)}
-    return (name for name in every if name.ours in exists)
-
-
-def to_canonical(theirs: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    return {name.ours: _merge([theirs[part] for part in name.theirs], name.merge, shape) for name in names(shape)}
 
 
 def from_canonical(ours: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
@@ -84,30 +26,61 @@ def from_canonical(ours: Mapping[str, Tensor], shape: ModelShape) -> dict[str, T
     }
 
 
-def load_folder(folder: Path, shape: ModelShape, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Full parameters under canonical names. Raises ConfigError naming what is missing or does not fit."""
-    theirs = {name: tensor.to(dtype) for name, tensor in _read(folder, shape).items()}
-    canonical = to_canonical(theirs, shape)
-    try:
-        check_complete(shape, canonical)
-    except ValueError as error:
-        raise ConfigError(f"model.folder: the weights in {folder} contradict its config.json: {error}") from error
-    return canonical
+def load_folder(folder: Path, shape: ModelShape, dtype: torch.dtype) -> StoredWeights:
+    """Under canonical names. Raises ConfigError naming what is missing or does not fit.
+
+    A head that folders do not have begins anew.
+    """
+    return _Folder(folder, shape, dtype)
 
 
-def _read(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
-    missing = {part for name in names(shape) for part in name.theirs}
-    found: dict[str, Tensor] = {}
+class _Folder(StoredWeights):
+    def __init__(self, folder: Path, shape: ModelShape, dtype: torch.dtype) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._rows = {row.name: row for row in table(shape)}
+        self._names = {name.ours: name for name in names(shape)}
+        sizes = sizes_of(shape)
+        self._files = _open(folder, set(sizes))
+        for part, wanted in sizes.items():
+            if (found := tuple(self._files[part].get_slice(part).get_shape())) != wanted:
+                raise ConfigError(
+                    f"the weights in {folder} contradict its config.json: {part} has shape {found} instead of {wanted}"
+                )
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: row.shape for name, row in self._rows.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            return initial_value(self._rows[name], seed=0).to(self._dtype)
+        own = self._names[name]
+        return _merge([self._files[part].get_tensor(part).to(self._dtype) for part in own.theirs], own.merge, self._shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def sizes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a folder, by their names."""
+    ours = {row.name: torch.empty(row.shape, device="meta") for row in table(shape)}
+    return {part: tuple(tensor.shape) for part, tensor in from_canonical(ours, shape).items()}
+
+
+def _open(folder: Path, missing: set[str]) -> dict[str, Any]:
+    """The open file of every tensor."""
+    found: dict[str, Any] = {}
     for path in _files(folder):
         try:
-            with safe_open(path, framework="pt") as opened:
-                present = missing & set(opened.keys())
-                found |= {name: opened.get_tensor(name) for name in present}
+            opened: Any = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"model.folder: cannot read {path}: {error}") from error
-        missing -= present
-    if missing:
-        raise ConfigError(f"model.folder: {folder} lacks {len(missing)} tensors, the first is {min(missing)}")
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        found |= dict.fromkeys(missing & set(opened.keys()), opened)
+    if missing := missing - found.keys():
+        raise ConfigError(f"{folder} lacks {len(missing)} tensors, the first is {min(missing)}")
     return found
 
 
@@ -115,7 +88,10 @@ def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return [folder / "model.safetensors"]
-    return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    try:
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} does not say which file has which tensor: {error}") from error
 
 
 def _merge(parts: list[Tensor], merge: Merge, shape: ModelShape) -> Tensor:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under logits that tensor ranks may hold in parts."""
+"""What logits say of given tokens: log-probabilities, and the entropy of the choice. Tensor ranks may hold logits in parts."""
 
 from __future__ import annotations
 
@@ -21,22 +21,38 @@ def token_logprobs(
     padding and take no probability. With `top_k` or `top_p` the probabilities are those among the tokens that they leave, and
     which ones these are counts as given: the gradient flows through the kept ones. Differentiable in `logits`.
     """
-    return _TokenLogprobs.apply(logits, targets, vocab_size, temperature, top_k, top_p)  # pyright: ignore[reportReturnType]
+    return _Choice.apply(logits, targets, vocab_size, temperature, top_k, top_p, False)[0]  # pyright: ignore[reportOptionalSubscript]
 
 
-class _TokenLogprobs(torch.autograd.Function):
-    """Keeps one probability per logit for the backward pass, where plain log_softmax and gather would keep two."""
+def token_logprobs_and_entropies(
+    logits: Tensor, targets: Tensor, *, vocab_size: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same, and beside it the entropy of the distribution that each target was drawn from, in nats. Both differentiable."""
+    return _Choice.apply(logits, targets, vocab_size, temperature, top_k, top_p, True)  # pyright: ignore[reportReturnType]
+
+
+class _Choice(torch.autograd.Function):
+    """Keeps one probability per logit for the backward pass, which is all that both gradients need:
+
+    d logprob / d z_j = (j is the target) - p_j          d entropy / d z_j = -p_j (log p_j + entropy)
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, vocab_size: int, temperature: float, top_k: int, top_p: float
-    ) -> Tensor:
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        vocab_size: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        with_entropies: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         group = tensor_group()
         columns = logits.shape[-1]
         first = group.rank() * columns
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         if (real := vocab_size - first) < columns:
-            scaled = scaled.clone() if scaled is logits else scaled
             scaled[:, max(real, 0) :] = -torch.inf
         if top_k > 0 or top_p < 1:
             # Needs all columns at once: the configuration refuses it together with tensor ranks.
@@ -51,20 +67,28 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen = _reduce(own, dist.ReduceOp.SUM, group)
         probabilities = shifted.exp_()
         total = _reduce(probabilities.sum(dim=-1), dist.ReduceOp.SUM, group)
+        probabilities.div_(total[:, None])
+        entropies = _reduce(torch.special.entr(probabilities).sum(dim=-1), dist.ReduceOp.SUM, group) if with_entropies else None
 
-        ctx.save_for_backward(probabilities.div_(total[:, None]), column, is_here)
+        ctx.save_for_backward(probabilities, column, is_here, entropies)
+        ctx.set_materialize_grads(False)
         ctx.temperature = temperature
         ctx.dtype = logits.dtype
-        return chosen - total.log()
+        return chosen - total.log(), entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        (grad,) = grads
-        probabilities, column, is_here = ctx.saved_tensors
-        grad = grad / ctx.temperature
-        toward_logits = probabilities * -grad[:, None]
-        toward_logits.scatter_add_(-1, column[:, None], torch.where(is_here, grad, 0.0)[:, None])
-        return toward_logits.to(ctx.dtype), None, None, None, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_logprobs, of_entropies = grads
+        probabilities, column, is_here, entropies = ctx.saved_tensors
+        toward_logits = torch.zeros_like(probabilities)
+        if of_entropies is not None:
+            toward_logits += torch.special.entr(probabilities)
+            toward_logits -= probabilities * entropies[:, None]
+            toward_logits *= of_entropies[:, None]
+        if of_logprobs is not None:
+            toward_logits -= probabilities * of_logprobs[:, None]
+            toward_logits.scatter_add_(-1, column[:, None], torch.where(is_here, of_logprobs, 0.0)[:, None])
+        return (toward_logits / ctx.temperature).to(ctx.dtype), None, None, None, None, None, None
 
 
 def _reduce(values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Tensor:

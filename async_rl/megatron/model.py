@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,21 +11,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.errors import ConfigError
-from async_rl.megatron import host
-from async_rl.megatron.attention import PackedAttention
-from async_rl.megatron.compat import (
-    GPTModel,
-    ModuleSpec,
-    PackedSeqParams,
-    TransformerConfig,
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-    parallel_state,
-)
-from async_rl.megatron.parameters import initialize_parameters, padded_vocab
+from async_rl.megatron import experts, host, value_head
+from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
+from async_rl.megatron.context import divide
+from async_rl.megatron.layers import LayerSpec, block_spec
+from async_rl.megatron.parallel import context_group, current_division
+from async_rl.megatron.parameters import bare, initialize_parameters, padded_vocab
 from async_rl.model_shape import ModelShape
 
-LayerSpec = Literal["local", "transformer_engine"]
+Recompute = Literal["none", "selective", "full"]
+FP8_MULTIPLE = 16
+"""FP8 multiplies rows of so many tokens, and of multiples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thrift:
+    """What saves memory and time in training. The numbers stay the same; with `fp8` nearly so."""
+
+    sequence: bool = False
+    """Between the layers' matrices each tensor rank holds other tokens, instead of all of them."""
+    recompute: Recompute = "none"
+    fp8: bool = False
+
+
+PLAIN = Thrift()
 
 
 def build_model(
@@ -41,31 +50,68 @@ def build_model(
 
     `parallel.initialize` must have run. `attention` replaces the self-attention module of each layer.
     """
-    with host.quiet():
-        config = transformer_config(shape, device=device, dtype=dtype)
-    _check_division(shape, config)
-    spec = _layer_spec(shape, layer_spec)
-    if attention is not None:
-        _self_attention(spec).module = attention
-    with host.on_host(), host.quiet():
-        model = GPTModel(
-            config,
-            spec,
-            vocab_size=padded_vocab(shape, config.tensor_model_parallel_size),
-            max_sequence_length=shape.max_positions,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            position_embedding_type="rope",
-            rotary_base=shape.rope_theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
-            share_embeddings_and_output_weights=shape.tied_embeddings,
-        ).to(device)
-    _cast_parameters(model, dtype)
-    initialize_parameters(model, shape, seed=seed)
+    (model,) = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention)
     return model
 
 
-def transformer_config(shape: ModelShape, *, device: torch.device, dtype: torch.dtype) -> TransformerConfig:
-    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+def build_chunks(
+    shape: ModelShape,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    layer_spec: LayerSpec = "local",
+    attention: type[nn.Module] | None = None,
+    thrift: Thrift = PLAIN,
+) -> list[GPTModel]:
+    """As `build_model`, where interleaved pipeline stages may leave several chunks of the model on this rank."""
+    _check_division(shape)
+    with host.quiet():
+        config = transformer_config(shape, device=device, dtype=dtype, thrift=thrift, layer_spec=layer_spec)
+    chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
+    for chunk in chunks:
+        _cast_parameters(chunk, dtype)
+    initialize_parameters(nn.ModuleList(chunks), shape, seed=seed)
+    return chunks
+
+
+def _places() -> list[int | None]:
+    """Of this rank's chunks, as Megatron counts them: from 0, or None where there is one."""
+    chunks = current_division().virtual_stages
+    return list(range(chunks)) if chunks > 1 else [None]
+
+
+def _build_chunk(
+    shape: ModelShape,
+    config: TransformerConfig,
+    place: int | None,
+    device: torch.device,
+    layer_spec: LayerSpec,
+    attention: type[nn.Module] | None,
+) -> GPTModel:
+    with host.on_host(), host.quiet():
+        model = GPTModel(
+            config,
+            block_spec(shape, config, place, layer_spec, attention),  # pyright: ignore[reportArgumentType]  # or a block's
+            vocab_size=padded_vocab(shape, config.tensor_model_parallel_size),
+            max_sequence_length=shape.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=place),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=place),
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
+            rope_scaling=shape.rope_factor is not None,
+            rope_scaling_factor=shape.rope_factor if shape.rope_factor is not None else 1.0,
+            share_embeddings_and_output_weights=shape.tied_embeddings,
+            vp_stage=place,
+        ).to(device)
+    value_head.attach(model, shape.head, shape.hidden, config.params_dtype, device)
+    return model
+
+
+def transformer_config(
+    shape: ModelShape, *, device: torch.device, dtype: torch.dtype, thrift: Thrift = PLAIN, layer_spec: LayerSpec = "local"
+) -> TransformerConfig:
+    division = current_division()
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -85,13 +131,24 @@ def transformer_config(shape: ModelShape, *, device: torch.device, dtype: torch.
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline_model_parallel_size=pipeline,
+        tensor_model_parallel_size=division.tensor,
+        pipeline_model_parallel_size=division.pipeline,
+        virtual_pipeline_model_parallel_size=division.virtual_stages if division.virtual_stages > 1 else None,
+        context_parallel_size=division.context,
+        expert_model_parallel_size=division.expert,
+        expert_tensor_parallel_size=1,
+        sequence_parallel=thrift.sequence,
+        **experts.options(shape.experts, grouped=layer_spec == "transformer_engine"),
+        **_RECOMPUTE[thrift.recompute],
+        **(_FP8 if thrift.fp8 else {}),
         # Weights come from `initialize_parameters`, the same for every layout.
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
         # Packed rows differ in length; Megatron refuses that with its default expert dispatcher, even without experts.
-        variable_seq_lengths=pipeline > 1,
+        variable_seq_lengths=division.pipeline > 1,
+        # Two ranks that are each other's both neighbours could not tell the forward from the backward messages of a batch.
+        overlap_p2p_comm=division.virtual_stages > 1,
+        batch_p2p_comm=division.virtual_stages == 1,
         moe_token_dispatcher_type="alltoall",
         # Each of these needs a compiled extension.
         gradient_accumulation_fusion=False,
@@ -101,6 +158,16 @@ def transformer_config(shape: ModelShape, *, device: torch.device, dtype: torch.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
     )
+
+
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    # The larger part of what a layer remembers. Attention's part is not worth it: fused kernels recompute it anyway.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+_FP8: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+"""Scaled by what is multiplied now, so that there is no history that a checkpoint would have to carry."""
 
 
 def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSeqParams:
@@ -114,8 +181,36 @@ def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSe
 
 def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: PackedSeqParams) -> Tensor:
     """Logits [tokens, vocabulary of this tensor rank] of a packed row; on earlier pipeline stages, its hidden states."""
+    chunk = bare(model)
+    if chunk.config.context_parallel_size > 1:
+        own = divide(token_ids, packing, context_group(), multiple=_multiple(chunk.config))
+        own_ids, own_positions, divided, division = own
+        output = model(own_ids[None], own_positions[None], None, packed_seq_params=divided)
+        return division.without_padding(output[0]) if chunk.post_process else output
+    missing = -len(token_ids) % _multiple(chunk.config)
+    if missing:
+        token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
     output = model(token_ids[None], positions[None], None, packed_seq_params=packing)
-    return output[0] if parallel_state.is_pipeline_last_stage() else output
+    return output[0, : output.shape[1] - missing] if chunk.post_process else output
+
+
+def _multiple(config: TransformerConfig) -> int:
+    """What a rank computes of a row must be of a length that this divides."""
+    parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    return parts * (FP8_MULTIPLE if config.fp8 else 1)
+
+
+def _lengthened(
+    token_ids: Tensor, positions: Tensor, packing: PackedSeqParams, missing: int
+) -> tuple[Tensor, Tensor, PackedSeqParams]:
+    """With one more sequence at the row's end, to which the others cannot attend."""
+    filler = positions.new_zeros(missing)
+    ends = packing.cu_seqlens_q
+    return (
+        torch.cat([token_ids, filler]),
+        torch.cat([positions, torch.arange(missing, device=positions.device)]),
+        packed_params(torch.cat([ends, ends[-1:] + missing]), max(packing.max_seqlen_q, missing)),
+    )
 
 
 def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
@@ -133,37 +228,19 @@ def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _layer_spec(shape: ModelShape, name: LayerSpec) -> ModuleSpec:
-    if name == "transformer_engine":
-        _require_transformer_engine()
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
-    _self_attention(spec).submodules.core_attention = PackedAttention
-    return spec
-
-
-def _self_attention(layer: Any) -> Any:
-    return layer.submodules.self_attention
-
-
-def _require_transformer_engine() -> None:
-    """The package of that name can be an empty shell, whose `pytorch` part is the one that counts."""
-    try:
-        found = importlib.util.find_spec("transformer_engine.pytorch") is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found or not torch.cuda.is_available():
-        raise ConfigError(
-            "model.layer_spec: transformer_engine needs a GPU and the extra `gpu` (pip install 'async-rl[gpu]'); "
-            "`local` works everywhere"
-        )
-
-
-def _check_division(shape: ModelShape, config: TransformerConfig) -> None:
-    tensor, pipeline = config.tensor_model_parallel_size, config.pipeline_model_parallel_size
+def _check_division(shape: ModelShape) -> None:
+    division = current_division()
+    tensor, stages = division.tensor, division.pipeline * division.virtual_stages
     if shape.kv_heads % tensor or shape.ffn % tensor:
         raise ConfigError(
             f"learner.parallel.tensor ({tensor}) must divide the model's kv_heads ({shape.kv_heads}) and ffn ({shape.ffn})"
         )
-    if shape.layers % pipeline:
-        raise ConfigError(f"learner.parallel.pipeline ({pipeline}) must divide the model's layers ({shape.layers})")
+    experts_of_a_layer = shape.experts.number if shape.experts is not None else 1
+    if experts_of_a_layer % division.expert:
+        raise ConfigError(
+            f"learner.parallel.expert ({division.expert}) must divide the number of experts in a layer ({experts_of_a_layer})"
+        )
+    if shape.layers % stages:
+        raise ConfigError(
+            f"learner.parallel.pipeline x virtual_stages ({stages}) must divide the model's layers ({shape.layers})"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Literal, cast
 
@@ -25,6 +25,33 @@ class Rendezvous:
     world_size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How ranks share one model; what is left of them is data-parallel."""
+
+    tensor: int
+    pipeline: int
+    virtual_stages: int
+    """Chunks of the model on each pipeline rank."""
+    context: int
+    expert: int
+
+    def __str__(self) -> str:
+        """Without what is not divided."""
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "a single rank"
+
+    def check(self, ranks: int) -> None:
+        if ranks % (of_a_copy := self.tensor * self.pipeline * self.context):
+            raise ConfigError(
+                f"learner.parallel: {ranks} ranks cannot be divided into {self}; start a multiple of {of_a_copy} "
+                "(learner.parallel.processes, or torchrun's --nproc-per-node)"
+            )
+        if ranks // self.pipeline % self.expert:
+            of_a_stage = ranks // self.pipeline
+            raise ConfigError(f"learner.parallel.expert ({self.expert}) must divide the ranks of one stage ({of_a_stage})")
+
+
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """The device of this process. Under torchrun each local rank gets its own GPU."""
     has_gpu = torch.cuda.is_available()
@@ -38,27 +65,46 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda", get_node_local_rank(fallback_rank=0))
 
 
-def resolve_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where hardware has it; CPUs emulate it at a hundredth of the speed."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def resolve_dtype(device: torch.device, precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto") -> torch.dtype:
+    """Of weights. bfloat16 where hardware has it; CPUs emulate it at a hundredth of the speed. FP8 multiplies bfloat16's."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def initialize(*, device: torch.device, tensor: int = 1, pipeline: int = 1, rendezvous: Rendezvous | None = None) -> None:
+def initialize(
+    *,
+    device: torch.device,
+    tensor: int = 1,
+    pipeline: int = 1,
+    virtual_stages: int = 1,
+    context: int = 1,
+    expert: int = 1,
+    rendezvous: Rendezvous | None = None,
+) -> None:
     """Join the process group (torchrun's, the given one, or one of a single process) and divide it for Megatron.
 
-    Repeating it with the same sizes changes nothing.
+    `expert` divides the experts of a layer among ranks that otherwise share its work by tensor, context or data; an expert
+    itself is never divided. Repeating it with the same sizes changes nothing.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         _join(device, rendezvous)
-    ranks = dist.get_world_size()
-    if ranks % (tensor * pipeline):
-        raise ConfigError(f"learner.parallel: {ranks} ranks cannot be divided into tensor {tensor} x pipeline {pipeline}")
+    wanted = Division(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
+    wanted.check(dist.get_world_size())
     if parallel_state.model_parallel_is_initialized():
-        _check_same(tensor, pipeline)
+        if (found := current_division()) != wanted:
+            raise RuntimeError(f"Megatron is already divided as {found}, not {wanted}")
         return
-    parallel_state.initialize_model_parallel(tensor, pipeline)
+    parallel_state.initialize_model_parallel(
+        tensor,
+        pipeline,
+        virtual_pipeline_model_parallel_size=virtual_stages if virtual_stages > 1 else None,
+        context_parallel_size=context,
+        expert_model_parallel_size=expert,
+        expert_tensor_parallel_size=1,
+    )
 
 
 def shutdown() -> None:
@@ -67,6 +113,17 @@ def shutdown() -> None:
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def current_division() -> Division:
+    virtual_stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    return Division(
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
+        virtual_stages=virtual_stages if virtual_stages is not None else 1,
+        context=parallel_state.get_context_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+    )
 
 
 def tensor_group() -> dist.ProcessGroup:
@@ -79,6 +136,21 @@ def pipeline_group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
 
 
+def context_group() -> dist.ProcessGroup:
+    """The ranks that hold the parts of one row."""
+    return cast("dist.ProcessGroup", parallel_state.get_context_parallel_group())
+
+
+def data_group() -> dist.ProcessGroup:
+    """The ranks that hold the same part of the model, and other rows."""
+    return cast("dist.ProcessGroup", parallel_state.get_data_parallel_group())
+
+
+def expert_group() -> dist.ProcessGroup:
+    """The ranks that hold the experts of one layer."""
+    return cast("dist.ProcessGroup", parallel_state.get_expert_model_parallel_group())
+
+
 def _join(device: torch.device, rendezvous: Rendezvous | None) -> None:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     if rendezvous is None and dist.is_torchelastic_launched():
@@ -89,12 +161,3 @@ def _join(device: torch.device, rendezvous: Rendezvous | None) -> None:
     dist.init_process_group(
         backend, store=rendezvous.store, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=GROUP_TIMEOUT
     )
-
-
-def _check_same(tensor: int, pipeline: int) -> None:
-    found = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_world_size(),
-    )
-    if found != (tensor, pipeline):
-        raise RuntimeError(f"Megatron is already divided into tensor x pipeline {found}, not {(tensor, pipeline)}")

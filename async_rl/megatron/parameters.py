@@ -1,88 +1,22 @@
-"""Full parameters under layout-free names, and how ranks divide them: one table drives initialising, gathering and loading.
-
-A canonical name is Megatron's own with the layer's number in the whole model, at full size: no padding of the vocabulary,
-no tensor slices. Weight pushes, Hugging Face folders and tests speak of these only.
-"""
+"""Full parameters of a live model, by canonical name: initialising, gathering and loading what ranks hold in parts."""
 
 from __future__ import annotations
 
-import math
 import re
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.parallel import pipeline_group, tensor_group
+from async_rl.megatron.parallel import current_division, expert_group, pipeline_group, tensor_group
+from async_rl.megatron.parameter_table import EMBEDDING, OUTPUT, Parameter, Split, table
 from async_rl.model_shape import ModelShape
 from async_rl.parameter_spec import ParameterSpec
-
-
-class Split(Enum):
-    """How tensor-parallel ranks divide a parameter."""
-
-    WHOLE = "every rank holds all of it"
-    ROWS = "dimension 0; query-key-value rows stand group by group, so that equal parts are whole groups"
-    GATED = "dimension 0 of each half: the gate's rows, then the up projection's"
-    COLUMNS = "dimension 1"
-    VOCABULARY = "dimension 0, padded with zero rows until ranks get equal parts"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One row of the table."""
-
-    name: str
-    shape: tuple[int, ...]
-    split: Split
-    initial: float | Literal["ones", "zeros"]
-    """A number is the standard deviation of normal weights."""
-    layer: int | None = None
-
-
-def table(shape: ModelShape) -> list[Parameter]:
-    """Every parameter of the model, in the order in which data flows through it."""
-    hidden, std = shape.hidden, shape.init_std
-    vocabulary = (shape.vocab_size, hidden)
-    rows = [Parameter(name=EMBEDDING, shape=vocabulary, split=Split.VOCABULARY, initial=std)]
-    for layer in range(shape.layers):
-        rows += _layer(shape, layer)
-    rows.append(Parameter(name="decoder.final_layernorm.weight", shape=(hidden,), split=Split.WHOLE, initial="ones"))
-    if not shape.tied_embeddings:
-        rows.append(Parameter(name=OUTPUT, shape=vocabulary, split=Split.VOCABULARY, initial=std))
-    return rows
-
-
-EMBEDDING = "embedding.word_embeddings.weight"
-OUTPUT = "output_layer.weight"
-
-
-def _layer(shape: ModelShape, layer: int) -> Iterator[Parameter]:
-    hidden, head, ffn = shape.hidden, shape.head_dim, shape.ffn
-    queries, qkv = shape.heads * head, (shape.heads + 2 * shape.kv_heads) * head
-    # The two matrices that write into the residual stream start smaller, so that its variance does not grow with depth.
-    residual_std = shape.init_std / math.sqrt(2 * shape.layers)
-
-    def row(name: str, sizes: tuple[int, ...], split: Split, initial: float | Literal["ones", "zeros"]) -> Parameter:
-        return Parameter(name=f"decoder.layers.{layer}.{name}", shape=sizes, split=split, initial=initial, layer=layer)
-
-    yield row("input_layernorm.weight", (hidden,), Split.WHOLE, "ones")
-    yield row("self_attention.linear_qkv.weight", (qkv, hidden), Split.ROWS, shape.init_std)
-    if shape.qkv_bias:
-        yield row("self_attention.linear_qkv.bias", (qkv,), Split.ROWS, "zeros")
-    if shape.qk_norm:
-        yield row("self_attention.q_layernorm.weight", (head,), Split.WHOLE, "ones")
-        yield row("self_attention.k_layernorm.weight", (head,), Split.WHOLE, "ones")
-    yield row("self_attention.linear_proj.weight", (hidden, queries), Split.COLUMNS, residual_std)
-    yield row("pre_mlp_layernorm.weight", (hidden,), Split.WHOLE, "ones")
-    yield row("mlp.linear_fc1.weight", (2 * ffn, hidden), Split.GATED, shape.init_std)
-    yield row("mlp.linear_fc2.weight", (hidden, ffn), Split.COLUMNS, residual_std)
 
 
 def specs(shape: ModelShape, dtype: torch.dtype) -> list[ParameterSpec]:
@@ -134,20 +68,43 @@ _FUSED_NORMS = {
 
 
 def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """This rank's parameters by canonical name. On a last stage with tied embeddings, the copy of the embedding is OUTPUT."""
+    """This rank's parameters by canonical name. On a last stage with tied embeddings, the copy of the embedding is OUTPUT.
+
+    `model` may be a ModuleList: the pieces of a rank that has several pipeline stages.
+    """
+    pieces = model if isinstance(model, nn.ModuleList) else [model]
+    return {name: parameter for piece in pieces for name, parameter in _named(bare(piece))}
+
+
+def bare(model: nn.Module) -> Any:
+    """The GPTModel inside Megatron's wrappers, which all call it `module`."""
     while not hasattr(model, "decoder"):
-        model = model.module  # pyright: ignore[reportAssignmentType]  # Megatron's wrappers all call it that
-    layers: nn.ModuleList = model.decoder.layers  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
-    first = int(layers[0].layer_number) - 1 if len(layers) else 0  # pyright: ignore[reportArgumentType]
-    return {_canonical(name, first): parameter for name, parameter in model.named_parameters()}
+        model = model.module  # pyright: ignore[reportAssignmentType]
+    return model
 
 
-def _canonical(name: str, first_layer: int) -> str:
+def _named(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    layers = [*model.decoder.layers]
+    first_layer = int(layers[0].layer_number) - 1 if layers else 0
+    first_experts = [int(layer.mlp.local_expert_indices[0]) for layer in layers if hasattr(layer.mlp, "local_expert_indices")]
+    first_expert = first_experts[0] if first_experts else 0
+    for name, parameter in model.named_parameters():
+        yield _canonical(name, first_layer, first_expert), parameter
+
+
+def _canonical(name: str, first_layer: int, first_expert: int) -> str:
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if found is None:
         return name
     rest = _FUSED_NORMS.get(found[2], found[2])
+    if expert := _SEQUENTIAL_EXPERT.fullmatch(rest) or _GROUPED_EXPERT.fullmatch(rest):
+        rest = f"mlp.experts.{int(expert['number']) + first_expert}.{expert['matrix']}"
     return f"decoder.layers.{int(found[1]) + first_layer}.{rest}"
+
+
+_SEQUENTIAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<number>\d+)\.(?P<matrix>.+)")
+_GROUPED_EXPERT = re.compile(r"mlp\.experts\.(?P<matrix>linear_fc\d\.weight)(?P<number>\d+)")
+"""Transformer Engine keeps a matrix of all experts in one layer."""
 
 
 def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, nn.Parameter]]:
@@ -167,10 +124,10 @@ def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int) -> 
     rank, ranks = _tensor_rank()
     with torch.no_grad():
         for row, own in _targets(model, shape):
-            own.copy_(slice_for(_initial(row, seed), row.split, rank, ranks))
+            own.copy_(slice_for(initial_value(row, seed), row.split, rank, ranks))
 
 
-def _initial(row: Parameter, seed: int) -> Tensor:
+def initial_value(row: Parameter, seed: int) -> Tensor:
     if row.initial == "ones":
         return torch.ones(row.shape)
     if row.initial == "zeros":
@@ -178,6 +135,15 @@ def _initial(row: Parameter, seed: int) -> Tensor:
     # torch's CPU generator looks at 32 bits of a seed only, so both parts must be mixed into those.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {row.name}".encode()))
     return torch.randn(row.shape, generator=generator) * row.initial
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """Full parameters that are read when they are asked for: a rank needs only its part of a large model."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes by name, without reading anything."""
 
 
 def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
@@ -192,7 +158,7 @@ def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless `tensors` are exactly this model's parameters."""
     wanted = {row.name: row.shape for row in table(shape)}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    found = tensors.sizes if isinstance(tensors, StoredWeights) else _sizes(tensors)
     if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         first = wrong[0]
         raise ValueError(
@@ -201,41 +167,53 @@ def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None:
     """A snapshot of all full parameters on rank 0; None on the others. Every rank must call it.
 
     The tensors are copies: training on does not change them.
     """
-    if parallel_state.get_data_parallel_rank() != 0:
-        return None
     own = {row.name: parameter.detach() for row, parameter in _targets(model, shape)}
-    receives = dist.get_rank() == 0
+    like = next(iter(own.values()))
     gathered: dict[str, Tensor] = {}
     for row in table(shape):
-        full = _join_tensor_ranks(own[row.name], row) if row.name in own and _owns(row, shape) else None
-        if (arrived := _to_first_stage(full, row, shape, model)) is not None and receives:
+        full = _on_first_of_stage(own.get(row.name), row, shape, like) if _stage_of(row, shape) == _stage() else None
+        if (arrived := _to_first_stage(full, row, shape, like)) is not None:
             gathered[row.name] = arrived
-    return gathered if receives else None
+    return gathered if dist.get_rank() == 0 else None
 
 
 def _tensor_rank() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
 
 
+def _stage() -> int:
+    return parallel_state.get_pipeline_model_parallel_rank()
+
+
 def _stage_of(row: Parameter, shape: ModelShape) -> int:
-    stages = parallel_state.get_pipeline_model_parallel_world_size()
-    if row.layer is not None:
-        return row.layer * stages // shape.layers
-    return 0 if row.name == EMBEDDING else stages - 1
+    division = current_division()
+    if row.layer is None:
+        return 0 if row.name == EMBEDDING else division.pipeline - 1
+    pieces = division.pipeline * division.virtual_stages
+    return row.layer * pieces // shape.layers % division.pipeline
 
 
-def _owns(row: Parameter, shape: ModelShape) -> bool:
-    return parallel_state.get_pipeline_model_parallel_rank() == _stage_of(row, shape)
+def _is_first_of_stage() -> bool:
+    return _tensor_rank()[0] == 0 and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
 
 
-def _join_tensor_ranks(own: Tensor, row: Parameter) -> Tensor | None:
-    """The full parameter on tensor rank 0."""
+def _on_first_of_stage(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    """The full parameter on the first rank of the stage that has it; None on the others."""
+    if row.expert is not None:
+        return _from_expert_rank(own, row, shape, like)
+    assert own is not None
     rank, ranks = _tensor_rank()
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+        return None
     if ranks == 1 or row.split is Split.WHOLE:
         return own.clone() if rank == 0 else None
     parts = [torch.empty_like(own) for _ in range(ranks)]
@@ -243,17 +221,33 @@ def _join_tensor_ranks(own: Tensor, row: Parameter) -> Tensor | None:
     return join(parts, row.split, row.shape) if rank == 0 else None
 
 
-def _to_first_stage(full: Tensor | None, row: Parameter, shape: ModelShape, model: nn.Module) -> Tensor | None:
-    """Between tensor rank 0 of the stage that owns a parameter and that of the first stage."""
-    owner = _stage_of(row, shape)
-    if owner == 0 or _tensor_rank()[0] != 0:
+def _from_expert_rank(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    if parallel_state.get_expert_data_parallel_rank() != 0:
+        return None
+    assert row.expert is not None
+    assert shape.experts is not None
+    group = expert_group()
+    holder = row.expert * group.size() // shape.experts.number
+    if group.rank() == 0:
+        return own.clone() if own is not None else _received(row, like, group, holder)
+    if group.rank() == holder:
+        assert own is not None
+        dist.send(own.contiguous(), group=group, group_dst=0)
+    return None
+
+
+def _to_first_stage(full: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    """From the first rank of the stage that owns a parameter to that of the first stage, rank 0 of all."""
+    owner, group = _stage_of(row, shape), pipeline_group()
+    if owner == 0 or not _is_first_of_stage():
         return full
-    group, stage = pipeline_group(), parallel_state.get_pipeline_model_parallel_rank()
-    if stage == owner:
+    if _stage() == owner:
         assert full is not None
         dist.send(full.contiguous(), group=group, group_dst=0)
-    elif stage == 0:
-        like = next(model.parameters())
-        full = torch.empty(row.shape, dtype=like.dtype, device=like.device)
-        dist.recv(full, group=group, group_src=owner)
+    return _received(row, like, group, owner) if _stage() == 0 else None
+
+
+def _received(row: Parameter, like: Tensor, group: dist.ProcessGroup, source: int) -> Tensor:
+    full = torch.empty(row.shape, dtype=like.dtype, device=like.device)
+    dist.recv(full, group=group, group_src=source)
     return full

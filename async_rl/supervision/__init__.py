@@ -6,7 +6,7 @@ from async_rl.supervision.piped_process import PipedProcess, ProcessEnded
 from async_rl.supervision.process_tree import children_of, children_of_this_thread, descendants_of, kill_each, kill_tree
 from async_rl.supervision.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
 from async_rl.supervision.services import forever, run_with
-from async_rl.supervision.signals import drain_on_signals
+from async_rl.supervision.signals import drain_flag, drain_on_signals
 from async_rl.supervision.watchdog import stall_watchdog
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "decide",
     "descendants_of",
     "die_with_parent",
+    "drain_flag",
     "drain_on_signals",
     "forever",
     "how_it_ended",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
@@ -17,6 +19,23 @@ def drain_on_signals() -> asyncio.Event:
     """
     loop = asyncio.get_running_loop()
     draining = asyncio.Event()
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it what could be drained
+            loop.call_soon_threadsafe(draining.set)
+
+    _on_first_signal(ask)
+    return draining
+
+
+def drain_flag() -> threading.Event:
+    """The same for a main thread without a loop, which looks at the event where it can stop."""
+    draining = threading.Event()
+    _on_first_signal(draining.set)
+    return draining
+
+
+def _on_first_signal(ask: Callable[[], None]) -> None:
     seen = 0
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -24,9 +43,7 @@ def drain_on_signals() -> asyncio.Event:
         seen += 1
         if seen > 1:
             os._exit(128 + number)
-        with suppress(RuntimeError):  # the loop has ended, and with it what could be drained
-            loop.call_soon_threadsafe(draining.set)
+        ask()
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
-    return draining

@@ -13,8 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from async_rl.config import Config
 from async_rl.protocols import MetricsSink
+from async_rl.training_config import AnyRun
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -28,6 +28,10 @@ class Column:
 
 COLUMNS = (
     Column(metric="reward/mean", label="reward", form="{:.3f}"),
+    Column(metric="train/loss", label="loss", form="{:.4f}"),
+    Column(metric="train/accuracy", label="accuracy", form="{:.3f}"),
+    Column(metric="held_out/loss", label="held out", form="{:.4f}"),
+    Column(metric="held_out/accuracy", label="accuracy", form="{:.3f}"),
     Column(metric="staleness/mean", label="age", form="{:.2f}"),
     Column(metric="staleness/max", label="oldest", form="{:.0f}"),
     Column(metric="weights/version", label="version", form="{:.0f}"),
@@ -37,14 +41,18 @@ COLUMNS = (
 )
 
 
-def open_console(config: Config) -> MetricsSink:
+def open_console(config: AnyRun) -> MetricsSink:
     console = Console(file=sys.stdout)
     steps = config.learner.steps
     return LivePanel(console, config.run.name, steps) if console.is_terminal else StepLines(console, steps)
 
 
+CURVES = ("reward/mean", "train/loss")
+"""A run has one of them."""
+
+
 class StepLines:
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._steps = steps
 
@@ -53,27 +61,28 @@ class StepLines:
             f"{column.label} {column.form.format(metrics[column.metric])}" for column in COLUMNS if column.metric in metrics
         ]
         if cells:
-            self._console.print("  ".join([f"step {step}/{self._steps}", *cells]), highlight=False, soft_wrap=True)
+            self._console.print("  ".join([_of(step, self._steps), *cells]), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass
 
 
 class LivePanel:
-    def __init__(self, console: Console, run: str, steps: int) -> None:
+    def __init__(self, console: Console, run: str, steps: int | None) -> None:
         self._run = run
         self._steps = steps
         self._step = 0
         self._newest: dict[str, float] = {}
-        self._rewards: dict[int, float] = {}
+        self._curve: dict[int, float] = {}
         self._live = Live(self._panel(), console=console, auto_refresh=False)
         self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = max(step, self._step)
         self._newest.update(metrics)
-        if "reward/mean" in metrics:
-            self._rewards[step] = metrics["reward/mean"]
+        for name in CURVES:
+            if name in metrics:
+                self._curve[step] = metrics[name]
         self._live.update(self._panel(), refresh=True)
 
     def close(self) -> None:
@@ -85,9 +94,13 @@ class LivePanel:
         for column in shown:
             table.add_column(column.label, justify="right", header_style="dim")
         table.add_row(*(column.form.format(self._newest[column.metric]) for column in shown))
-        curve = Text(sparkline([self._rewards[step] for step in sorted(self._rewards)], width=72), style="cyan")
-        title = f"[bold]{self._run}[/]  step {self._step}/{self._steps}"
+        curve = Text(sparkline([self._curve[step] for step in sorted(self._curve)], width=72), style="cyan")
+        title = f"[bold]{self._run}[/]  {_of(self._step, self._steps)}"
         return Panel(Group(table, curve), title=title, title_align="left", expand=False)
+
+
+def _of(step: int, steps: int | None) -> str:
+    return f"step {step}/{steps}" if steps is not None else f"step {step}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

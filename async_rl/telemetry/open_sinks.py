@@ -15,8 +15,12 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.table import UnknownMetric, find_metric
+from async_rl.training_config import AnyRun
 
 log = structlog.get_logger(__name__)
+
+LOCALHOST = "127.0.0.1"
+"""Who has no workers elsewhere has no address for them."""
 
 
 class Sinks:
@@ -52,7 +56,7 @@ class Sinks:
                 closing.callback(sink.close)
 
 
-def open_sinks(config: Config, *, resumed_after: int = 0) -> Sinks:
+def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
     """metrics.jsonl always, and whatever `config.metrics` switches on. Raises ConfigError when an extra is missing.
 
     A learner that resumes passes the step of its checkpoint: rows above it are trained again and superseded.
@@ -77,7 +81,8 @@ def open_sinks(config: Config, *, resumed_after: int = 0) -> Sinks:
         if wanted.prometheus_port:
             from async_rl.telemetry.prometheus import PrometheusSink
 
-            sinks.append(PrometheusSink(run=config.run.name, host=config.wire.host, port=wanted.prometheus_port))
+            host = config.wire.host if isinstance(config, Config) else LOCALHOST
+            sinks.append(PrometheusSink(run=config.run.name, host=host, port=wanted.prometheus_port))
         if wanted.wandb_project:
             from async_rl.telemetry.wandb import WandbSink
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from async_rl.config import Config
 from async_rl.telemetry.writer_thread import WriterThread
+from async_rl.training_config import AnyRun
 
 
 class WandbSink(WriterThread):
     """Everything, the login included, happens on the writer's thread."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: AnyRun) -> None:
         super().__init__("wandb", _WandbRun(config))
 
 
 class _WandbRun:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: AnyRun) -> None:
         self._config = config
         self._run: Any = None
 

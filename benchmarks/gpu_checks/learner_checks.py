@@ -119,10 +119,11 @@ def checkpoint(machine: Machine, report: Report) -> None:
         crew = Crew(config(1e-3), REINFORCE, SMALL)
         for _ in range(2):
             crew.step(fixed)
-        saved = training_state.capture(crew.model)
+        saved = {name: tensor.clone() for name, tensor in training_state.capture(crew.model).items()}
         started = time.perf_counter()
-        crew.save(Path(folder), step=2, extra={}, keep=1)
-        report.note(save_ms=1e3 * (time.perf_counter() - started))
+        written = crew.save(Path(folder), step=2, extra={}, keep=1)
+        report.note(stall_ms=1e3 * (time.perf_counter() - started))
+        report.note(save_ms=1e3 * written.result().seconds)
         following = crew.step(fixed)
 
         successor = Crew(config(1e-3), REINFORCE, SMALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.buffer_verbs import Line
+from async_rl.verb_line import Line
 from buffer.inspection import Entry
 from buffer.records import Record
 from buffer.tools.open_run import OpenRun

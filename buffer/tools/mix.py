@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from async_rl.buffer_verbs import Line
 from async_rl.env_verbs import CHANGES
 from async_rl.errors import ConfigError
 from async_rl.mix import Change, Schedule
 from async_rl.types import MixChange
+from async_rl.verb_line import Line
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
-from async_rl.buffer_verbs import Line
 from async_rl.types import RolloutGroup
+from async_rl.verb_line import Line
 from buffer import keys
 from buffer.codec import BadPayload, decode
 from buffer.redis_client import Server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from async_rl.buffer_verbs import Line
 from async_rl.config import Config
+from async_rl.verb_line import Line
 from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum
 from buffer.tools.open_run import OpenRun
 

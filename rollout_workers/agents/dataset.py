@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.errors import ConfigError
+from async_rl.tables.order import Epochs
+from async_rl.tables.rows import Row, open_rows
 from async_rl.types import Message, Scalar, Task
 from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
 from rollout_workers.registry import load_attribute
-from rollout_workers.tables.curriculum import Epochs, Order, Staged
-from rollout_workers.tables.rows import Row, open_rows
+from rollout_workers.tables.curriculum import Order, Staged
 from rollout_workers.tables.scoring import find_scoring
 
 
@@ -39,7 +40,9 @@ class DatasetAgent(RewardOnlyAgent):
     system: str = ""
     """A message before the prompt's; implies `chat`."""
     scoring: str = "exact_match"
-    """exact_match, contains, math, or a function (task, response) of yours: `module:function` or `file.py:function`."""
+    """exact_match, contains, math, the http://... of a served reward model, or a function (task, response) of yours:
+    `module:function` or `file.py:function`.
+    """
     shuffle: bool = True
     curriculum: str = ""
     """A function that returns stages: `module:function` or `file.py:function`."""

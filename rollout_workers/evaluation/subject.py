@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from async_rl.checkpoint_files import MANIFEST, Damaged, Manifest, candidates, read_manifest
+from async_rl.checkpoint_files import MANIFEST, Manifest, candidates, found_in, read_asked
 from async_rl.config import Config
-from async_rl.errors import CheckpointError, ConfigError
+from async_rl.errors import ConfigError
 from async_rl.evaluation_config import OpenAIPolicy, PolicyConfig
 
 LIVE = "live"
@@ -51,11 +51,9 @@ def find_subject(word: str, config: Config) -> Subject:
     if word in config.policies:
         return Policy(name=word, config=config.policies[word])
     path = Path(word).absolute()
-    if (path / MANIFEST).is_file():
-        return _checkpoint(path)
     if (path / "config.json").is_file():
         return Folder(path=path)
-    if found := candidates(path):
+    if found := found_in(path):
         return _checkpoint(found[0])
     known = ", ".join(config.policies) if config.policies else "none"
     raise ConfigError(
@@ -77,7 +75,4 @@ def _newest(config: Config) -> Checkpoint:
 
 
 def _checkpoint(path: Path) -> Checkpoint:
-    try:
-        return Checkpoint(path=path, manifest=read_manifest(path))
-    except Damaged as error:
-        raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
+    return Checkpoint(path=path, manifest=read_asked(path))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.buffer_verbs import Line, read
 from async_rl.env_verbs import SERVE, section_of
 from async_rl.errors import ConfigError, boundary
 from async_rl.packages import guard
@@ -21,6 +20,7 @@ from async_rl.supervision import drain_on_signals, stall_watchdog
 from async_rl.telemetry import configure_logs
 from async_rl.tokenizer_config import HuggingFaceTokenizer
 from async_rl.tokenizers import open_tokenizer
+from async_rl.verb_line import Line, read
 from rollout_workers.belongings import tasks_have_owners
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders

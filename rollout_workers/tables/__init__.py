@@ -1,1 +1,1 @@
-"""Tables of problems: where their rows lie, and in which order they are posed."""
+"""Tables of problems: which row is posed when, and what an answer to it is worth."""

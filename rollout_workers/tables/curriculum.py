@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Protocol
 
 from async_rl.errors import ConfigError
-from rollout_workers.tables.order import chance, shuffled
-from rollout_workers.tables.rows import Row, Rows
+from async_rl.tables.order import Epochs, chance
+from async_rl.tables.rows import Row, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,6 @@ class Order(Protocol):
     def row(self, index: int) -> int:
         """The row of the index-th task."""
         ...
-
-
-class Epochs:
-    """Every row once, then every row once more, each time in another order."""
-
-    def __init__(self, size: int, *, seed: str, is_shuffled: bool) -> None:
-        self._size = size
-        self._seed = seed
-        self._is_shuffled = is_shuffled
-
-    def row(self, index: int) -> int:
-        epoch, place = divmod(index, self._size)
-        return shuffled(place, self._size, f"{self._seed}/{epoch}") if self._is_shuffled else place
 
 
 class Draws:

@@ -9,6 +9,7 @@ from async_rl.errors import ConfigError
 from async_rl.types import Task
 from rollout_workers.graders import in_process
 from rollout_workers.registry import load_attribute
+from rollout_workers.reward_model.client import ServedReward
 from rollout_workers.rewards import Score
 
 MATH_S = 10.0
@@ -39,8 +40,11 @@ def find_scoring(name: str) -> Scoring:
         raise ConfigError("scoring 'math' needs the package math-verify: pip install 'async-rl[math]'")
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.startswith(("http://", "https://")):
+        return ServedReward(name)
     if ":" not in name:
         raise ConfigError(
-            f"no scoring is called {name!r}; there are {', '.join(BUILT_IN)}, and a function of yours: module:function"
+            f"no scoring is called {name!r}; there are {', '.join(BUILT_IN)}, the http://... of a served reward model, and a "
+            "function of yours: module:function"
         )
     return load_attribute(name)

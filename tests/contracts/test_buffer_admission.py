@@ -9,6 +9,7 @@ import pytest
 from groups import group
 from runs import Run, limits, publish
 
+from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
 
 
@@ -90,6 +91,21 @@ async def test_limits_change_while_the_run_goes_on_and_stay_changed(run: Run):
     await buffer.resign(fence)
     await buffer.acquire("next", limits(max_age=0, groups_per_step=2))
     assert (await buffer.stats()).slots == 4
+
+
+async def test_a_learner_sets_the_age_for_its_own_life_alone(run: Run):
+    buffer, fence = await run.start(max_age=0, groups_per_step=2)
+    await reserved(buffer, 2)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(reserved(await run.open(), 2, "other", wait_s=60))
+        await until_waiting(run, 1)
+        await buffer.set_max_age(fence, 1)
+    assert len(waiting.result()) == 2
+    await buffer.resign(fence)
+    await buffer.acquire("next", limits(max_age=0, groups_per_step=2))
+    assert (await buffer.stats()).slots == 2
+    with pytest.raises(FenceLost):
+        await buffer.set_max_age(fence, 1)
 
 
 async def test_fewer_slots_only_make_everybody_wait(run: Run):

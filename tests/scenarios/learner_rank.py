@@ -10,11 +10,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import Config
 from async_rl.errors import boundary
@@ -28,7 +29,7 @@ from learner.ranks import Crew, follow
 
 CPU = torch.device("cpu")
 VOCABULARY = 21
-LAYOUTS = {"tensor": (2, 1), "pipeline": (1, 2), "data": (1, 1)}
+LAYOUTS: dict[str, dict[str, Any]] = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "data": {}}
 STEPS, SAVED_AT = 5, 3
 OBJECTIVE = Objective.model_validate(
     {
@@ -42,7 +43,17 @@ OBJECTIVE = Objective.model_validate(
 )
 
 
-def config(*, tensor: int = 1, pipeline: int = 1, hidden: int = 32, clip_grad: float = 0.2) -> Config:
+def config(
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    experts: int | None = None,
+    clip_grad: float = 0.2,
+    epochs: int = 1,
+    recompute: str = "none",
+    precision: str = "auto",
+    **parallel: Any,
+) -> Config:
     optimizer = {
         "learning_rate": 0.01,
         "warmup_steps": 2,
@@ -52,12 +63,17 @@ def config(*, tensor: int = 1, pipeline: int = 1, hidden: int = 32, clip_grad: f
         # well above rounding: Adam would blow up what layouts make of gradients that are almost 0
         "eps": 1e-4,
     }
+    size: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": 4, "kv_heads": 2, "ffn": 48}
+    if experts is not None:
+        size["experts"] = {"number": experts, "per_token": 2, "ffn": 16, "every": 2}
+    learner = {"steps": 20, "optimizer": optimizer, "parallel": parallel, "recompute": recompute, "precision": precision}
     return Config.model_validate(
         {
-            "model": {"size": {"hidden": hidden, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48}},
+            "model": {"size": size},
             "environments": [{"type": "even_digits"}],
             "sampling": {"temperature": 0.9},
-            "learner": {"steps": 20, "optimizer": optimizer, "parallel": {"tensor": tensor, "pipeline": pipeline}},
+            "batch": {"epochs": epochs},
+            "learner": learner,
         }
     )
 
@@ -107,12 +123,12 @@ def lead(folder: Path, under: Config) -> None:
     crew = Crew(under, OBJECTIVE, shape(under))
     crew.idle()
     rows = train(crew, 1, SAVED_AT)
-    crew.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2)
+    crew.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2).result()
     rows += train(crew, SAVED_AT + 1, STEPS)
     save_file(crew.gather(), folder / "weights.safetensors")
     crew.stop()
 
-    _meet(folder, "again", 0, under)
+    meet(folder / "again", under, 0)
     successor = Crew(under, OBJECTIVE, shape(under))
     extra = successor.load(checkpoints)
     resumed = train(successor, SAVED_AT + 1, STEPS)
@@ -120,62 +136,74 @@ def lead(folder: Path, under: Config) -> None:
     (folder / "result.json").write_text(json.dumps({"rows": rows, "resumed": resumed, "extra": extra}))
 
 
-def _meet(folder: Path, store: str, rank: int, under: Config) -> None:
+def meet(store: Path, under: Config, rank: int, ranks: int = 2) -> None:
     chosen = under.learner.parallel
-    meeting = parallel.Rendezvous(store=dist.FileStore(str(folder / store), 2), rank=rank, world_size=2)
-    parallel.initialize(device=CPU, tensor=chosen.tensor, pipeline=chosen.pipeline, rendezvous=meeting)
+    parallel.initialize(
+        device=CPU,
+        tensor=chosen.tensor,
+        pipeline=chosen.pipeline,
+        virtual_stages=chosen.virtual_stages,
+        context=chosen.context,
+        expert=chosen.expert,
+        rendezvous=parallel.Rendezvous(store=FileStore(str(store), ranks), rank=rank, world_size=ranks),
+    )
 
 
 def every_layout(root: Path, rank: int) -> None:
-    for name, (tensor, pipeline) in LAYOUTS.items():
-        folder, under = root / name, config(tensor=tensor, pipeline=pipeline)
+    for name, sizes in LAYOUTS.items():
+        folder, under = root / name, config(**sizes)
         folder.mkdir(exist_ok=True)
-        _meet(folder, "first", rank, under)
+        meet(folder / "first", under, rank)
         if rank == 0:
             lead(folder, under)
         else:
             follow(under, OBJECTIVE, shape(under))
-            _meet(folder, "again", rank, under)
+            meet(folder / "again", under, rank)
             follow(under, OBJECTIVE, shape(under))
 
 
 def full_disk(root: Path, rank: int) -> None:
     """Rank 1's disk takes a checkpoint from before the first step, and not one that also holds its shard of the moments."""
     under = config()
-    _meet(root, "meeting", rank, under)
+    meet(root / "meeting", under, rank)
     if rank == 0:
         crew = Crew(under, OBJECTIVE, shape(under))
-        crew.save(root / "checkpoints", step=0, extra={}, keep=2)
+        crew.save(root / "checkpoints", step=0, extra={}, keep=2).result()
         crew.step(batch(1, crew.num_shards))
-        crew.save(root / "checkpoints", step=1, extra={}, keep=2)
+        failed = crew.save(root / "checkpoints", step=1, extra={}, keep=2)
+        crew.step(batch(2, crew.num_shards))
+        crew.stop()
+        failed.result()
     else:
         weights = 4 * sum(math.prod(row.shape) for row in table(shape(under)))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (weights * 3 // 2, weights * 3 // 2))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (weights, weights))
         follow(under, OBJECTIVE, shape(under))
 
 
 def deserted(root: Path, rank: int) -> None:
     """Rank 0 vanishes between two orders."""
     under = config()
-    _meet(root, "meeting", rank, under)
+    meet(root / "meeting", under, rank)
     if rank == 0:
         Crew(under, OBJECTIVE, shape(under)).idle()
         os._exit(99)
     follow(under, OBJECTIVE, shape(under))
 
 
-def run_ranks(scenario: str, root: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Two processes of this file, to their end."""
-    command = [sys.executable, "-W", "error", "-m", "tests.scenarios.learner_rank", scenario, str(root)]
+def run_ranks(
+    scenario: str, root: Path, *, module: str = __name__, ranks: int = 2, timeout_s: float = 200
+) -> list[subprocess.CompletedProcess[str]]:
+    """Processes of a file like this one, to their end."""
+    command = [sys.executable, "-W", "error", "-m", module, scenario, str(root)]
     # Megatron warns tensor-parallel ranks that do not set it, also where there is no CUDA
     environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with ThreadPoolExecutor() as pool:
         started = [
             pool.submit(
                 subprocess.run, [*command, str(rank)], cwd=Path(__file__).parents[2], env=environment,
-                capture_output=True, text=True, timeout=200, check=False,
+                capture_output=True, text=True, timeout=timeout_s, check=False,
             )
-            for rank in range(2)
+            for rank in range(ranks)
         ]  # fmt: skip
         return [each.result() for each in started]
 

@@ -12,8 +12,8 @@ DIGITS = "0123456789="
 END = "<eos>"
 
 
-def write_folder(folder: Path, *, seed: int = 0) -> Path:
-    """Qwen3 in small. Its answers are arbitrary, and differ between prompts."""
+def write_folder(folder: Path, *, seed: int = 0, vocabulary: int | None = None) -> Path:
+    """Qwen3 in small. Its answers are arbitrary, and differ between prompts. The vocabulary may exceed the tokenizer's."""
     words = {token: number for number, token in enumerate([END, "<bos>", *DIGITS])}
     inner = Tokenizer(models.WordLevel(words, unk_token="0"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -22,7 +22,8 @@ def write_folder(folder: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            vocab_size=vocabulary if vocabulary is not None else len(words), hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=False,
             bos_token_id=1, eos_token_id=0,
         )

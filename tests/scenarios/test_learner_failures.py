@@ -1,22 +1,21 @@
-"""Ranks fail together: none is left waiting for a peer that gave up, and older checkpoints stay."""
+"""What fails on one rank: nobody is left waiting for a peer that gave up, and older checkpoints stay."""
 
 from pathlib import Path
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoint_files import candidates, check_files, read_manifest
 from async_rl.errors import CheckpointError, ServiceStopped
-from learner import checkpoint
 from tests.scenarios.learner_rank import run_ranks
 
 
-def test_a_full_disk_on_one_rank_ends_both_and_spares_the_older_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_on_one_rank_costs_a_checkpoint_and_neither_training_nor_the_older_one(tmp_path: Path) -> None:
     leader, follower = run_ranks("full_disk", tmp_path)
-    assert [leader.returncode, follower.returncode] == [CheckpointError.exit_code] * 2, leader.stderr + follower.stderr
-    assert "another rank failed; older checkpoints are untouched" in leader.stderr
-    assert "could not write its part of a checkpoint" in follower.stderr
+    assert [leader.returncode, follower.returncode] == [CheckpointError.exit_code, 0], leader.stderr + follower.stderr
+    assert "could not write a checkpoint: rank 1: [Errno 27] File too large; older checkpoints are untouched" in leader.stderr
     [survivor] = candidates(tmp_path / "checkpoints")
+    assert [path.name for path in survivor.parent.iterdir()] == [survivor.name], "what was written takes up room"
     manifest = read_manifest(survivor)
     assert manifest.step == 0
-    assert all(checkpoint.read_rank(survivor, manifest, rank) for rank in range(2))
+    check_files(survivor, manifest, manifest.files)
 
 
 def test_a_rank_that_rank_0_deserted_ends_by_itself(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext
 from async_rl.rollout_config import EnvironmentConfig
+from async_rl.tables.order import shuffled
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Ticket
 from rollout_workers.agents import DatasetAgent
@@ -20,7 +21,6 @@ from rollout_workers.either import result_of
 from rollout_workers.graders import open_graders
 from rollout_workers.registry import build_agent
 from rollout_workers.tables.curriculum import Stage, Staged
-from rollout_workers.tables.order import shuffled
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 SUMS = [{"question": f"{number}+1=", "answer": number + 1, "level": number % 3} for number in range(10)]
@@ -198,7 +198,7 @@ def test_an_empty_file_is_refused(tmp_path: Path):
 
 def test_a_row_that_is_no_object_is_named(tmp_path: Path):
     broken = agent(write(tmp_path / "broken.jsonl", [SUMS[0], [1]]), shuffle=False)
-    with pytest.raises(ValueError, match=r"row 1 of .* is not a JSON object"):
+    with pytest.raises(ValueError, match=r"\.jsonl:2 is not a JSON object"):
         broken.task(1)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batch import Bin, PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
+from learner.cost import Cost
 from learner.objective import Objective
 
 PLAIN = Objective.model_validate({"advantages": {"baseline": "group_mean", "scale": "none"}})
@@ -114,3 +115,45 @@ def test_a_shard_survives_the_way_to_its_rank() -> None:
             for name in Bin.__dataclass_fields__:
                 np.testing.assert_array_equal(getattr(found, name), getattr(sent, name))
                 assert getattr(found, name).dtype == getattr(sent, name).dtype
+
+
+def test_rewards_and_ages_stand_where_their_tokens_are_predicted() -> None:
+    row = Sample(
+        token_ids=np.array([10, 11, 12, 13, 14, 15], np.int32),
+        loss_mask=np.array([1, 0, 1, 1, 1, 0], np.uint8),
+        logprobs=np.array([-1, 0, -1, -1, -1, 0], np.float32),
+        versions=(
+            VersionSpan(version=0, start=0, stop=1),
+            VersionSpan(version=1, start=2, stop=4),
+            VersionSpan(version=3, start=4, stop=5),
+        ),
+    )
+    batch = pack_batch([taken(rollout(row, reward=0.5), rollout(reward=0.0))], objective=PLAIN, capacity=8)
+    [[packed]] = batch.minibatches[0].shards
+    assert packed.mask.tolist() == [0, 1, 1, 1, 0, 0]
+    assert packed.ages.tolist() == [0, 2, 2, 0, 0, 0]
+    assert packed.rewards.tolist() == [0, 0, 0, 0.5, 0, 0]
+
+
+def test_room_is_left_for_what_ranks_that_share_a_row_add_to_sequences() -> None:
+    groups = [taken(*(rollout(sample([1] * n, [0] + [1] * (n - 1)), reward=n) for n in (3, 5)))]
+    assert pack_batch(groups, objective=PLAIN, capacity=8).metrics["batch/bins"] == 1
+    batch = pack_batch(groups, objective=PLAIN, capacity=8, multiple=4)
+    assert [len(each.token_ids) for each in batch.minibatches[0].shards[0]] == [5, 3]
+
+
+def test_every_rank_gets_as_many_bins_as_interleaved_stages_want() -> None:
+    groups = [taken(rollout(sample([1, 2, 3], [0, 1, 1]), reward=1.0), rollout(reward=0.0))]
+    for batch in (
+        pack_batch(groups, objective=PLAIN, capacity=8, num_shards=3, bins_multiple=2),
+        pack_batch([taken(rollout(reward=0.0))], objective=PLAIN, capacity=8, num_shards=3, bins_multiple=2),
+    ):
+        assert [len(bins) for bins in batch.minibatches[0].shards] == [2, 2, 2]
+
+
+def test_what_ranks_wait_for_each_other_is_a_metric() -> None:
+    groups = [taken(*(rollout(sample([1] * n, [0] + [1] * (n - 1)), reward=n) for n in (2, 4, 6)))]
+    batch = pack_batch(groups, objective=PLAIN, capacity=6, num_shards=2, cost=Cost(linear=1, quadratic=0))
+    assert batch.metrics["batch/lock_step"] == 1
+    batch = pack_batch(groups, objective=PLAIN, capacity=6, num_shards=2, cost=Cost(linear=0, quadratic=1))
+    assert batch.metrics["batch/lock_step"] == 36 / ((36 + 16 + 4) / 2)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.buffer_verbs import MIX, TOOLS, find, read
+from async_rl.buffer_verbs import MIX, TOOLS, find
+from async_rl.verb_line import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
 

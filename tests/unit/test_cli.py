@@ -35,7 +35,10 @@ def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[st
         (("run", "@", "nowhere.yaml"), "cannot read nowhere.yaml"),
         (("learner", *QUICKSTART), "run.name is not set"),
         (("buffer", "stats", *QUICKSTART, "--json"), "run.name is not set"),
-        (("config", "check", *QUICKSTART, "--model.folder", "/x"), "exactly one of model.size and model.folder"),
+        (
+            ("config", "check", *QUICKSTART, "--model.folder", "/x"),
+            "exactly one of model.size and model.folder (--model.size null",
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

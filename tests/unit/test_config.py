@@ -83,3 +83,16 @@ def test_the_socket_of_an_embedded_server_fits_the_systems_limit(tmp_path: Path)
 def test_numbers_that_do_not_fit_together_are_refused(wrong: dict[str, object], says: str):
     with pytest.raises(ValidationError, match=says):
         config(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"batch": {"groups_per_step": 2, "minibatches": 3}}, r"minibatches \(3\) must not be above groups_per_step \(2\)"),
+        ({"learner": {"optimizer": {"betas": [0.9, 1.0]}}}, "should be less than 1"),
+        ({"learner": {"optimizer": {"learning_rate": float("inf")}}}, "should be a finite number"),
+    ],
+)
+def test_what_no_optimizer_can_do_is_refused(sections: dict[str, object], complaint: str):
+    with pytest.raises(ValidationError, match=complaint):
+        config(**sections)

@@ -19,9 +19,11 @@ from async_rl.transport.sender import PushReport
 from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
 from learner.batch import PackedBatch
+from learner.checkpoint import Written
 from learner.feed import Feed
-from learner.loop import Loop, Progress, Schedule, Stepped
+from learner.loop import Loop, Schedule, Stepped
 from learner.objective import load_objective
+from learner.progress import Progress
 from learner.publish import Offer, Publisher
 from learner.step import StepResult
 
@@ -46,8 +48,14 @@ class Trainer:
     async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
         return Offer(record=record_of("digest"), tensors={})
 
-    async def save(self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]) -> None:
+    async def save(
+        self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
+    ) -> Awaitable[Written]:
+        return self._written(still_ours)
+
+    async def _written(self, still_ours: Callable[[], Awaitable[None]]) -> Written:
         await still_ours()
+        return Written(bytes=0, seconds=0.0)
 
     async def idle(self) -> None: ...
 
@@ -83,8 +91,15 @@ class FullServer(MemoryBuffer):
 
 
 @asynccontextmanager
-async def a_loop(buffer: MemoryBuffer, done: list[Stepped], *, max_age: float = 2) -> AsyncIterator[tuple[Loop, Progress]]:
-    """With a worker and a publisher beside it, and checkpoints that its schedule puts off for ever."""
+async def a_loop(
+    buffer: MemoryBuffer,
+    done: list[Stepped],
+    *,
+    max_age: float = 2,
+    trainer: Trainer | None = None,
+    checkpoint_every: int = 100,
+) -> AsyncIterator[tuple[Loop, Progress]]:
+    """With a worker and a publisher beside it. Its schedule puts checkpoints off for ever, if it is not told otherwise."""
     fence = await buffer.acquire("learner", limits(max_age=max_age))
     await buffer.recover(fence, None)
     publisher = Publisher(buffer=buffer, fence=fence, sender=NobodyToSendTo())  # pyright: ignore[reportArgumentType]
@@ -104,10 +119,10 @@ async def a_loop(buffer: MemoryBuffer, done: list[Stepped], *, max_age: float = 
     loop = Loop(
         buffer=buffer,
         fence=fence,
-        trainer=Trainer(),
+        trainer=trainer if trainer is not None else Trainer(),
         feed=feed,
         publisher=publisher,
-        schedule=Schedule(steps=STEPS, checkpoint_every=100, max_bad_steps=3),
+        schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3),
         record=lambda _progress, _meal: None,
         report=report,
         stop=asyncio.Event(),

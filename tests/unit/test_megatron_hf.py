@@ -1,27 +1,25 @@
 """Folders written by transformers, opened as Megatron models: the same logits, and the same names back."""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from async_rl.config import ModelConfig
-from async_rl.errors import ConfigError
+from async_rl.errors import CheckpointError, ConfigError
 from async_rl.megatron import parallel
+from async_rl.megatron.checkpoint_weights import save_checkpoint
 from async_rl.megatron.hf import from_canonical, load_folder
+from async_rl.megatron.hf_export import Beside, write_folder
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import load_full
+from async_rl.megatron.parameter_table import OUTPUT, VALUE_BIAS, VALUE_WEIGHT
+from async_rl.megatron.parameters import StoredWeights, check_complete, load_full
 from async_rl.model_shape import ModelShape, model_shape
 
 CPU = torch.device("cpu")
@@ -31,25 +29,40 @@ SIZES = {
 }  # fmt: skip
 
 
-def oracle(family: str, *, tied: bool) -> PreTrainedModel:
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-tied-llama3": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "llama-one-kv-head": {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 24},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3-tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS},
+    "qwen3_moe-mixed": {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    "qwen3_moe-every-second": {
+        "model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "num_experts_per_tok": 1,
+    },
+}  # fmt: skip
+
+
+def oracle(**settings: Any) -> PreTrainedModel:
     """A random model whose norms and biases are random too: their defaults would hide a mix-up."""
     torch.manual_seed(0)
-    if family == "llama":
-        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied))
-    elif family == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=tied))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied, head_dim=16))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(SIZES | settings)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
     return model.eval()
 
 
-@pytest.fixture(params=[("llama", False), ("qwen2", True), ("qwen3", False)], ids=lambda param: param[0])
+@pytest.fixture(params=MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
-    family, tied = request.param
-    model = oracle(family, tied=tied)
+    model = oracle(**MODELS[request.param])
     model.save_pretrained(tmp_path)
     return model, tmp_path
 
@@ -64,7 +77,7 @@ def test_logits_equal_those_of_transformers(saved: tuple[PreTrainedModel, Path])
     parallel.initialize(device=CPU)
     ours = build_model(shape, device=CPU, dtype=torch.float32, seed=0)
     load_full(ours, shape, load_folder(folder, shape, torch.float32))
-    sequences = [torch.randint(0, shape.vocab_size, (length,)) for length in (1, 9, 30)]
+    sequences = [torch.randint(0, shape.vocab_size, (length,)) for length in (1, 9, 60)]
     with torch.no_grad():
         found = forward_packed(ours, *pack(sequences))
         want = torch.cat([theirs(sequence[None]).logits[0] for sequence in sequences])
@@ -81,6 +94,25 @@ def test_names_and_values_survive_the_way_back(saved: tuple[PreTrainedModel, Pat
         assert torch.equal(back[name], tensor), name
 
 
+@pytest.mark.parametrize("part_bytes", [1 << 30, 20_000], ids=["one-file", "parts"])
+def test_what_is_written_opens_as_the_same_model(saved: tuple[PreTrainedModel, Path], tmp_path: Path, part_bytes: int) -> None:
+    original, folder = saved
+    shape, written = shape_of(folder), tmp_path / "written"
+    weights, beside = load_folder(folder, shape, torch.float32), Beside(generation={"eos_token_id": 7})
+    write_folder(written, shape, weights, dtype=torch.float32, part_bytes=part_bytes, beside=beside)
+    assert (len(list(written.glob("*.safetensors"))) > 1) == (part_bytes < 1 << 30)
+    assert shape_of(written) == shape
+    opened = AutoModelForCausalLM.from_pretrained(written)
+    assert opened.generation_config.eos_token_id == opened.config.eos_token_id == 7
+    tokens = torch.arange(53)[None]
+    with torch.no_grad():
+        assert torch.equal(opened(tokens).logits, original(tokens).logits)
+
+
+only_llama = pytest.mark.parametrize("saved", ["llama"], indirect=True)
+
+
+@only_llama
 def test_several_files_are_one_model(saved: tuple[PreTrainedModel, Path]) -> None:
     model, folder = saved
     shape = shape_of(folder)
@@ -89,9 +121,11 @@ def test_several_files_are_one_model(saved: tuple[PreTrainedModel, Path]) -> Non
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     divided = load_folder(folder, shape, torch.float32)
+    assert divided.keys() == whole.keys()
     assert all(torch.equal(divided[name], tensor) for name, tensor in whole.items())
 
 
+@only_llama
 def test_what_is_wrong_with_a_folder_is_said(saved: tuple[PreTrainedModel, Path]) -> None:
     _, folder = saved
     shape = shape_of(folder)
@@ -109,3 +143,69 @@ def test_what_is_wrong_with_a_folder_is_said(saved: tuple[PreTrainedModel, Path]
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot read"):
         load_folder(folder, shape, torch.float32)
+
+
+@only_llama
+def test_an_index_that_says_nothing_is_refused(saved: tuple[PreTrainedModel, Path]) -> None:
+    _, folder = saved
+    for content in ("{", "{}", "[]"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(ConfigError, match="does not say which file has which tensor"):
+            load_folder(folder, shape_of(folder), torch.float32)
+
+
+@only_llama
+def test_nothing_is_read_to_see_that_a_folder_is_complete(saved: tuple[PreTrainedModel, Path]) -> None:
+    _, folder = saved
+    shape = shape_of(folder)
+
+    class Unread(StoredWeights):
+        @property
+        def sizes(self) -> Mapping[str, tuple[int, ...]]:
+            return load_folder(folder, shape, torch.float32).sizes
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            raise AssertionError(f"{name} is read")
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.sizes)
+
+        def __len__(self) -> int:
+            return len(self.sizes)
+
+    check_complete(shape, Unread())
+    with pytest.raises(ValueError, match="1 parameters do not fit"):
+        check_complete(replace(shape, tied_embeddings=not shape.tied_embeddings), Unread())
+
+
+@only_llama
+def test_what_cannot_be_written_is_said(saved: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    shape = shape_of(folder)
+    weights = load_folder(folder, shape, torch.float32)
+
+    def write(to: Path, **changed: Any) -> None:
+        write_folder(to, replace(shape, **changed), weights, dtype=torch.float32, part_bytes=1 << 30, beside=Beside())
+
+    with pytest.raises(ConfigError, match="exists already"):
+        write(folder)
+    with pytest.raises(ConfigError, match="no Hugging Face family"):
+        write(tmp_path / "other", qkv_bias=True, qk_norm=True)
+    with pytest.raises(ConfigError, match="head is 'scalar'"):
+        write(tmp_path / "other", head="scalar")
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write(tmp_path / "file" / "inside")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save_checkpoint(tmp_path / "file" / "inside", shape, weights)
+
+
+@only_llama
+def test_a_head_that_folders_do_not_have_begins_anew(saved: tuple[PreTrainedModel, Path]) -> None:
+    _, folder = saved
+    shape = replace(shape_of(folder), head="scalar")
+    found = load_folder(folder, shape, torch.float32)
+    assert OUTPUT not in found
+    assert 0 < found[VALUE_WEIGHT].abs().max() < 0.2
+    assert found[VALUE_BIAS].tolist() == [0]

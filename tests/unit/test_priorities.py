@@ -40,11 +40,16 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(tmp_path)
     assert weigh(meal(1.5), load_priority("mine:twice")) == {"t000000000": 3.0}
     with pytest.raises(ConfigError, match="weight -1"):
-        weigh(meal(1.5), load_priority("mine:bad"))
+        weigh(meal(1.5), load_priority(f"{tmp_path}/mine.py:bad"))
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("advantages", "choose advantage"), ("nowhere:f", "PYTHONPATH"), ("math:nothing", "cannot be imported")]
+    ("name", "says"),
+    [
+        ("advantages", "choose advantage"),
+        ("nowhere:f", "PYTHONPATH"),
+        ("math:nothing", r"replay\.priority: math has no 'nothing'"),
+    ],
 )
 def test_an_unknown_priority_is_one_sentence(name: str, says: str):
     with pytest.raises(ConfigError, match=says):

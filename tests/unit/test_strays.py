@@ -1,7 +1,9 @@
 """Which child processes are ended: those that no episode can own any more."""
 
+import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +21,11 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def start(started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    started.append(subprocess.Popen(["sleep", "1000"], start_new_session=True))
-    return started[-1]
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    started.append(process)
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # for a moment it has no name yet
+        os.sched_yield()
+    return process
 
 
 def test_a_child_is_ended_once_no_episode_can_be_as_old(started: list[subprocess.Popen[bytes]]):

@@ -16,7 +16,17 @@ Row = Mapping[str, Any]
 class Rows(Protocol):
     def __len__(self) -> int: ...
 
-    def __getitem__(self, number: int, /) -> Row: ...
+    def __getitem__(self, number: int, /) -> Row:
+        """Raises BadRow."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Where a person finds the row."""
+        ...
+
+
+class BadRow(ValueError):
+    """A row is not what it should be: one sentence that says where it stands."""
 
 
 def open_rows(path: str, split: str) -> Rows:
@@ -61,10 +71,15 @@ class JsonLines:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"row {number} of {self._file} is not JSON: {error}") from error
+            raise BadRow(f"{self.place(number)} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"row {number} of {self._file} is not a JSON object")
+            raise BadRow(f"{self.place(number)} is not a JSON object")
         return cast("Row", row)
+
+    def place(self, number: int) -> str:
+        with self._file.open("rb") as lines:
+            before = lines.read(self._starts[number]).count(b"\n")
+        return f"{self._file}:{before + 1}"
 
 
 class ParquetRows:
@@ -75,13 +90,36 @@ class ParquetRows:
             from pyarrow import parquet  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
-        self._table: Any = parquet.read_table(file, memory_map=True)
+        self._file = file
+        try:
+            self._table: Any = parquet.read_table(file, memory_map=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"dataset {file} cannot be read: {error}") from error
 
     def __len__(self) -> int:
         return self._table.num_rows
 
     def __getitem__(self, number: int, /) -> Row:
         return self._table.slice(number, 1).to_pylist()[0]
+
+    def place(self, number: int) -> str:
+        return f"row {number} of {self._file}"
+
+
+class HuggingFaceRows:
+    """Of a dataset that the library `datasets` opened."""
+
+    def __init__(self, dataset: Any, path: str) -> None:
+        self._dataset, self._path = dataset, path
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, number: int, /) -> Row:
+        return self._dataset[number]
+
+    def place(self, number: int) -> str:
+        return f"row {number} of {self._path}"
 
 
 def _hugging_face(path: str, split: str) -> Rows:
@@ -96,7 +134,7 @@ def _hugging_face(path: str, split: str) -> Rows:
     try:
         if any((saved / name).is_file() for name in ("state.json", "dataset_dict.json")):
             found: Any = datasets.load_from_disk(path)
-            return found[split] if isinstance(found, datasets.DatasetDict) else found
-        return cast("Any", datasets.load_dataset(path, split=split))
+            return HuggingFaceRows(found[split] if isinstance(found, datasets.DatasetDict) else found, path)
+        return HuggingFaceRows(cast("Any", datasets.load_dataset(path, split=split)), path)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"dataset {path!r} has no split {split!r} that can be opened: {error}") from error

@@ -1,5 +1,5 @@
-"""Pure: in which order rows are posed. The position in a dataset is the task's index and nothing else, so a run that is
-resumed, or a worker that starts later, goes on with the right row.
+"""Pure: in which order rows come. The position in a table is a number and nothing else, so a run that is resumed, or a
+worker that starts later, goes on with the right row.
 """
 
 from __future__ import annotations
@@ -7,6 +7,19 @@ from __future__ import annotations
 import hashlib
 
 ROUNDS = 4
+
+
+class Epochs:
+    """Every row once, then every row once more, each time in another order."""
+
+    def __init__(self, size: int, *, seed: str, is_shuffled: bool) -> None:
+        self._size = size
+        self._seed = seed
+        self._is_shuffled = is_shuffled
+
+    def row(self, index: int) -> int:
+        epoch, place = divmod(index, self._size)
+        return shuffled(place, self._size, f"{self._seed}/{epoch}") if self._is_shuffled else place
 
 
 def shuffled(place: int, size: int, key: str) -> int:

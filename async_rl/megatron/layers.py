@@ -1,0 +1,83 @@
+"""What each layer of a model is made of: Megatron's own modules with our norm and attention, or Transformer Engine's."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from async_rl.errors import ConfigError
+from async_rl.megatron.attention import PackedAttention
+from async_rl.megatron.compat import (
+    LayerNormImpl,
+    ModuleSpec,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    get_num_layers_to_build,
+    get_transformer_layer_offset,
+)
+from async_rl.megatron.norm import Norm
+from async_rl.model_shape import Experts, ModelShape
+
+LayerSpec = Literal["local", "transformer_engine"]
+
+
+def block_spec(
+    shape: ModelShape, config: TransformerConfig, place: int | None, name: LayerSpec, attention: type[nn.Module] | None
+) -> TransformerBlockSubmodules:
+    """The layers of this rank's chunk. `attention` replaces the self-attention module of each."""
+    if name == "transformer_engine":
+        _require_transformer_engine()
+    dense = _layer_spec(shape, name, attention, experts=None)
+    sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
+    is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]
+    return TransformerBlockSubmodules(
+        layer_specs=[sparse if each else dense for each in is_sparse],
+        layer_norm=Norm if name == "local" else LayerNormImpl,  # pyright: ignore[reportArgumentType]  # classes are what it takes
+    )
+
+
+def _layers_of(config: TransformerConfig, place: int | None) -> range:
+    first = get_transformer_layer_offset(config, vp_stage=place)
+    return range(first, first + get_num_layers_to_build(config, vp_stage=place))
+
+
+def _layer_spec(
+    shape: ModelShape, name: LayerSpec, attention: type[nn.Module] | None, *, experts: Experts | None
+) -> ModuleSpec:
+    number = experts.number if experts is not None else None
+    if name == "transformer_engine":
+        layer: Any = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=number, moe_grouped_gemm=True, qk_layernorm=shape.qk_norm
+        )
+    else:
+        layer = get_gpt_layer_local_spec(num_experts=number, normalization="RMSNorm", qk_layernorm=shape.qk_norm)
+        inside = _self_attention(layer).submodules
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+        if shape.qk_norm:
+            inside.q_layernorm = inside.k_layernorm = Norm
+        inside.core_attention = PackedAttention
+    if attention is not None:
+        _self_attention(layer).module = attention
+    return layer
+
+
+def _self_attention(layer: Any) -> Any:
+    return layer.submodules.self_attention
+
+
+def _require_transformer_engine() -> None:
+    """The package of that name can be an empty shell, whose `pytorch` part is the one that counts."""
+    try:
+        found = importlib.util.find_spec("transformer_engine.pytorch") is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found or not torch.cuda.is_available():
+        raise ConfigError(
+            "model.layer_spec: transformer_engine needs a GPU and the extra `gpu` (pip install 'async-rl[gpu]'); "
+            "`local` works everywhere"
+        )

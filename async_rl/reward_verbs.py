@@ -1,0 +1,15 @@
+"""What can be typed after `async-rl reward`."""
+
+from __future__ import annotations
+
+from async_rl.verb_line import Option, Tool
+
+SERVE = Tool(
+    words="reward serve",
+    help="Serve a trained reward model; a dataset names it as its scoring: http://...",
+    options=(
+        Option(name="checkpoint", value="FOLDER", help="another than the newest of the run"),
+        Option(name="host", value="ADDRESS", help="where to listen (127.0.0.1); who reaches it may ask"),
+        Option(name="port", value="PORT", read=int, help="0 takes a free one (0)"),
+    ),
+)

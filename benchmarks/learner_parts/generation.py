@@ -1,0 +1,41 @@
+"""What the worker's engine needs for the rollouts of one step, alone on its core."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import torch
+
+from async_rl.config import Config
+from async_rl.megatron.model import build_model
+from async_rl.megatron.parameters import gather_full
+from async_rl.model_shape import ModelShape
+from async_rl.protocols import Tokenizer
+from learner_parts.rollouts import PROMPT
+from rollout_workers.inference.engine import MegatronEngine
+
+CPU = torch.device("cpu")
+
+
+class Generation:
+    """`parallel.initialize` must have run, and the engine be entered."""
+
+    def __init__(self, config: Config, shape: ModelShape, tokenizer: Tokenizer) -> None:
+        self._sampling = config.sampling.generation_args
+        self._count = config.batch.groups_per_step * config.batch.group_size
+        self._vocab_size = shape.vocab_size
+        self._prompts = torch.Generator().manual_seed(7)
+        self.engine = MegatronEngine(shape, tokenizer, config.worker, self._sampling, device=CPU, seed=7)
+        self._weights = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape)
+
+    async def begin(self) -> None:
+        assert self._weights is not None
+        await self.engine.swap(0, self._weights)
+
+    async def step(self) -> tuple[float, list[int]]:
+        """Seconds, and the lengths of the rows that came out."""
+        prompts = torch.randint(4, self._vocab_size, (self._count, PROMPT), generator=self._prompts).tolist()
+        started = time.perf_counter()
+        found = await asyncio.gather(*(self.engine.generate(prompt, self._sampling) for prompt in prompts))
+        return time.perf_counter() - started, [PROMPT + len(completion.token_ids) for completion in found]

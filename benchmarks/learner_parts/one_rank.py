@@ -1,0 +1,68 @@
+"""A learner of one rank, taken apart: the same calls as in a run, with a stopwatch between them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from async_rl.config import Config
+from async_rl.megatron import parallel
+from async_rl.model_shape import ModelShape
+from async_rl.transport.digest import digest_of
+from async_rl.types import TakenGroup
+from learner.batch import pack_batch, shard_from_bytes, shard_to_bytes
+from learner.cost import cost_of
+from learner.joining import join
+from learner.objective import Objective
+from learner.rank_trainer import RankTrainer
+from learner.roster import assemble
+from learner_parts.stopwatch import Stopwatch, WatchedModel
+
+PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "gather", "digest")
+"""Rollouts to bins, to bytes and back, to tensors; the step; the weights to one place, and their name."""
+
+
+class OneRank:
+    def __init__(self, config: Config, objective: Objective, shape: ModelShape) -> None:
+        device = join(config)
+        roster = assemble(config, objective, shape)
+        self._config, self._objective, self._cost = config, objective, cost_of(shape)
+        self._watch = Stopwatch(device)
+        watched: Any = WatchedModel(roster.policy, self._watch)
+        self._policy, self._device = roster.policy, device
+        self._trainer = RankTrainer(replace(roster, policy=watched), objective, config)
+
+    def step(self, groups: Sequence[TakenGroup]) -> dict[str, float]:
+        """Seconds of each phase."""
+        watch = self._watch
+        watch.start()
+        batch = pack_batch(
+            groups, objective=self._objective, capacity=self._config.batch.bin_tokens, cost=self._cost,
+            minibatches=self._config.batch.minibatches,
+        )  # fmt: skip
+        watch.ends("pack")
+        portions = shard_from_bytes(shard_to_bytes(batch, 0))
+        watch.ends("ship")
+        result = self._trainer.step(portions)
+        assert not result.skipped
+        watch.ends("optimizer")
+        weights = self._policy.gather()
+        watch.ends("gather")
+        assert weights is not None
+        digest_of(weights)
+        watch.ends("digest")
+        return {phase: watch.seconds[phase] for phase in PHASES}
+
+    @property
+    def peak_memory_mb(self) -> float:
+        """Of the GPU, or of the whole process where there is none."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+    def close(self) -> None:
+        parallel.shutdown()

@@ -1,0 +1,66 @@
+"""Lengths to pack, and what a packing of them is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.best_fit import fewest_bins
+from learner.cost import TYPICAL
+from learner.packing import Bins
+
+CAPACITY = 32768
+Lengths = npt.NDArray[np.int64]
+
+
+def drawn(kind: str, count: int, seed: int) -> Lengths:
+    rng = np.random.default_rng(seed)
+    if kind == "lognormal":
+        found = rng.lognormal(np.log(4000), 1, count)
+    elif kind == "uniform":
+        found = rng.integers(64, CAPACITY + 1, count)
+    else:
+        found = np.where(rng.random(count) < 0.75, rng.normal(700, 100, count), rng.normal(24_000, 3000, count))
+    return np.clip(found, 1, CAPACITY).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    bins: int
+    """Of all shards, without empty ones."""
+    above_bound: int
+    """Bins more than Martello and Toth's bound."""
+    over_capacity: int
+    """Bins with more tokens than allowed."""
+    fill: float
+    """Share of the bins' capacity that holds tokens."""
+    cost: float
+    """Of the costliest shard, over the mean."""
+    lock_step: float
+    """Time of shards that wait for each other after every bin, over that of shards that never wait."""
+
+
+def dealt(bins: Bins, num_shards: int) -> list[Bins]:
+    """To each shard in turn, as packers do that know nothing of shards."""
+    missing = -len(bins) % num_shards
+    padded = [*bins, *[[] for _ in range(missing)]]
+    return [padded[shard::num_shards] for shard in range(num_shards)]
+
+
+def worth(shards: Sequence[Bins], lengths: Lengths) -> Worth:
+    assert sorted(index for bins in shards for members in bins for index in members) == list(range(len(lengths)))
+    each = TYPICAL.of(lengths)
+    tokens = np.array([[lengths[members].sum() for members in bins] for bins in shards])
+    costs = np.array([[each[members].sum() for members in bins] for bins in shards])
+    used = int((tokens > 0).sum())
+    return Worth(
+        bins=used,
+        above_bound=used - fewest_bins(np.sort(lengths)[::-1], CAPACITY),
+        over_capacity=int((tokens > CAPACITY).sum()),
+        fill=float(tokens.sum() / (used * CAPACITY)),
+        cost=float(costs.sum(axis=1).max() / costs.sum(axis=1).mean()),
+        lock_step=float(costs.max(axis=0).sum() / costs.mean(axis=0).sum()),
+    )

@@ -1,0 +1,152 @@
+"""Packed bins of numpy arrays, everything aligned to the position that predicts.
+
+sample      x0  x1  x2  x3          loss_mask  0 0 1 1
+token_ids   x0  x1  x2  x3          the model's input
+targets     x1  x2  x3  ·           what each position predicts
+mask         0   1   1   0          loss_mask, behaviour and advantages move with the targets;
+                                    the last position predicts nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.types import Float32s, Int32s, Mask, Sample
+from learner.packing import Bins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bin:
+    """One packed micro-batch row of T tokens in S sequences. An empty bin has T = S = 0."""
+
+    token_ids: Int32s
+    positions: Int32s
+    """Counted from 0 in every sequence."""
+    targets: Int32s
+    mask: Mask
+    behaviour: Float32s
+    advantages: Float32s
+    rewards: Float32s
+    """A rollout's reward, where the last trained token of each of its samples is predicted; 0 elsewhere."""
+    ages: Int32s
+    """Version being trained minus the version that sampled the target; 0 where nothing is trained."""
+    cu_seqlens: Int32s
+    group_ids: Int32s
+    """One per sequence: the group's place in the batch."""
+
+
+_DTYPES = {
+    "token_ids": np.dtype("<i4"),
+    "positions": np.dtype("<i4"),
+    "targets": np.dtype("<i4"),
+    "behaviour": np.dtype("<f4"),
+    "advantages": np.dtype("<f4"),
+    "rewards": np.dtype("<f4"),
+    "ages": np.dtype("<i4"),
+    "cu_seqlens": np.dtype("<i4"),
+    "group_ids": np.dtype("<i4"),
+    "mask": np.dtype("u1"),  # last, so that all others are aligned on the wire
+}
+assert set(_DTYPES) == {each.name for each in fields(Bin)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """A sample, and what its rollout makes of it."""
+
+    sample: Sample
+    trained: int
+    """Tokens of it."""
+    advantage: float
+    reward: float
+    version: int
+    """Of the weights that it trains."""
+    group: int
+
+
+def fill(sources: Sequence[Source], planned: Sequence[Bins]) -> tuple[tuple[Bin, ...], ...]:
+    """The bins of every shard: windows into one array per column, which hold all of them one after another."""
+    bins = list(chain.from_iterable(planned))
+    ordered = [sources[index] for index in chain.from_iterable(bins)]
+    columns, groups = _columns(ordered), np.array([each.group for each in ordered], np.int32)
+    starts = np.cumsum([0, *(len(each.sample) for each in ordered)])
+    made = iter(
+        Bin(
+            **{name: column[starts[first] : starts[last]] for name, column in columns.items()},
+            cu_seqlens=(starts[first : last + 1] - starts[first]).astype(np.int32),
+            group_ids=groups[first:last],
+        )
+        for first, last in pairwise(np.cumsum([0, *map(len, bins)]).tolist())
+    )
+    return tuple(tuple(next(made) for _ in shard) for shard in planned)
+
+
+def _columns(sources: Sequence[Source]) -> dict[str, Any]:
+    """Of all tokens of all bins."""
+    samples = [each.sample for each in sources]
+    lengths = [len(sample) for sample in samples]
+    mask = _predicted([sample.loss_mask for sample in samples], np.uint8)
+    counted = np.arange(max(lengths, default=0), dtype=np.int32)
+    return {
+        "token_ids": _joined([sample.token_ids for sample in samples], np.int32),
+        "positions": _joined([counted[:length] for length in lengths], np.int32),
+        "targets": _predicted([sample.token_ids for sample in samples], np.int32),
+        "mask": mask,
+        "behaviour": _predicted([sample.logprobs for sample in samples], np.float32),
+        "advantages": np.repeat(np.array([each.advantage for each in sources], np.float32), lengths) * mask,
+        "rewards": _rewards(sources, lengths),
+        "ages": _ages(sources, lengths),
+    }
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+    return np.concatenate([*arrays, np.zeros(0, dtype)], dtype=dtype)
+
+
+def _predicted(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+    """The value of what each position predicts; 0 at the last."""
+    nothing = np.zeros(1, dtype)
+    return _joined([piece for array in arrays for piece in (array[1:], nothing)], dtype)
+
+
+def _rewards(sources: Sequence[Source], lengths: Sequence[int]) -> Float32s:
+    rewards, start = np.zeros(sum(lengths), np.float32), 0
+    for each, length in zip(sources, lengths, strict=True):
+        after_last = int(each.sample.loss_mask[::-1].view(np.bool_).argmax())
+        rewards[start + length - after_last - 2] = each.reward
+        start += length
+    return rewards
+
+
+def _ages(sources: Sequence[Source], lengths: Sequence[int]) -> Int32s:
+    ages, start = np.zeros(sum(lengths), np.int32), 0
+    for each, length in zip(sources, lengths, strict=True):
+        for span in each.sample.versions:  # a token at the very beginning is predicted by nothing
+            ages[start + max(span.start - 1, 0) : start + span.stop - 1] = each.version - span.version
+        start += length
+    return ages
+
+
+# -- as bytes, for the ranks that train them --------------------------------------------------------------------------------
+
+
+def to_buffers(bins: Sequence[Bin]) -> list[memoryview]:
+    """Raw little-endian columns, one after another, each with all the bins."""
+    return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in _DTYPES.items() for each in bins]
+
+
+def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[Bin, ...]:
+    """Windows into the buffer. `tokens` and `sequences` of each bin."""
+    sizes = {"group_ids": sequences, "cu_seqlens": [count + 1 for count in sequences]}
+    columns: list[list[npt.NDArray[Any]]] = []
+    for name, dtype in _DTYPES.items():
+        stops = np.cumsum([0, *sizes.get(name, tokens)]).tolist()
+        column, buffer = np.frombuffer(buffer, dtype, count=stops[-1]), buffer[stops[-1] * dtype.itemsize :]
+        columns.append([column[start:stop] for start, stop in pairwise(stops)])
+    return tuple(Bin(**dict(zip(_DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))

@@ -1,0 +1,29 @@
+"""How a process takes its place among the ranks that train one model."""
+
+from __future__ import annotations
+
+import torch
+
+from async_rl.megatron import parallel
+from async_rl.training_config import AnyRun
+
+
+def join(run: AnyRun) -> torch.device:
+    """The device of this rank. `parallel.shutdown` undoes it."""
+    device = parallel.resolve_device(run.device)
+    if device.type == "cpu":
+        # small matrices: a second thread costs more than it brings, and the workers need the core
+        torch.set_num_threads(1)
+    torch.manual_seed(run.run.seed)  # torch's own choice differs from process to process
+    if run.learner.deterministic:
+        torch.use_deterministic_algorithms(True)
+    sizes = run.learner.parallel
+    parallel.initialize(
+        device=device,
+        tensor=sizes.tensor,
+        pipeline=sizes.pipeline,
+        virtual_stages=sizes.virtual_stages,
+        context=sizes.context,
+        expert=sizes.expert,
+    )
+    return device

@@ -1,0 +1,35 @@
+"""`async-rl model import | export | inspect`: models in and out of Hugging Face folders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from async_rl.errors import boundary
+from async_rl.model_verbs import TOOLS
+from async_rl.packages import guard
+from async_rl.verb_line import read
+
+
+def main(words: Sequence[str]) -> None:
+    guard()
+    (tool,) = (tool for tool in TOOLS if tool.words == f"model {words[0]}")
+    line = read(tool, words[1:])
+    match words[0]:  # imported late: to look at a folder takes no torch
+        case "import":
+            from learner.models.importing import import_folder
+
+            import_folder(line)
+        case "export":
+            from learner.models.exporting import export
+
+            export(line)
+        case _:
+            from learner.models.inspecting import inspect
+
+            inspect(line)
+
+
+if __name__ == "__main__":
+    with boundary("async-rl model"):
+        main(sys.argv[1:])

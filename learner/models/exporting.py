@@ -1,0 +1,70 @@
+"""A checkpoint of a run becomes a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from async_rl.checkpoint_files import Manifest, found_in, read_asked
+from async_rl.errors import ConfigError
+from async_rl.megatron.checkpoint_weights import load_checkpoint
+from async_rl.megatron.hf_export import Beside, write_folder
+from async_rl.model_folder import family_of, read_dtype
+from async_rl.model_shape import model_shape
+from async_rl.model_verbs import NEWEST, part_bytes, target
+from async_rl.protocols import Tokenizer
+from async_rl.tokenizers import Characters, open_tokenizer
+from async_rl.training_config import AnyRun, TrainingConfig
+from async_rl.training_verbs import load_any
+from async_rl.verb_line import Line
+from learner.models.inspecting import count, size_of
+
+
+def export(line: Line) -> None:
+    to, most = Path(target(line)), part_bytes(line)
+    config = load_any(line.config)
+    if isinstance(config, TrainingConfig) and config.head != "tokens":
+        raise ConfigError(
+            f"{config.run.name} trains a reward model, and Hugging Face's families predict tokens: serve it as a reward"
+        )
+    checkpoint, manifest = _chosen(config, line.text("checkpoint"))
+    tokenizer = open_tokenizer(config.tokenizer)
+    shape = model_shape(config.model, tokenizer.vocab_size)
+    dtype: torch.dtype = getattr(torch, _dtype(line, config))
+    weights = load_checkpoint(checkpoint, manifest, shape, dtype)
+    beside = Beside(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
+    write_folder(to, shape, weights, dtype=dtype, part_bytes=most, beside=beside)
+    written = sorted(to.glob("*.safetensors"))
+    size, files = size_of(sum(path.stat().st_size for path in written)), count(len(written), "file")
+    precision = str(dtype).removeprefix("torch.")
+    print(f"{to}: step {manifest.step} as {family_of(shape).name}, {size} of {precision} in {files}")
+
+
+def _chosen(config: AnyRun, word: str | None) -> tuple[Path, Manifest]:
+    """The checkpoint that was named, or the newest of a folder of them; without a word, of the run."""
+    folder = config.run_folder if word is None or word == NEWEST else Path(word)
+    found = found_in(folder)
+    if not found:
+        raise ConfigError(f"there is no checkpoint in {folder}")
+    return found[0], read_asked(found[0])
+
+
+def _dtype(line: Line, config: AnyRun) -> str:
+    """A learner keeps its weights more precisely than the model came, and than those who use it need them."""
+    asked = line.text("dtype")
+    if asked is None and config.model.folder is not None:
+        asked = read_dtype(config.model.folder)
+    return asked if asked is not None else "float32"
+
+
+def _generation(config: AnyRun, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Which tokens say when to stop: as the model has it that training began from, if it has anything."""
+    path = config.model.folder / "generation_config.json" if config.model.folder is not None else None
+    if path is not None and path.is_file():
+        return json.loads(path.read_text())
+    if isinstance(tokenizer, Characters):
+        return {"eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
+    return {"eos_token_id": tokenizer.end_id}

@@ -1,0 +1,28 @@
+"""A Hugging Face folder becomes a checkpoint of step 0: weights alone, that a learner of any layout begins from."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import torch
+
+from async_rl.checkpoint_files import candidates
+from async_rl.errors import ConfigError
+from async_rl.megatron.checkpoint_weights import save_checkpoint
+from async_rl.megatron.hf import load_folder
+from async_rl.megatron.parameter_table import table
+from async_rl.model_folder import family_of, read_dtype, read_shape
+from async_rl.model_verbs import target
+from async_rl.verb_line import Line
+
+
+def import_folder(line: Line) -> None:
+    folder, to = Path(line.operands[0]), Path(target(line))
+    if found := candidates(to):
+        raise ConfigError(f"{to} holds {found[0].name} already, from which a learner would go on; name another folder")
+    shape, asked = read_shape(folder), line.text("dtype")
+    dtype = getattr(torch, asked if asked is not None else read_dtype(folder))
+    written = save_checkpoint(to, shape, load_folder(folder, shape, dtype))
+    numbers = sum(prod(row.shape) for row in table(shape))
+    print(f"{written}: {family_of(shape).name}, {numbers:,} parameters in {str(dtype).removeprefix('torch.')}")

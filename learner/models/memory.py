@@ -1,0 +1,63 @@
+"""What training a model takes of each GPU's memory, under the simplest divisions of some GPUs. Without activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from async_rl.megatron.parameter_table import Parameter, Split, table
+from async_rl.model_shape import ModelShape
+
+HELD_BYTES = 2 + 4
+"""Per number of a rank: a bfloat16 weight and its float32 gradient."""
+SHARED_BYTES = 4 + 4 + 4
+"""Per number, divided among its data-parallel copies: a float32 copy of the weight and Adam's two moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    gpus: int
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    def __str__(self) -> str:
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "data-parallel alone"
+
+
+def layouts(shape: ModelShape) -> Iterator[tuple[Division, int]]:
+    """Divisions that are possible, and the bytes that the fullest rank needs."""
+    for gpus in (1, 2, 4, 8):
+        yield Division(gpus=gpus), bytes_of(shape, Division(gpus=gpus))
+        if gpus == 1:
+            continue
+        if shape.kv_heads % gpus == shape.ffn % gpus == 0:
+            yield (each := Division(gpus=gpus, tensor=gpus)), bytes_of(shape, each)
+        if shape.layers % gpus == 0:
+            yield (each := Division(gpus=gpus, pipeline=gpus)), bytes_of(shape, each)
+        if shape.experts is not None and shape.experts.number % gpus == 0:
+            yield (each := Division(gpus=gpus, expert=gpus)), bytes_of(shape, each)
+
+
+def bytes_of(shape: ModelShape, division: Division) -> int:
+    """Of the stage that needs most."""
+    stages = [0.0] * division.pipeline
+    for row in table(shape):
+        stages[_stage_of(row, shape, division)] += _bytes_of(row, division)
+    return round(max(stages))
+
+
+def _bytes_of(row: Parameter, division: Division) -> float:
+    of_a_stage = division.gpus // division.pipeline
+    if row.expert is not None:
+        return prod(row.shape) / division.expert * (HELD_BYTES + SHARED_BYTES / (of_a_stage // division.expert))
+    parts = 1 if row.split is Split.WHOLE else division.tensor
+    return prod(row.shape) / parts * (HELD_BYTES + SHARED_BYTES / (of_a_stage // division.tensor))
+
+
+def _stage_of(row: Parameter, shape: ModelShape, division: Division) -> int:
+    if row.layer is not None:
+        return row.layer * division.pipeline // shape.layers
+    return 0 if row.name.startswith("embedding") else division.pipeline - 1

@@ -1,0 +1,43 @@
+"""What a model begins with: a Hugging Face folder that a setting names, or what its seed makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from async_rl.errors import ConfigError, about
+from async_rl.megatron.hf import load_folder
+from async_rl.model_folder import read_shape
+from async_rl.model_shape import ModelShape
+from learner.model import FrozenModel, TrainingModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    key: str
+    """The setting, of which is said what is wrong with the folder."""
+    folder: Path | None
+
+    def otherwise(self, other: Origin) -> Origin:
+        return self if self.folder is not None else other
+
+    def shape(self, otherwise: ModelShape) -> ModelShape:
+        if self.folder is None:
+            return otherwise
+        with about(self.key):
+            return read_shape(self.folder)
+
+    def check_vocabulary(self, of_policy: ModelShape) -> None:
+        """Raises ConfigError where this model does not speak of the same tokens. Builds nothing."""
+        if (found := self.shape(of_policy).vocab_size) != of_policy.vocab_size:
+            raise ConfigError(
+                f"{self.key}: the vocabulary of {self.folder} has {found} tokens and that of the model "
+                f"{of_policy.vocab_size}; they must speak of the same tokens"
+            )
+
+    def fill(self, model: TrainingModel | FrozenModel, dtype: torch.dtype) -> None:
+        if self.folder is not None:
+            with about(self.key):
+                model.load(load_folder(self.folder, model.shape, dtype))

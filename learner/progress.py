@@ -1,0 +1,14 @@
+"""Where the learner stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """`version` is the number of the weights that it holds after `step` steps."""
+
+    step: int
+    version: int
+    timeline: str

@@ -1,0 +1,95 @@
+"""One rank of `async-rl train`, under torchrun or alone: config -> objects -> run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import structlog
+import torch.distributed as dist
+
+from async_rl.checkpoint_files import POLICY
+from async_rl.errors import boundary
+from async_rl.failpoints import arm_from
+from async_rl.megatron import parallel
+from async_rl.model_shape import model_shape
+from async_rl.packages import guard
+from async_rl.rendering import Manner
+from async_rl.supervision import die_with_parent, drain_flag
+from async_rl.telemetry import configure_logs, open_sinks, read_rows
+from async_rl.tokenizers import open_tokenizer
+from async_rl.training_config import TrainingConfig
+from async_rl.training_verbs import load_described
+from learner.joining import join
+from learner.keeping import Keeping
+from learner.training.examples import Compared, Reader, Said
+from learner.training.keeper import Keeper, Progress
+from learner.training.models import Builder, check
+from learner.training.report import TrainingReport
+from learner.training.table import Room, Table
+from learner.training.trainer import Trainer
+
+log = structlog.get_logger("learner.training")  # __name__ is __main__, which would count as a library
+
+
+def main() -> None:
+    with boundary("async-rl train"):
+        guard()
+        config = load_described(sys.argv[1:])
+        configure_logs("train")
+        arm_from(os.environ)
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank would go on writing beside its own successor
+            die_with_parent()
+        train(config)
+
+
+def train(config: TrainingConfig) -> None:
+    """What a person did wrong with files is said before a model is built."""
+    tokenizer = open_tokenizer(config.tokenizer)
+    shape = model_shape(config.model, tokenizer.vocab_size)
+    check(config, shape)
+    manner = Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
+    kind = Compared(manner=manner) if config.compares else Said(manner=manner)
+    read = Reader(kind=kind, columns=config.data.columns)
+    room = Room(row=config.batch.bin_tokens, context=shape.max_positions)
+    table = Table.to_train(config.data, read, room, seed=config.run.seed)
+    held_out = Table.held_out(config.data, read, room)
+    steps = config.steps(len(table))
+
+    stop = drain_flag()
+    with ExitStack() as ending:
+        device = join(config)
+        ending.callback(parallel.shutdown)
+        builder = Builder(config, shape, device)
+        model = builder.trained(steps)
+        keeping = Keeping({POLICY: model}, device)
+        ending.callback(keeping.close)
+        keeper = Keeper(keeping, config.run_folder, keep=config.learner.keep_checkpoints)
+        start = keeper.load()
+        if start.step > 0:
+            log.info(f"goes on from step {start.step}")
+        report = ending.enter_context(open_report(config, len(table), start)) if dist.get_rank() == 0 else None
+        Trainer(
+            config,
+            steps=steps,
+            model=model,
+            method=builder.method(),
+            table=table,
+            held_out=held_out,
+            keeper=keeper,
+            report=report,
+            stop=stop,
+        ).run(start)
+
+
+@contextmanager
+def open_report(config: TrainingConfig, table_rows: int, start: Progress) -> Iterator[TrainingReport]:
+    with open_sinks(config, resumed_after=start.step) as sink:
+        rows = read_rows(config.run_folder / "metrics.jsonl")
+        yield TrainingReport(sink, table_rows=table_rows, before=rows[-1].values if rows else {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""From a row of a table to what is learned from it: texts, and in each of them which tokens the model is meant to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Protocol
+
+from async_rl.rendering import Manner, Text, answered, conversation, read_answer, read_messages, whole_text
+
+COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """What one row of the table teaches."""
+
+    texts: tuple[Text, ...]
+    """They are compared with each other, so they stay in one packed row: a single one, or the chosen and the rejected one."""
+
+    def __len__(self) -> int:
+        return sum(len(text) for text in self.texts)
+
+
+class Kind(Protocol):
+    """Of rows."""
+
+    @property
+    def wanted(self) -> str:
+        """The columns, for people."""
+        ...
+
+    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
+        """None where columns are missing. Raises ValueError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    kind: Kind
+    columns: Mapping[str, str]
+    """What the table calls ours."""
+
+    def __call__(self, row: Mapping[str, Any]) -> Example:
+        """Raises ValueError, in a sentence that goes on after the place of the row."""
+        names = {ours: self.columns.get(ours, ours) for ours in COLUMNS}
+        texts = self.kind.texts({ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None})
+        if texts is None:
+            raise ValueError(f"has the columns {', '.join(row)}; needed are {self.kind.wanted} (data.columns renames them)")
+        if any(text.num_said == 0 for text in texts):
+            raise ValueError("has nothing for the model to say")
+        return Example(texts=texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One text to learn by heart."""
+
+    manner: Manner
+    wanted = "prompt and response, or messages, or text"
+
+    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
+        tokenizer = self.manner.tokenizer
+        if "prompt" in row and "response" in row:
+            return (answered(tokenizer, self.manner.prompt(row["prompt"]), read_answer(row["response"])),)
+        if "messages" in row:
+            return (conversation(tokenizer, self.manner.told(read_messages(row["messages"]))),)
+        if "text" in row:
+            return (whole_text(tokenizer, _text(row["text"])),)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A better and a worse answer."""
+
+    manner: Manner
+    wanted = "chosen and rejected, and prompt where these do not contain it"
+
+    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
+        if "chosen" not in row or "rejected" not in row:
+            return None
+        chosen, rejected = read_answer(row["chosen"]), read_answer(row["rejected"])
+        if chosen == rejected:
+            raise ValueError("has the same answer as chosen and as rejected")
+        if "prompt" in row:
+            prompt = self.manner.prompt(row["prompt"])
+        elif isinstance(chosen, str) or isinstance(rejected, str):
+            raise ValueError("has no prompt, so chosen and rejected must be whole conversations")
+        else:
+            shared = [mine for mine, _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))]
+            prompt, chosen, rejected = self.manner.told(shared), chosen[len(shared) :], rejected[len(shared) :]
+        return answered(self.manner.tokenizer, prompt, chosen), answered(self.manner.tokenizer, prompt, rejected)
+
+
+def _text(said: Any) -> str:
+    if not isinstance(said, str):
+        raise ValueError(f"has a text that is no text: {said!r:.60}")
+    return said

@@ -1,0 +1,47 @@
+"""The checkpoints of a training: weights, optimizer, and the position in the table."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from async_rl.checkpoint_files import candidates
+from async_rl.errors import CheckpointError
+from learner.checkpoint import Written
+from learner.keeping import Keeping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    step: int
+    place: int
+    """In the table: epochs follow each other."""
+
+
+class Keeper:
+    """One rank's. Every rank calls the same."""
+
+    def __init__(self, keeping: Keeping, run_folder: Path, *, keep: int) -> None:
+        self._keeping, self._folder, self._keep = keeping, run_folder / "checkpoints", keep
+        self._under_way: Future[Written] | None = None
+
+    def load(self) -> Progress:
+        """Where the newest checkpoint stands, or the beginning."""
+        extra = self._keeping.load(self._folder, [path.name for path in candidates(self._folder)])
+        if not extra:  # there is none, or it is a model that was imported, which stands nowhere
+            return Progress(step=0, place=0)
+        if "place" not in extra:
+            raise CheckpointError(f"{self._folder} belongs to a run of another kind; choose another run.name")
+        return Progress(step=extra["step"], place=extra["place"])
+
+    def begin(self, progress: Progress) -> None:
+        """Training may go on when this returns. Raises CheckpointError for the one before, if that failed."""
+        self.finish()
+        self._under_way = self._keeping.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
+
+    def finish(self) -> None:
+        """Returns when the last one is durable."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None

@@ -1,0 +1,87 @@
+"""What each method does with a step's rows: ask the models that must be asked first, and choose the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from async_rl.megatron.logprobs import token_logprobs
+from async_rl.training_config import DistillSection, DpoConfig
+from learner.model import FrozenModel
+from learner.step import RowLoss, look
+from learner.training.distillation import DistillationUpdate
+from learner.training.packed import Counts, TextRow
+from learner.training.preferences import DpoUpdate, RewardModelUpdate
+from learner.training.supervised import SupervisedUpdate
+
+
+class Method(Protocol):
+    def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
+        """With what other models say of them. Every rank must call it."""
+        ...
+
+    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+        """Of an update with so many tokens and examples."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervised:
+    vocab_size: int
+
+    def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
+        return rows
+
+    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+        return SupervisedUpdate(vocab_size=self.vocab_size, counts=counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
+        return rows
+
+    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+        return RewardModelUpdate(counts=counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dpo:
+    config: DpoConfig
+    reference: FrozenModel
+
+    def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
+        seen = look(self.reference.chunks, rows, self._logprobs)
+        # where the last layers are elsewhere nothing is seen, and no loss is computed
+        return [replace(row, reference=each) for row, each in zip(rows, seen, strict=True)] if seen else rows
+
+    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+        return DpoUpdate(config=self.config, vocab_size=self.reference.shape.vocab_size, counts=counts)
+
+    def _logprobs(self, row: TextRow, output: Tensor) -> Tensor:
+        return token_logprobs(output, row.targets, vocab_size=self.reference.shape.vocab_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Distill:
+    config: DistillSection
+    teacher: FrozenModel
+
+    def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
+        return rows
+
+    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+        return DistillationUpdate(
+            teacher=self._logits,
+            direction=self.config.direction,
+            temperature=self.config.temperature,
+            vocab_size=self.teacher.shape.vocab_size,
+            counts=counts,
+        )
+
+    def _logits(self, row: TextRow) -> Tensor:
+        (logits,) = look(self.teacher.chunks, [row], lambda _, output: output)
+        return logits

@@ -1,0 +1,78 @@
+"""The model that is trained, and whom its method asks."""
+
+from __future__ import annotations
+
+import torch
+
+from async_rl.megatron import parallel
+from async_rl.model_shape import ModelShape
+from async_rl.training_config import Distillation, DpoTraining, TrainingConfig
+from learner.model import FrozenModel, TrainingModel, thrift_of
+from learner.origins import Origin
+from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
+
+
+def check(config: TrainingConfig, shape: ModelShape) -> None:
+    """Raises ConfigError where another model does not speak of the same tokens. Builds nothing."""
+    if (asked := _asked(config)) is not None:
+        asked.check_vocabulary(shape)
+
+
+def _asked(config: TrainingConfig) -> Origin | None:
+    """Whom the method asks, beside the model that is trained."""
+    match config:
+        case DpoTraining(dpo=dpo):
+            return Origin(key="dpo.reference", folder=dpo.reference)
+        case Distillation(distill=distill):
+            return Origin(key="distill.teacher", folder=distill.teacher)
+        case _:
+            return None
+
+
+class Builder:
+    """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses the models."""
+
+    def __init__(self, config: TrainingConfig, shape: ModelShape, device: torch.device) -> None:
+        self._config, self._shape, self._device = config, shape, device
+        self._dtype = parallel.resolve_dtype(device, config.learner.precision)
+        self._thrift = thrift_of(config.learner, device, config.model.layer_spec)
+        self._own = Origin(key="model.folder", folder=config.model.folder)
+
+    def trained(self, total_updates: int) -> TrainingModel:
+        config = self._config
+        model = TrainingModel(
+            config.trained(self._shape),
+            config.learner.optimizer,
+            device=self._device,
+            dtype=self._dtype,
+            seed=config.run.seed,
+            total_updates=total_updates,
+            layer_spec=config.model.layer_spec,
+            thrift=self._thrift,
+        )
+        self._own.fill(model, self._dtype)
+        return model
+
+    def method(self) -> Method:
+        match self._config:
+            case DpoTraining(dpo=dpo):
+                return Dpo(config=dpo, reference=self._frozen())
+            case Distillation(distill=distill):
+                return Distill(config=distill, teacher=self._frozen())
+            case _:
+                return RewardModel() if self._config.head == "scalar" else Supervised(vocab_size=self._shape.vocab_size)
+
+    def _frozen(self) -> FrozenModel:
+        """Whom the method asks; without a folder of its own, what the trained model began with."""
+        asked = _asked(self._config)
+        origin = asked.otherwise(self._own) if asked is not None else self._own
+        model = FrozenModel(
+            origin.shape(self._shape),
+            device=self._device,
+            dtype=self._dtype,
+            seed=self._config.run.seed,
+            layer_spec=self._config.model.layer_spec,
+            thrift=self._thrift,
+        )
+        origin.fill(model, self._dtype)
+        return model

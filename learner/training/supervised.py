@@ -1,0 +1,34 @@
+"""Learning texts by heart: the mean of -log-probability over what the model is meant to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from async_rl.megatron.logprobs import token_logprobs
+from learner.loss_reports import SFT, sft_metrics
+from learner.losses import sft_loss
+from learner.totals import Names, Totals
+from learner.training.packed import Counts, TextRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedUpdate:
+    """A RowLoss."""
+
+    vocab_size: int
+    counts: Counts
+    """Of the update."""
+
+    @property
+    def names(self) -> Names:
+        return SFT
+
+    def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:
+        current = token_logprobs(output, row.targets, vocab_size=self.vocab_size)
+        made = sft_loss(current, row.mask, normaliser=self.counts.tokens)
+        return made.loss, made.totals
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        return sft_metrics(totals)

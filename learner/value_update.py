@@ -1,0 +1,84 @@
+"""The critic's loss of one row: alone, where it is a model of its own, or beside the policy's, where they share one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from async_rl.megatron.value_head import split
+from learner.aggregation import StepCounts
+from learner.loss_config import ValueLossConfig
+from learner.loss_reports import VALUE, value_metrics
+from learner.losses import value_loss
+from learner.policy_update import PolicyUpdate
+from learner.rows import Row
+from learner.totals import Names, Totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValueUpdate:
+    """A RowLoss over values, [T]."""
+
+    config: ValueLossConfig
+    counts: StepCounts
+    """Of the update."""
+
+    @property
+    def names(self) -> Names:
+        return VALUE
+
+    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+        assert row.values is not None
+        assert row.returns is not None
+        made = value_loss(
+            self.config,
+            values=output.view(-1).float(),
+            old_values=row.values,
+            returns=row.returns,
+            mask=row.mask,
+            cu_seqlens=row.cu_seqlens,
+            normaliser=self.counts,
+        )
+        return made.loss, made.totals
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        return {f"value/{name}": value for name, value in value_metrics(totals).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedUpdate:
+    """A RowLoss over logits and values of one model: policy + coefficient * value."""
+
+    policy: PolicyUpdate
+    value: ValueUpdate
+    coefficient: float
+
+    @property
+    def names(self) -> Names:
+        """The loss of both, then all that the policy's reports, then all that the critic's does."""
+        policy, value = self.policy.names, self.value.names
+        return Names(
+            sums=("loss", *(f"policy/{name}" for name in policy.sums), *(f"value/{name}" for name in value.sums)),
+            maxima=(*(f"policy/{name}" for name in policy.maxima), *(f"value/{name}" for name in value.maxima)),
+        )
+
+    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+        logits, values = split(output, "both")
+        of_policy, policy_totals = self.policy(row, logits)
+        of_value, value_totals = self.value(row, values)
+        loss = of_policy + self.coefficient * of_value
+        totals = Totals(
+            names=self.names,
+            sums=torch.cat([loss.detach().double().view(1), policy_totals.sums, value_totals.sums]),
+            maxima=torch.cat([policy_totals.maxima, value_totals.maxima]),
+        )
+        return loss, totals
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        first = 1 + len(self.policy.names.sums)
+        middle = len(self.policy.names.maxima)
+        of_policy = Totals(names=self.policy.names, sums=totals.sums[1:first], maxima=totals.maxima[:middle])
+        of_value = Totals(names=self.value.names, sums=totals.sums[first:], maxima=totals.maxima[middle:])
+        return self.policy.metrics(of_policy) | self.value.metrics(of_value)

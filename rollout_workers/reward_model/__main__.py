@@ -1,0 +1,63 @@
+"""`async-rl reward serve`: one process with the model, for as many environments as ask."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from async_rl.errors import ConfigError, boundary
+from async_rl.model_shape import model_shape
+from async_rl.packages import guard
+from async_rl.rendering import Manner, Text
+from async_rl.reward_verbs import SERVE
+from async_rl.supervision import drain_on_signals, run_with
+from async_rl.telemetry import configure_logs
+from async_rl.tokenizers import open_tokenizer
+from async_rl.training_config import RewardModelTraining
+from async_rl.training_verbs import load_described
+from async_rl.verb_line import Line, read
+from rollout_workers.reward_model.scorer import Scorer, checkpoint_of
+from rollout_workers.reward_model.server import RewardServer, listening
+
+
+def main(words: Sequence[str]) -> None:
+    guard()
+    line = read(SERVE, words)
+    config = load_described(line.config)
+    if not isinstance(config, RewardModelTraining):
+        raise ConfigError(f"{config.run.name} is a run of `async-rl train {config.method}`, so it has no reward model to serve")
+    configure_logs("reward")
+    asyncio.run(serve(config, line))
+
+
+async def serve(config: RewardModelTraining, line: Line) -> None:
+    stop, loop = drain_on_signals(), asyncio.get_running_loop()
+    host, port = line.text("host"), line.integer("port")
+    tokenizer = open_tokenizer(config.tokenizer)
+    shape = model_shape(config.model, tokenizer.vocab_size)
+    checkpoint = checkpoint_of(config, line.text("checkpoint"))
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
+        scorer = await loop.run_in_executor(thread, Scorer, config, shape, checkpoint)
+
+        async def score(texts: Sequence[Text]) -> list[float]:
+            return await loop.run_in_executor(thread, scorer.scores, texts)
+
+        server = RewardServer(
+            score,
+            Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system),
+            row_tokens=config.batch.bin_tokens,
+            context_tokens=shape.max_positions,
+        )
+        async with listening(
+            server, host=host if host is not None else "127.0.0.1", port=port if port is not None else 0
+        ) as url:
+            print(f"reward model {config.run.name} ({checkpoint.name}) is served: scoring: {url}", flush=True)
+            await run_with(stop.wait, scoring=server.serve)
+        await loop.run_in_executor(thread, scorer.close)
+
+
+if __name__ == "__main__":
+    with boundary("async-rl reward serve"):
+        main(sys.argv[1:])

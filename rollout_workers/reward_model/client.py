@@ -1,0 +1,36 @@
+"""Asks a served reward model what an answer is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from async_rl.types import Message, Task
+
+PATIENCE_S = 60.0
+
+
+class ServedReward:
+    """A scoring: `await ServedReward("http://127.0.0.1:8900")(task, response)`. What it raises is the episode's failure."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    async def __call__(self, task: Task, response: str) -> float:
+        return await self.score(task.prompt, response)
+
+    async def score(self, prompt: str | Sequence[Message], response: str | Sequence[Message]) -> float:
+        import aiohttp  # late: who is scored otherwise need not have it
+
+        asked = {"prompt": _written(prompt), "response": _written(response)}
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
+            session.post(f"{self._url}/score", json=asked) as answer,
+        ):
+            if answer.status != 200:
+                raise ValueError(f"the reward model at {self._url} refused: {await answer.text()}")
+            return float((await answer.json())["score"])
+
+
+def _written(said: str | Sequence[Message]) -> Any:
+    return said if isinstance(said, str) else [{"role": message.role, "content": message.content} for message in said]

@@ -1,0 +1,52 @@
+"""The reward model itself: packed texts in, the score at each one's last token out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from async_rl.checkpoint_files import found_in, read_asked
+from async_rl.errors import ConfigError
+from async_rl.megatron import parallel
+from async_rl.megatron.checkpoint_weights import load_checkpoint
+from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.parameters import load_full
+from async_rl.model_shape import ModelShape
+from async_rl.rendering import Text
+from async_rl.training_config import TrainingConfig
+
+
+class Scorer:
+    """Belongs on the thread that made it."""
+
+    def __init__(self, config: TrainingConfig, shape: ModelShape, checkpoint: Path) -> None:
+        device = parallel.resolve_device(config.device)
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        parallel.initialize(device=device)
+        dtype, scoring = parallel.resolve_dtype(device, config.learner.precision), config.trained(shape)
+        weights = load_checkpoint(checkpoint, read_asked(checkpoint), scoring, dtype)
+        self._model = build_model(scoring, device=device, dtype=dtype, seed=0, layer_spec=config.model.layer_spec)
+        load_full(self._model, scoring, weights)
+        self._model.requires_grad_(False).eval()
+        self._device = device
+
+    def scores(self, texts: Sequence[Text]) -> list[float]:
+        token_ids, positions, packing = pack([torch.tensor(text.token_ids, device=self._device) for text in texts])
+        with torch.no_grad():
+            found = forward_packed(self._model, token_ids, positions, packing)[:, 0].float()
+        return found[packing.cu_seqlens_q[1:].long() - 1].tolist()
+
+    def close(self) -> None:
+        parallel.shutdown()
+
+
+def checkpoint_of(config: TrainingConfig, named: str | None) -> Path:
+    """The checkpoint that was named, or the newest of the run."""
+    folder = Path(named) if named is not None else config.run_folder
+    found = found_in(folder)
+    if not found:
+        raise ConfigError(f"there is no checkpoint in {folder}")
+    return found[0]

@@ -1,0 +1,99 @@
+"""The reward model behind HTTP: POST /score {prompt, response} -> {score}.
+
+requests ──▶ waiting ──▶ as many as a packed row holds ──▶ one forward pass ──▶ their answers
+                               (meanwhile others wait, and go together in the next)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from async_rl.rendering import Manner, Text, answered, read_answer, read_messages
+
+MOST_WAITING = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    text: Text
+    score: asyncio.Future[float]
+
+
+class RewardServer:
+    def __init__(
+        self,
+        score: Callable[[Sequence[Text]], Awaitable[list[float]]],
+        manner: Manner,
+        *,
+        row_tokens: int,
+        context_tokens: int,
+    ) -> None:
+        self._score, self._manner = score, manner
+        self._row, self._longest = row_tokens, min(row_tokens, context_tokens)
+        self._waiting: deque[_Asked] = deque()
+        self._arrived = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if len(self._waiting) >= MOST_WAITING:
+            raise web.HTTPServiceUnavailable(text=f"{MOST_WAITING} texts are waiting already")
+        try:
+            text = self._text(await request.json())
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        asked = _Asked(text=text, score=asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self._arrived.set()
+        return web.json_response({"score": await asked.score})
+
+    async def serve(self) -> None:
+        """
+        consumes: requests (answer)    waits for:    one of them
+        produces: their scores         unblocked by: whoever asks
+        """
+        while True:
+            await self._arrived.wait()
+            batch = self._next_row()
+            for asked, score in zip(batch, await self._score([asked.text for asked in batch]), strict=True):
+                if not asked.score.done():  # who asked may be gone
+                    asked.score.set_result(score)
+
+    def _next_row(self) -> list[_Asked]:
+        batch = [self._waiting.popleft()]
+        room = self._row - len(batch[0].text)
+        while self._waiting and len(self._waiting[0].text) <= room:
+            batch.append(self._waiting.popleft())
+            room -= len(batch[-1].text)
+        if not self._waiting:
+            self._arrived.clear()
+        return batch
+
+    def _text(self, said: Any) -> Text:
+        if not isinstance(said, dict) or not {"prompt", "response"} <= said.keys():
+            raise ValueError('expected {"prompt": ..., "response": ...}')
+        # messages are a whole prompt already, with what stands before the question
+        prompt = self._manner.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
+        text = answered(self._manner.tokenizer, prompt, read_answer(said["response"]))
+        if len(text) > self._longest:
+            raise ValueError(f"the text has {len(text)} tokens, and at most {self._longest} fit")
+        return text
+
+
+@asynccontextmanager
+async def listening(server: RewardServer, *, host: str, port: int) -> AsyncGenerator[str]:
+    """Its address."""
+    application = web.Application()
+    application.router.add_post("/score", server.answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

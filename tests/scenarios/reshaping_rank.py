@@ -1,0 +1,104 @@
+"""What each of two ranks does to save a run under one layout and take it up under others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from async_rl.config import Config
+from async_rl.errors import boundary
+from learner.ranks import Crew, follow
+from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
+
+SAVED_AT, STEPS = 3, 5
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+    "data": {},
+    "experts": {"expert": 2},
+    "interleaved": {"pipeline": 2, "virtual_stages": 2},
+    "half": {},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "experts": {"experts": 4},
+    "interleaved": {"layers": 4},
+    "half": {"precision": "bfloat16"},
+}
+"""Where it is not the smallest there is. Its vocabulary is odd, so tensor ranks pad it."""
+READERS = {
+    "tensor": ["data", "pipeline"],
+    "pipeline": ["data", "tensor"],
+    "data": ["tensor", "pipeline"],
+    "experts": ["data", "pipeline"],
+    "interleaved": ["data"],
+    "half": ["tensor"],
+    "alone": ["tensor", "pipeline", "data"],
+}
+"""Of what each writes; besides them, one process reads all of it."""
+
+
+def under(writer: str, layout: str) -> Config:
+    """The writer's model, divided in this way."""
+    return config(**MODELS.get(writer, {}), **LAYOUTS.get(layout, {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One rank of two."""
+
+    root: Path
+    rank: int
+
+    @contextmanager
+    def crew(self, meeting: str, of: Config) -> Iterator[Crew | None]:
+        """Of both ranks, on the first one; the second one follows it."""
+        meet(self.root / meeting, of, self.rank)
+        if self.rank > 0:
+            follow(of, OBJECTIVE, shape(of))
+            yield None
+            return
+        crew = Crew(of, OBJECTIVE, shape(of))
+        yield crew
+        crew.stop()
+
+    def write(self, writer: str) -> None:
+        with self.crew(f"{writer}-writes", under(writer, writer)) as crew:
+            if crew is not None:
+                save(crew, self.root, writer)
+
+    def read(self, writer: str, reader: str) -> None:
+        """What was loaded is saved again before anything changes, so that bits can be compared."""
+        with self.crew(f"{reader}-reads-{writer}", under(writer, reader)) as crew:
+            if crew is not None:
+                rows = take_up(crew, self.root, writer, reader)
+                (self.root / f"{reader}-of-{writer}.json").write_text(json.dumps(rows))
+
+
+def save(crew: Crew, root: Path, writer: str) -> None:
+    train(crew, 1, SAVED_AT)
+    crew.save(root / writer, step=SAVED_AT, extra={"version": 12}, keep=2).result()
+
+
+def take_up(crew: Crew, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
+    assert crew.load(root / writer) == {"version": 12}
+    crew.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
+    return train(crew, SAVED_AT + 1, STEPS)
+
+
+def main(root: Path, rank: int) -> None:
+    stage = Stage(root=root, rank=rank)
+    for writer in LAYOUTS:
+        stage.write(writer)
+    for writer, readers in READERS.items():
+        for reader in readers:
+            stage.read(writer, reader)
+
+
+if __name__ == "__main__":
+    with boundary("rank"):
+        main(Path(sys.argv[2]), int(sys.argv[3]))

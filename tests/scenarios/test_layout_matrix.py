@@ -1,0 +1,71 @@
+"""Every combination of divisions that runs without a GPU trains the model that one process trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.ranks import Crew
+from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, OBJECTIVE, PROCESSES, STEPS
+from tests.scenarios.learner_rank import config, run_ranks, shape, train
+
+pytestmark = pytest.mark.timeout(600)
+Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("matrix")
+    for rank in run_ranks("", root, module="tests.scenarios.layout_matrix", ranks=PROCESSES, timeout_s=500):
+        assert rank.returncode == 0, rank.stderr
+    return root
+
+
+def alone(**settings: Any) -> Trained:
+    under = config(**settings)
+    crew = Crew(under, OBJECTIVE, shape(under))
+    rows, weights = train(crew, 1, STEPS), crew.gather()
+    crew.stop()
+    return rows, weights
+
+
+@pytest.fixture(scope="module")
+def single() -> dict[str, Trained]:
+    return {"dense": alone(**DENSE), "experts": alone(**EXPERTS)}
+
+
+def expect_same(found: Trained, expected: Trained) -> None:
+    for name in ("loss", "grad_norm"):  # before rounding has had a step to grow
+        assert found[0][0][name] == pytest.approx(expected[0][0][name], rel=1e-5)
+    for row, other in zip(found[0], expected[0], strict=True):
+        shared = {name: value for name, value in other.items() if not name.startswith("batch/")}
+        assert {name: row[name] for name in shared} == pytest.approx(shared, rel=1e-4, abs=1e-6)
+    assert found[1].keys() == expected[1].keys()
+    for name, tensor in expected[1].items():
+        torch.testing.assert_close(found[1][name], tensor, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_gradients_and_weights_are_those_of_one_process(divided: Path, single: dict[str, Trained], name: str) -> None:
+    rows, weights = json.loads((divided / name / "rows.json").read_text()), load_file(divided / name / "weights.safetensors")
+    expect_same((rows, weights), single["dense" if CASES[name].model is DENSE else "experts"])
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_what_is_recomputed_is_what_was_not_remembered(single: dict[str, Trained], model: Any, recompute: str) -> None:
+    expected = single["dense" if model is DENSE else "experts"]
+    expect_same(alone(**model, recompute=recompute), expected)
+
+
+def test_half_the_precision_finds_nearly_the_same(single: dict[str, Trained]) -> None:
+    rows, weights = alone(**DENSE, precision="bfloat16")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    for name in ("loss", "grad_norm"):
+        assert rows[0][name] == pytest.approx(single["dense"][0][0][name], rel=0.02)
+    # the optimizer's own copies are in float32, or small updates would be lost
+    for name, tensor in single["dense"][1].items():
+        torch.testing.assert_close(weights[name].float(), tensor, atol=0.01, rtol=0.02, msg=name)

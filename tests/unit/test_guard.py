@@ -1,0 +1,132 @@
+"""The guard over made-up steps: when it acts, how far it goes, and how it comes back."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from async_rl.learner_config import GuardConfig
+from learner.guard import Guard, GuardState, Verdict
+
+GOOD, BETWEEN, BAD = 0.9, 0.52, 0.3
+"""Effective sample sizes well inside of a band from 0.5 on, just inside of it, and outside."""
+
+
+def guard(**config: Any) -> Guard:
+    settings = {"action": "lower_learning_rate", "min_ess": 0.5, "patience": 2, "recovery": 3} | config
+    return Guard(config=GuardConfig.model_validate(settings), configured_max_age=4)
+
+
+def step(ess: float = GOOD, kl: float = 0.0, tokens: float = 10.0) -> dict[str, float]:
+    return {"policy/ess": ess, "policy/kl_behave": kl, "policy/tokens": tokens}
+
+
+def after(watching: Guard, sizes: Iterable[float]) -> tuple[Guard, list[Verdict | None]]:
+    verdicts: list[Verdict | None] = []
+    for size in sizes:
+        watching, verdict = watching.after(step(size))
+        verdicts.append(verdict)
+    return watching, verdicts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scales"),
+    [
+        ([BAD, BAD], [1, 0.5]),
+        ([BAD, GOOD, BAD, BETWEEN, BAD], [1, 1, 1, 1, 1]),  # patience is for steps in a row
+        ([BAD] * 5, [1, 0.5, 0.5, 0.25, 0.25]),  # each act is given time to show
+        ([BAD] * 12, [1, 0.5, 0.5, 0.25, 0.25] + [0.2] * 7),  # there is a lowest
+        ([BAD] * 4 + [GOOD] * 6, [1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1]),
+        ([BAD] * 2 + [GOOD, GOOD, BETWEEN] * 2, [1] + [0.5] * 7),  # coming back wants more than being inside
+        ([GOOD] * 9, [1] * 9),
+        ([math.nan, math.nan], [1, 0.5]),
+    ],
+)
+def test_the_learning_rate_follows(sizes: list[float], scales: list[float]) -> None:
+    watching, found = guard(lowest_scale=0.2), []
+    for size in sizes:
+        watching, _ = watching.after(step(size))
+        found.append(watching.learning_rate_scale)
+    assert found == scales
+    assert watching.max_age == 4
+
+
+def test_it_says_what_it_did_and_only_then() -> None:
+    _, verdicts = after(guard(lowest_scale=0.5), [BAD] * 6 + [GOOD] * 3)
+    said = [each.sentence if each is not None else "" for each in verdicts]
+    assert [bool(each) for each in said] == [False, True, False, False, False, False, False, False, True]
+    assert "policy/ess 0.3 is below learner.guard.min_ess 0.5, for 2 steps in a row" in said[1]
+    assert "multiplied by 0.5" in said[1]
+    assert "multiplied by 1" in said[8]
+
+
+def test_rollouts_may_be_asked_to_be_younger() -> None:
+    watching, _ = after(guard(action="tighten_max_age", lowest_max_age=2), [BAD] * 10)
+    assert (watching.max_age, watching.learning_rate_scale) == (2, 1)
+    watching, _ = after(watching, [GOOD] * 3)
+    assert watching.max_age == 3
+
+
+def test_what_is_configured_may_be_below_the_lowest() -> None:
+    config = guard(action="tighten_max_age", lowest_max_age=2).config
+    watching, verdicts = after(Guard(config=config, configured_max_age=0.5), [BAD] * 4)
+    assert watching.max_age == 0.5
+    assert not any(verdicts)
+
+
+def test_it_may_end_the_run() -> None:
+    _, verdicts = after(guard(action="stop"), [BAD, GOOD, BAD, BAD])
+    assert [each is not None and each.stop for each in verdicts] == [False, False, False, True]
+
+
+def test_the_divergence_is_watched_too() -> None:
+    watching = guard(min_ess=None, max_kl=0.1, patience=1)
+    watching, verdict = watching.after(step(ess=0.01, kl=0.1))
+    assert verdict is None
+    _, verdict = watching.after(step(kl=0.11))
+    assert verdict is not None
+    assert "policy/kl_behave 0.11 is above learner.guard.max_kl 0.1" in verdict.sentence
+
+
+def test_a_step_without_tokens_says_nothing() -> None:
+    watching, _ = guard().after(step(BAD))
+    assert watching.after(step(0.0, tokens=0.0)) == (watching, None)
+
+
+def test_by_default_it_does_nothing() -> None:
+    watching = Guard(config=GuardConfig(), configured_max_age=4)
+    assert watching.after(step(0.0, kl=99.0)) == (watching, None)
+
+
+def test_a_band_is_required_by_name() -> None:
+    with pytest.raises(ValidationError, match="action stop needs min_ess or max_kl"):
+        GuardConfig(action="stop")
+
+
+sizes = st.lists(st.sampled_from([GOOD, BETWEEN, BAD, math.nan]), max_size=60)
+actions = st.sampled_from(["lower_learning_rate", "tighten_max_age"])
+
+
+@given(sizes=sizes, action=actions, patience=st.integers(1, 4), recovery=st.integers(1, 4))
+def test_it_moves_one_notch_at_a_time_within_its_bounds(sizes: list[float], action: str, patience: int, recovery: int) -> None:
+    watching = guard(action=action, patience=patience, recovery=recovery)
+    for size in sizes:
+        moved, verdict = watching.after(step(size))
+        assert abs(moved.state.notches - watching.state.notches) == (verdict is not None)
+        assert 1 <= moved.max_age <= 4
+        assert 0.05 <= moved.learning_rate_scale <= 1
+        watching = moved
+    watching, _ = after(watching, [GOOD] * 20 * recovery)
+    assert (watching.max_age, watching.learning_rate_scale) == (4, 1)
+
+
+@given(before=sizes, afterwards=sizes, action=actions)
+def test_a_resumed_run_goes_on_as_if_nothing_had_been(before: list[float], afterwards: list[float], action: str) -> None:
+    watching, _ = after(guard(action=action), before)
+    resumed = Guard(config=watching.config, configured_max_age=4, state=GuardState(**asdict(watching.state)))
+    assert after(resumed, afterwards) == after(watching, afterwards)

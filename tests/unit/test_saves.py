@@ -1,0 +1,130 @@
+"""Checkpoints beside the training: what waits for a disk, what does not, and what a disk that fails costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import pytest
+from test_loop import STEPS, Trainer, a_loop
+
+from async_rl.errors import CheckpointError, FenceLost, first_of_ours
+from async_rl.telemetry.table import find_metric
+from async_rl.types import BufferPosition
+from buffer.memory_buffer import MemoryBuffer
+from learner.batch import PackedBatch
+from learner.checkpoint import Written
+from learner.loop import Stepped
+from learner.progress import Progress
+from learner.step import StepResult
+
+Answer = Written | Exception
+DURABLE = Written(bytes=10, seconds=2.0)
+FULL = CheckpointError("no space left")
+GROUPS_PER_STEP = 2
+
+
+class Disk(Trainer):
+    """Answers when it is told to, and then what it is told."""
+
+    def __init__(self, *answers: Answer) -> None:
+        super().__init__()
+        self.saved: list[int] = []
+        self._answers, self._told = deque(answers), asyncio.Condition()
+        self._trained = 0
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        async with self._told:
+            self._trained += 1
+            self._told.notify_all()
+        return await super().step(batch)
+
+    async def save(
+        self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
+    ) -> Awaitable[Written]:
+        assert position.step == progress.step
+        self.saved.append(progress.step)
+        return self._answer()
+
+    async def _answer(self) -> Written:
+        async with self._told:
+            await self._told.wait_for(lambda: len(self._answers) > 0)
+            answer = self._answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def answers(self, *answers: Answer) -> None:
+        async with self._told:
+            self._answers.extend(answers)
+            self._told.notify_all()
+
+    async def until_trained(self, steps: int) -> None:
+        async with self._told:
+            await self._told.wait_for(lambda: self._trained >= steps)
+
+
+@pytest.fixture
+def buffer() -> MemoryBuffer:
+    return MemoryBuffer()
+
+
+async def spent_steps(buffer: MemoryBuffer) -> int:
+    return (await buffer.stats()).spent // GROUPS_PER_STEP
+
+
+async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int) -> list[Stepped]:
+    done: list[Stepped] = []
+    async with a_loop(buffer, done, trainer=disk, checkpoint_every=checkpoint_every) as (loop, start):
+        await loop.run(start)
+    return done
+
+
+@pytest.mark.timeout(30)
+async def test_training_goes_on_while_one_checkpoint_is_written_and_waits_before_a_second_one(buffer: MemoryBuffer):
+    disk = Disk()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run(buffer, disk, checkpoint_every=2))
+        await disk.until_trained(4)
+        assert (disk.saved, await spent_steps(buffer)) == ([2], 0), "nothing is spent before the disk says so"
+        await disk.answers(DURABLE)
+        await disk.until_trained(5)
+        assert (disk.saved, await spent_steps(buffer)) == ([2, 4], 2)
+        await disk.answers(DURABLE, DURABLE)
+    assert disk.saved == [2, 4, STEPS]
+    assert await spent_steps(buffer) == STEPS
+    metrics = running.result()[-1].checkpoint
+    assert (metrics["checkpoint/write_s"], metrics["checkpoint/bytes"], metrics["checkpoint/failed"]) == (2.0, 10.0, 0.0)
+    assert all(find_metric(name) is not None for name in metrics)
+
+
+@pytest.mark.timeout(30)
+async def test_a_checkpoint_that_fails_is_made_up_for_by_the_next(buffer: MemoryBuffer):
+    disk = Disk(FULL, FULL, DURABLE)
+    done = await run(buffer, disk, checkpoint_every=2)
+    assert disk.saved == [2, 4, STEPS]
+    assert done[-1].checkpoint["checkpoint/failed"] == 2.0
+    assert await spent_steps(buffer) == STEPS
+    assert (await buffer.audit()).is_clean
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("answers", "saved"), [((FULL, FULL, FULL), [1, 2, 3]), ((DURABLE, FULL), [4, STEPS])])
+async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers: tuple[Answer, ...], saved: list[int]):
+    """Three in a row, or the last one of the run, after which nobody would notice."""
+    disk = Disk(*answers)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(buffer, disk, checkpoint_every=saved[0])
+    assert first_of_ours(caught.value) is FULL
+    assert disk.saved == saved
+    assert (await buffer.audit()).is_clean
+
+
+@pytest.mark.timeout(30)
+async def test_a_learner_that_lost_the_run_learns_it_from_its_checkpoint(buffer: MemoryBuffer):
+    disk = Disk(FenceLost("a newer learner took over"))
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(buffer, disk, checkpoint_every=2)
+    assert isinstance(first_of_ours(caught.value), FenceLost)
+    assert await spent_steps(buffer) == 0
