@@ -92,7 +92,8 @@ def read_answer(said: object) -> str | tuple[Message, ...]:
 def read_messages(said: object) -> tuple[Message, ...]:
     """From JSON: a list of {role, content}. Raises ValueError."""
     if not isinstance(said, list):
-        raise ValueError("messages must be a list of {role, content}")
+        kinds = "no list" if isinstance(said, str) else "neither a text nor a list"
+        raise ValueError(f"has {said!r:.60}, which is {kinds} of messages {{role, content}}")
     return tuple(_read_message(each) for each in cast("list[object]", said))
 
 

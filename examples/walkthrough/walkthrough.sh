@@ -1,14 +1,14 @@
 #!/bin/sh
 # From random weights to a Hugging Face folder, on a CPU: supervised training, export, RL, evaluation, export.
 #   sh examples/walkthrough/walkthrough.sh [FOLDER]
-# Where a run of that name is there already, it goes on instead of beginning anew.
+# Started again it goes on where it was stopped; to begin anew, give it another FOLDER.
 set -eu
 runs=${1:-runs/walkthrough}
 rl="@ configs/quickstart.yaml --run.folder $runs"
 
 # 1. Examples teach it what counting looks like: a few digits, then the end.
 async-rl train sft @ configs/train/sft.yaml --run.folder "$runs" --run.name sft
-async-rl model export @ "$runs/sft/config.yaml" --to "$runs/sft/model"
+[ -d "$runs/sft/model" ] || async-rl model export @ "$runs/sft/config.yaml" --to "$runs/sft/model"
 
 # 2. What is that worth to an environment which wants twelve digits? Not much: it ends too early.
 async-rl eval "$runs/sft/model" $rl --run.name before --evaluation.tasks 20
@@ -18,5 +18,5 @@ async-rl run $rl --model.size null --model.folder "$runs/sft/model" --run.name r
 
 # 4. The newest checkpoint, evaluated in the same way, and as a folder that anything opens.
 async-rl eval @ "$runs/rl/config.yaml" --evaluation.tasks 20
-async-rl model export @ "$runs/rl/config.yaml" --to "$runs/rl/model"
+[ -d "$runs/rl/model" ] || async-rl model export @ "$runs/rl/config.yaml" --to "$runs/rl/model"
 async-rl model inspect "$runs/rl/model"

@@ -28,7 +28,8 @@ def export(line: Line) -> None:
     config = load_any(line.config)
     if isinstance(config, TrainingConfig) and config.head != "tokens":
         raise ConfigError(
-            f"{config.run.name} trains a reward model, and Hugging Face's families predict tokens: serve it as a reward"
+            f"{config.run.name} trains a reward model, and Hugging Face's families predict tokens: serve it as a reward, with "
+            "`async-rl reward serve`"
         )
     checkpoint, manifest = _chosen(config, line.text("checkpoint"))
     tokenizer = open_tokenizer(config.tokenizer)
