@@ -3,7 +3,8 @@
     python benchmarks/learner_step.py --rounds 9 --json result.json
 
 The first two are measured in this process, with the calls that a learner of one rank makes. For the third, what a step's
-rollouts take to generate and to learn from is measured here, each alone, and then a whole run with both side by side.
+rollouts take to generate and to learn from is measured here, each alone and each beside a busy core, and then a whole run with
+both side by side.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 import yaml
 from end_to_end import keep_to_cores
 from learner_parts.generation import Generation
+from learner_parts.neighbour import busy_neighbour
 from learner_parts.one_rank import PHASES, OneRank
 from learner_parts.pipeline import RunFailed, pace_of_run
 from learner_parts.rollouts import groups_of, lognormal_lengths
@@ -83,16 +85,23 @@ async def alone(learner: OneRank, config: Config, shape: ModelShape, rounds: int
 
 def overlap(learner: OneRank, config: Config, shape: ModelShape, args: argparse.Namespace) -> Figures:
     generate_s, learn_s = asyncio.run(alone(learner, config, shape, args.rounds))
+    with busy_neighbour():
+        busy_generate_s, busy_learn_s = asyncio.run(alone(learner, config, shape, args.rounds))
     pace = pace_of_run(args.config, args.steps)
-    slower = max(generate_s, learn_s)
-    print(f"\ngenerate alone {generate_s:.3f} s, learn alone {learn_s:.3f} s, a step of the run {pace.step_s:.3f} s")
-    print(f"run / slower of both: {pace.step_s / slower:.2f}; run / sum of both: {pace.step_s / (generate_s + learn_s):.2f}")
-    print(f"the learner waits {100 * pace.idle_share:.0f} % of the run")
+    slower, busy_slower = max(generate_s, learn_s), max(busy_generate_s, busy_learn_s)
+    print(f"\nalone on the machine:      generate {generate_s:.3f} s, learn {learn_s:.3f} s")
+    print(f"with the other core busy:  generate {busy_generate_s:.3f} s, learn {busy_learn_s:.3f} s")
+    print(f"a step of the run:         {pace.step_s:.3f} s, of which the learner waits {100 * pace.idle_share:.0f} %")
+    print(f"run / slower of both: {pace.step_s / slower:.2f}, with the other core busy {pace.step_s / busy_slower:.2f}")
+    print(f"run / sum of both:    {pace.step_s / (generate_s + learn_s):.2f}")
     return {
         "generate_s": generate_s,
         "learn_s": learn_s,
+        "busy_generate_s": busy_generate_s,
+        "busy_learn_s": busy_learn_s,
         "run_step_s": pace.step_s,
         "run_vs_slower": pace.step_s / slower,
+        "run_vs_busy_slower": pace.step_s / busy_slower,
         "run_vs_sum": pace.step_s / (generate_s + learn_s),
         "run_idle_share": pace.idle_share,
     }
