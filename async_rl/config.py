@@ -117,7 +117,12 @@ class BatchConfig(Section):
 
 
 class WireConfig(Section):
+    dtype: Literal["model", "bfloat16"] = "model"
+    """In which numbers weights travel. Workers convert them to what their engines compute in."""
+    shared_memory: bool = True
+    """Workers on the learner's machine read the weights where they lie, instead of receiving them."""
     bucket_mb: PositiveFloat = 32.0
+    """The most that one transfer carries: it must get through within `operation_timeout_s`."""
     rendezvous_timeout_s: PositiveFloat = 60.0
     operation_timeout_s: PositiveFloat = 10.0
     host: str = "127.0.0.1"

@@ -118,7 +118,8 @@ class WorkerConfig(Section):
     processes: PositiveInt = 1
     """Workers that `async-rl run` starts on this machine."""
     groups_in_flight: PositiveInt | Literal["auto"] = 4
-    """Groups that one worker rolls out at a time. `auto` follows the engine's load, at most groups_at_most."""
+    """As many episodes as so many groups have, one worker plays at a time. `auto` follows the engine's load, at most
+    groups_at_most."""
     groups_at_most: PositiveInt = 256
     """Where groups_in_flight is `auto`."""
     engines: PositiveInt = 1

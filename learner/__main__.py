@@ -22,7 +22,7 @@ from async_rl.model_shape import ModelShape, model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import die_with_parent, drain_on_signals, run_with, stall_watchdog
+from async_rl.supervision import die_with_parent, drain_on_signals, keep_pauses_short, run_with, stall_watchdog
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.sender import WeightSender
@@ -102,7 +102,9 @@ async def learn(
     describe_memory(config, shape.max_positions)
     async with Compute.open(config, objective, shape, life=fence) as compute:
         progress = await resume(compute, buffer, fence, config.run_folder)
-        async with WeightSender(board, config.wire, compute.device, fence=fence) as sender:
+        keep_pauses_short()
+        depot = await compute.open_depot()
+        async with WeightSender(board, config.wire, depot, compute.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender)
             fleet = FleetMetrics(board)
             evaluations = Evaluations(board, config.evaluation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from async_rl.config import Config
 from async_rl.model_shape import ModelShape
-from async_rl.transport.digest import digest_of
-from async_rl.types import BufferPosition, VersionRecord
+from async_rl.transport.depot import Depot
+from async_rl.types import BufferPosition
 from learner.batch import PackedBatch
 from learner.checkpoint import Written
 from learner.objective import Objective
 from learner.progress import Progress
-from learner.publish import Offer
 from learner.ranks import Crew
 from learner.step import StepResult
 
@@ -74,8 +72,13 @@ class Compute:
     async def step(self, batch: PackedBatch) -> StepResult:
         return await self._call(self._crew.step, batch, learning_rate_scale=self.learning_rate_scale)
 
-    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
-        return await self._call(self._snapshot, record_of)
+    async def open_depot(self) -> Depot:
+        """Where versions leave from."""
+        return await self._call(self._crew.open_depot)
+
+    async def pack(self, version: int, keep: Collection[int]) -> str:
+        """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""
+        return await self._call(self._crew.pack, version, keep)
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -109,10 +112,6 @@ class Compute:
 
     async def idle(self) -> None:
         await self._call(self._crew.idle)
-
-    def _snapshot(self, record_of: Callable[[str], VersionRecord]) -> Offer:
-        tensors: dict[str, Tensor] = self._crew.gather()
-        return Offer(record=record_of(digest_of(tensors)), tensors=tensors)
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""

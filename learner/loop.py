@@ -1,9 +1,9 @@
 """The finite clock of a run.
 
-          take, pack                 step              gather          offer
-    buffer ────────▶ Meal(n+1) ┄┄▶ Meal(n) ──▶ weights ──────▶ snapshot ──────▶ publisher ──▶ workers
-       ▲            (while n computes)    │                                        │
-       └─────────── checkpoint: spent ◀───┘                    release: slots ◀────┘
+          take, pack                 step               pack          offer
+    buffer ────────▶ Meal(n+1) ┄┄▶ Meal(n) ──▶ weights ──────▶ parcels ──────▶ publisher ──▶ workers
+       ▲            (while n computes)    │                                       │
+       └─────────── checkpoint: spent ◀───┘                   release: slots ◀────┘
 
 Everything that decides is elsewhere and pure; this file only keeps the order in which things become true:
 a version is issued before anybody can see it, a group is spent only when a durable checkpoint contains it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from async_rl.types import VersionRecord
 from learner.batch import PackedBatch
 from learner.feed import Feed, Meal
 from learner.progress import Progress
-from learner.publish import Offer, Publisher
+from learner.publish import Publisher
 from learner.saves import Saver, Saves
 from learner.step import StepResult
 
@@ -40,7 +40,7 @@ class Trainer(Saver, Protocol):
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
-    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer: ...
+    async def pack(self, version: int, keep: Collection[int]) -> str: ...
 
     async def idle(self) -> None: ...
 
@@ -170,10 +170,9 @@ class Loop:
         return progress
 
     async def _offer(self, progress: Progress) -> None:
-        def record(digest: str) -> VersionRecord:
-            return VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
-
-        self._publisher.offer(await self._trainer.offer(record))
+        digest = await self._trainer.pack(progress.version, self._publisher.needed)
+        record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
+        self._publisher.offer(record)
 
 
 IDLE_S = 5.0

@@ -19,8 +19,10 @@ from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
 from async_rl.megatron.model import PLAIN, LayerSpec, Thrift, build_chunks
 from async_rl.megatron.parallel import current_division
-from async_rl.megatron.parameters import Split, gather_full, load_full, local_parameters, table
+from async_rl.megatron.parameter_table import VALUE_HEAD
+from async_rl.megatron.parameters import Split, gather_full, held_boxes, load_full, local_parameters, table
 from async_rl.model_shape import ModelShape
+from async_rl.transport.plan import Box
 from learner.schedule import learning_rate
 
 with host.quiet():
@@ -69,7 +71,7 @@ class TrainingModel:
         if shape.experts is not None and current_layout().tensor > 1 and not thrift.sequence:
             # the experts would be sent every token by every tensor rank
             raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
-        self.shape, self.device, self.layout = shape, device, current_layout()
+        self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
         self.updates = 0
         """Optimizer updates made so far: what the learning rate depends on."""
         self.learning_rate_scale = 1.0
@@ -133,6 +135,10 @@ class TrainingModel:
     def gather(self) -> dict[str, Tensor] | None:
         """A snapshot of the full weights on rank 0, None elsewhere. Every rank must call it."""
         return gather_full(self.chunks, self.shape)
+
+    def held(self) -> dict[Box, Tensor]:
+        """What this rank holds of what workers serve, in place."""
+        return {box: part for box, part in held_boxes(self.chunks, self.shape).items() if box.name not in VALUE_HEAD}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Full weights into every rank's part, and into the optimizer's float32 copies of them."""

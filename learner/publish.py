@@ -2,42 +2,38 @@
 
     offer(version) ──▶ push to every member ──▶ all staged ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
 
-The loop only offers; pushing happens beside the next step. When the fleet is slower than the learner, versions in
-between are skipped: the age bound stays true, because slots return only with the version that goes live.
+The loop only offers what it has packed; pushing happens beside the next step. When the fleet is slower than the learner,
+versions in between are skipped: the age bound stays true, because slots return only with the version that goes live.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from torch import Tensor
 
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.transport.sender import PushReport, WeightSender
 from async_rl.types import VersionRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Offer:
-    record: VersionRecord
-    tensors: Mapping[str, Tensor]
-    """A snapshot: nobody changes it any more."""
-
-
 class Publisher:
     def __init__(self, *, buffer: ReplayBuffer, fence: int, sender: WeightSender):
         self._buffer, self._fence, self._sender = buffer, fence, sender
-        self._newest: Offer | None = None
+        self._newest: VersionRecord | None = None
+        self._under_way: VersionRecord | None = None
         self._offered = asyncio.Event()
         self._went_live = asyncio.Condition()
         self.live_version = -1
         self.last_push: PushReport | None = None
         """Of the live version to the workers that were there when it went live."""
 
-    def offer(self, offer: Offer) -> None:
-        self._newest = offer
+    @property
+    def needed(self) -> set[int]:
+        """The versions that may still be sent: the newest, to whoever joins, and the one under way."""
+        return {record.version for record in (self._newest, self._under_way) if record is not None}
+
+    def offer(self, record: VersionRecord) -> None:
+        """Its weights are packed. It takes the place of one that nobody has begun to push."""
+        self._newest = record
         self._offered.set()
 
     async def until_live(self, version: int) -> None:
@@ -52,8 +48,8 @@ class Publisher:
         while True:
             await self._until_needed()
             self._offered.clear()
-            if self._newest is not None:
-                await self._send(self._newest)
+            if (record := self._newest) is not None:
+                await self._send(record)
 
     async def _until_needed(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -65,10 +61,10 @@ class Publisher:
             for one in either:
                 one.cancel()
 
-    async def _send(self, offer: Offer) -> None:
-        record = offer.record
+    async def _send(self, record: VersionRecord) -> None:
+        self._under_way = record
         is_new = record.version > self.live_version
-        pushed = await self._sender.push(record, offer.tensors)
+        pushed = await self._sender.push(record)
         if is_new:
             await self._buffer.publish(self._fence, record)
         await self._sender.flip(record)

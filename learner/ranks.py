@@ -11,7 +11,7 @@ all this (learner/checkpoint.py).
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,8 +29,12 @@ from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.parameters import specs
 from async_rl.megatron.value_head import without_value_head
 from async_rl.model_shape import ModelShape
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.plan import on_the_wire
 from learner.batch import PackedBatch, shard_from_bytes, shard_to_bytes
 from learner.checkpoint import Written
 from learner.joining import join
@@ -49,6 +53,8 @@ class Order(IntEnum):
     LOAD = 3
     IDLE = 4
     STOP = 5
+    OPEN_DEPOT = 6
+    PACK = 7
 
 
 class Crew:
@@ -94,6 +100,19 @@ class Crew:
         assert gathered is not None
         return gathered
 
+    def open_depot(self) -> Depot:
+        """Every rank gets ready to send what it holds to the workers. Once in a crew's life, before `pack`."""
+        wire = self._hand.wire
+        meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
+        with self._told(Order.OPEN_DEPOT, {"host": meeting.host, "port": meeting.port}):
+            return self._hand.open_depot(meeting)
+
+    def pack(self, version: int, keep: Collection[int]) -> str:
+        """Every rank copies what it sends of the weights of now; training on does not change it. Returns the digest."""
+        with self._told(Order.PACK, {"version": version, "keep": sorted(keep)}):
+            depot = self._hand.pack(version, keep)
+        return depot.digest(version)
+
     def save(
         self,
         folder: Path,
@@ -124,8 +143,7 @@ class Crew:
         """Let the others end. Nothing may be asked of the crew afterwards."""
         if self._obeys:
             _send(Order.STOP)
-        self._hand.keeping.close()
-        parallel.shutdown()
+        self._hand.close()
 
     @contextmanager
     def _told(self, order: Order, told: object = None) -> Iterator[None]:
@@ -148,18 +166,28 @@ def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hand = _Hand(config, objective, shape)
+    try:
+        _obey(hand)
+    finally:
+        hand.close_depot()
+    hand.close()
+
+
+def _obey(hand: _Hand) -> None:
     while (received := _receive())[0] is not Order.STOP:
         order, told = received
         if order is Order.STEP:
             hand.step(**told)
         elif order is Order.GATHER:
             hand.gather()
+        elif order is Order.OPEN_DEPOT:
+            hand.open_depot(Meeting.join(told["host"], told["port"], hand.wire.rendezvous_timeout_s)).follow()
+        elif order is Order.PACK:
+            hand.pack(told["version"], told["keep"])
         elif order is Order.SAVE:
             hand.keeping.begin(Path(told["folder"]), step=told["step"], extra={}, keep=told["keep"], life=told["life"])
         elif order is Order.LOAD:
             hand.keeping.load(Path(told["folder"]), told["found"])
-    hand.keeping.close()
-    parallel.shutdown()
 
 
 class _Hand:
@@ -169,8 +197,10 @@ class _Hand:
         device = join(config)
         roster = assemble(config, objective, shape)
         self.model = roster.policy
+        self.wire = config.wire
         self._trainer = RankTrainer(roster, objective, config)
         self.keeping = Keeping(self.models, device)
+        self._depot: Depot | None = None
 
     @property
     def models(self) -> Mapping[str, TrainingModel]:
@@ -183,9 +213,31 @@ class _Hand:
         return self._trainer.step(shard_from_bytes(shards[parallel_state.get_data_parallel_rank()]))
 
     def gather(self) -> dict[str, Tensor] | None:
-        """What is pushed: a critic that shares the policy's layers stays behind."""
+        """Without what a critic adds to the policy's layers."""
         gathered = self.model.gather()
         return without_value_head(gathered) if gathered is not None else None
+
+    def open_depot(self, meeting: Meeting) -> Depot:
+        wanted = on_the_wire(specs(replace(self.model.shape, head="tokens"), self.model.dtype), self.wire.dtype)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        layout = agree_on_layout(meeting, wanted, list(self.model.held()), rank=rank, ranks=ranks)
+        self._depot = Depot(meeting, layout, rank, self.model.device, self.wire)
+        return self._depot
+
+    def pack(self, version: int, keep: Collection[int]) -> Depot:
+        assert self._depot is not None
+        self._depot.pack(version, self.model.held(), keep=keep)
+        return self._depot
+
+    def close(self) -> None:
+        self.keeping.close()
+        self.close_depot()
+        parallel.shutdown()
+
+    def close_depot(self) -> None:
+        if self._depot is not None:
+            self._depot.close()
+            self._depot = None
 
 
 # -- between ranks --------------------------------------------------------------------------------------------------------

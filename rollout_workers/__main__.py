@@ -23,7 +23,7 @@ from async_rl.megatron.parallel import resolve_device
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, Member
-from async_rl.supervision import drain_on_signals, run_with, stall_watchdog
+from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, stall_watchdog
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
@@ -88,6 +88,7 @@ async def work(config: Config) -> None:
             flying = {"inflight": worker.groups_in_flight}
             return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counts.snapshot()}
 
+        keep_pauses_short()
         log.info("waits for the learner's weights")
         with stall_watchdog():
             await run_with(

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from async_rl.errors import FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.rollout_config import TimeoutsConfig
+from async_rl.supervision.daemon_thread import in_daemon_thread
 from async_rl.types import Failure, Rollout, Task
 from rollout_workers.belongings import run_episode
 from rollout_workers.checked_rollouts import checked, failed, nonsense
-from rollout_workers.daemon_thread import in_daemon_thread
 from rollout_workers.either import result_of
 from rollout_workers.rewards import RewardFailed
 from rollout_workers.stages import OutOfTime, stage, timeouts_apply

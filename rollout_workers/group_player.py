@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, InferenceInterface
@@ -65,12 +65,14 @@ class GroupPlayer:
         self._heartbeat_s = heartbeat_s
         self._budget = FailureBudget(settings.failure_budget)
 
-    async def play(self, ticket: Ticket) -> RolloutGroup | Drop:
-        """The ticket's group, or why there is none. Raises FailureBudgetSpent."""
+    async def play(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
+        """The ticket's group, or why there is none; siblings that are played one by one also end one by one. Raises
+        FailureBudgetSpent.
+        """
         try:
             async with self._tasks.seat(ticket.task_index, ticket.mix) as seat, self._gates.enter(seat.environment) as visit:
                 self._strays.spare_those_of(seat.agent)
-                group = await self._play_in(seat, visit, ticket)
+                group = await self._play_in(seat, visit, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self._counters.unavailable[missing.environment] += 1
             await asyncio.sleep(self._heartbeat_s)  # for another worker: handed back at once, it would be ours again at once
@@ -80,14 +82,16 @@ class GroupPlayer:
             return group if group is not None else "failed"
         return "abandoned" if ticket.attempt <= HANDED_ON else "failed"
 
-    async def _play_in(self, seat: Seat, visit: Visit, ticket: Ticket) -> RolloutGroup | None:
+    async def _play_in(
+        self, seat: Seat, visit: Visit, ticket: Ticket, episode_ended: Callable[[], None]
+    ) -> RolloutGroup | None:
         task = await pose(seat, self._settings.timeouts, visit.posing)
         if isinstance(task, Failure):
             self._counters.add_unposed_task(task)
             self._note_failure(task, environment=seat.environment.label, task=f"index {seat.index}")
             visit.failed(task)
             return None
-        rollouts = await self._siblings(seat.agent, task, ticket)
+        rollouts = await self._siblings(seat.agent, task, ticket, episode_ended)
         failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
         if len(failures) == len(rollouts):
             visit.failed(failures[-1])
@@ -95,7 +99,9 @@ class GroupPlayer:
         visit.succeeded()
         return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._worker)
 
-    async def _siblings(self, agent: Agent, task: Task, ticket: Ticket) -> Sequence[Rollout]:
+    async def _siblings(
+        self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]
+    ) -> Sequence[Rollout]:
         if isinstance(agent, GroupAgent):
             contexts = [self._context(ticket, sibling) for sibling in range(self._group_size)]
             rollouts = await play_group(
@@ -108,12 +114,15 @@ class GroupPlayer:
             )
             return [self._noted(task, trainable(rollout)) for rollout in rollouts]
         refills = iter(range(self._settings.refills))
+
+        async def sibling(number: int) -> Rollout:
+            rollout = await self._sibling(agent, task, ticket, number, refills)
+            episode_ended()
+            return rollout
+
         async with asyncio.TaskGroup() as siblings:
-            playing = [
-                siblings.create_task(self._sibling(agent, task, ticket, sibling, refills))
-                for sibling in range(self._group_size)
-            ]
-        return [sibling.result() for sibling in playing]
+            playing = [siblings.create_task(sibling(number)) for number in range(self._group_size)]
+        return [each.result() for each in playing]
 
     async def _sibling(self, agent: Agent, task: Task, ticket: Ticket, sibling: int, refills: Iterator[int]) -> Rollout:
         """Played again when it failed, as long as the group's refills last."""

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeVar
 
@@ -57,6 +58,8 @@ class Flight:
     """A ticket that is being worked on."""
 
     ticket: Ticket
+    playing: int
+    """Of its episodes, those that have not ended."""
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
 
@@ -130,7 +133,7 @@ class Worker:
         """By ticket."""
         self._landed = 0
         self._changed = asyncio.Event()
-        """A group has landed, more may fly, or the worker shall stop."""
+        """An episode has ended, a group has landed, more may fly, or the worker shall stop."""
         self._reserving: asyncio.Timeout | None = None
 
     @property
@@ -142,6 +145,11 @@ class Worker:
         """So many may fly."""
         fixed = self._settings.groups_in_flight
         return self._concurrency.limit if fixed == "auto" else fixed
+
+    @property
+    def _flying(self) -> int:
+        """Episodes that are being played, in groups of them: so that a straggler keeps no whole group from beginning."""
+        return ceil(sum(flight.playing for flight in self._flights.values()) / self._batch.group_size)
 
     def weights_changed(self) -> None:
         """Tell the worker that the inference serves another version: it asks for tickets again at once."""
@@ -159,7 +167,7 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             services = [tasks.create_task(self._wake_on(stop)), tasks.create_task(self._keep_leases())]
             while not stop.is_set():
-                room = self.limit - len(self._flights)
+                room = self.limit - self._flying
                 if room > 0:
                     for ticket in await self._reserve(room):
                         await self._start(ticket, tasks, stop)
@@ -203,7 +211,7 @@ class Worker:
         while (older := self._flights.get(ticket.id)) is not None:  # a server that was set back gives a number again
             older.cut("lease_lost")
             await self._change()
-        flight = self._flights[ticket.id] = Flight(ticket)
+        flight = self._flights[ticket.id] = Flight(ticket, playing=self._batch.group_size)
         tasks.create_task(self._fly(flight), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
@@ -229,14 +237,14 @@ class Worker:
     def _look_after(self) -> None:
         self._strays.sweep(asyncio.get_running_loop().time())
         before = self.limit
-        self._concurrency.observe(flying=len(self._flights), landed=self._landed, load=self._load())
+        self._concurrency.observe(flying=self._flying, landed=self._landed, load=self._load())
         if self.limit > before:
             self._changed.set()
 
     async def _fly(self, flight: Flight) -> None:
         """One group, from its ticket to its end."""
         try:
-            ended = await flight.until_cut(lambda: self._roll_out(flight.ticket))
+            ended = await flight.until_cut(lambda: self._roll_out(flight))
             if isinstance(ended, RolloutGroup):
                 await self._hand_in(ended)
             else:
@@ -245,10 +253,14 @@ class Worker:
             del self._flights[flight.ticket.id]
             self._changed.set()
 
-    async def _roll_out(self, ticket: Ticket) -> RolloutGroup | Drop:
-        if not self._tasks.knows(ticket.mix):
+    async def _roll_out(self, flight: Flight) -> RolloutGroup | Drop:
+        def episode_ended() -> None:
+            flight.playing -= 1
+            self._changed.set()
+
+        if not self._tasks.knows(flight.ticket.mix):
             self._tasks.follow(await self._buffer.mix())
-        return await self._player.play(ticket)
+        return await self._player.play(flight.ticket, episode_ended)
 
     async def _hand_in(self, group: RolloutGroup) -> None:
         """Commit the group. Repeating a commit after a lost reply is the buffer client's work, and harmless."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from async_rl.errors import ConfigError
 from async_rl.megatron.hf_names import Merge, names
 from async_rl.megatron.parameter_table import table
-from async_rl.megatron.parameters import StoredWeights, initial_value
+from async_rl.megatron.parameters import initial_value
 from async_rl.model_shape import ModelShape
+from async_rl.stored_weights import StoredWeights
 
 
 def from_canonical(ours: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:

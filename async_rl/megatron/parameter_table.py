@@ -61,6 +61,7 @@ EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 VALUE_WEIGHT = "value_head.weight"
 VALUE_BIAS = "value_head.bias"
+VALUE_HEAD = (VALUE_WEIGHT, VALUE_BIAS)
 
 
 def _layer(shape: ModelShape, layer: int) -> Iterator[Parameter]:

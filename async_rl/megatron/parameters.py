@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from async_rl.megatron.parallel import current_division, expert_group, pipeline_
 from async_rl.megatron.parameter_table import EMBEDDING, OUTPUT, Parameter, Split, table
 from async_rl.model_shape import ModelShape
 from async_rl.parameter_spec import ParameterSpec
+from async_rl.stored_weights import StoredWeights
+from async_rl.transport.plan import Box
 
 
 def specs(shape: ModelShape, dtype: torch.dtype) -> list[ParameterSpec]:
@@ -137,15 +139,6 @@ def initial_value(row: Parameter, seed: int) -> Tensor:
     return torch.randn(row.shape, generator=generator) * row.initial
 
 
-class StoredWeights(Mapping[str, Tensor]):
-    """Full parameters that are read when they are asked for: a rank needs only its part of a large model."""
-
-    @property
-    @abstractmethod
-    def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes by name, without reading anything."""
-
-
 def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Copy full parameters into the live ones, each rank its own part; no parameter moves in memory."""
     check_complete(shape, tensors)
@@ -184,6 +177,30 @@ def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None
         if (arrived := _to_first_stage(full, row, shape, like)) is not None:
             gathered[row.name] = arrived
     return gathered if dist.get_rank() == 0 else None
+
+
+def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
+    """What this rank holds of the full parameters, in place. What it has two copies of counts once."""
+    rank, ranks = _tensor_rank()
+    return {box: part for row, own in _targets(model, shape) for box, part in _boxes(row, own.detach(), rank, ranks)}
+
+
+def _boxes(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
+    whole = Box(name=row.name, start=(0,) * len(row.shape), shape=row.shape)
+    if row.split is Split.WHOLE or ranks == 1:
+        yield whole, own
+    elif row.split is Split.COLUMNS:
+        columns = own.shape[1]
+        yield replace(whole, start=(0, rank * columns), shape=(row.shape[0], columns)), own
+    elif row.split is Split.GATED:
+        for half, part in enumerate(own.chunk(2)):
+            first = half * row.shape[0] // 2 + rank * len(part)
+            yield whole.cut(first, first + len(part)), part
+    else:
+        first = rank * len(own)
+        last = min(first + len(own), row.shape[0])  # what lies beyond pads the vocabulary
+        if first < last:
+            yield whole.cut(first, last), own[: last - first]
 
 
 def _tensor_rank() -> tuple[int, int]:

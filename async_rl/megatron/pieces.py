@@ -23,7 +23,7 @@ from torch import Tensor
 
 from async_rl.checkpoint_files import WEIGHT, Damaged, Manifest, ModelFacts
 from async_rl.errors import CheckpointError
-from async_rl.megatron.parameter_table import VALUE_BIAS, VALUE_WEIGHT, Parameter, table
+from async_rl.megatron.parameter_table import VALUE_HEAD, Parameter, table
 from async_rl.megatron.parameters import join, slice_for
 from async_rl.model_shape import ModelShape
 
@@ -150,7 +150,7 @@ def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelSh
     if model not in manifest.models:
         raise CheckpointError(f"checkpoint {checkpoint} has no {model}, only {' and '.join(manifest.models)}")
     wanted, found = parameters_of(shape), dict(manifest.models[model].parameters)
-    for name in _HEAD:
+    for name in VALUE_HEAD:  # who only wants the tokens may leave the rest of a critic that shares the policy's layers
         if name not in wanted:
             found.pop(name, None)
         elif name not in found and head_may_lack:
@@ -164,12 +164,8 @@ def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelSh
         )
 
 
-_HEAD = (VALUE_WEIGHT, VALUE_BIAS)
-"""Who only wants the tokens may leave the rest of a critic that shares the policy's layers."""
-
-
 def lacks_head(found: ModelFacts, shape: ModelShape) -> bool:
-    return shape.head != "tokens" and not found.parameters.keys() & {*_HEAD}
+    return shape.head != "tokens" and not found.parameters.keys() & {*VALUE_HEAD}
 
 
 def parameters_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:

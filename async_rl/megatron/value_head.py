@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import GPTModel, gather_from_sequence_parallel_region
-from async_rl.megatron.parameter_table import VALUE_BIAS, VALUE_WEIGHT
+from async_rl.megatron.parameter_table import VALUE_HEAD
 from async_rl.model_shape import Head
 
 
@@ -36,7 +36,7 @@ def split(output: Tensor, head: Head) -> tuple[Tensor, Tensor]:
 
 def without_value_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Full parameters, as a model has them that gives logits only."""
-    return {name: tensor for name, tensor in tensors.items() if name not in (VALUE_WEIGHT, VALUE_BIAS)}
+    return {name: tensor for name, tensor in tensors.items() if name not in VALUE_HEAD}
 
 
 class ValueHead(nn.Module):

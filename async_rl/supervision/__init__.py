@@ -2,6 +2,7 @@
 
 from async_rl.supervision.children import Child, ChildSpec, FatalExit, how_it_ended
 from async_rl.supervision.orphans import adopt_orphans, die_with_parent
+from async_rl.supervision.pauses import keep_pauses_short
 from async_rl.supervision.piped_process import PipedProcess, ProcessEnded
 from async_rl.supervision.process_tree import children_of, children_of_this_thread, descendants_of, kill_each, kill_tree
 from async_rl.supervision.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
@@ -30,6 +31,7 @@ __all__ = [
     "drain_on_signals",
     "forever",
     "how_it_ended",
+    "keep_pauses_short",
     "kill_each",
     "kill_tree",
     "run_with",

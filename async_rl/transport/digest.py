@@ -1,13 +1,14 @@
-"""One name for a set of weights: what the learner published is what a worker serves, bit for bit."""
+"""One name for a version's weights: what the learner packed is what a worker serves, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import xxhash
 
 from async_rl.parameter_spec import ParameterSpec
+from async_rl.transport.plan import CHUNK_BYTES
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[ParameterSpec, ...]:
@@ -17,29 +18,29 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[ParameterSpec, ...]:
     )
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as one row of bytes; a copy only when it is not contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """What `VersionRecord.digest` holds. Does not depend on the order of the tensors, the device or the bucket size."""
-    digest = WeightsDigest(specs_of(tensors))
-    for name, tensor in tensors.items():
-        digest.update(name, bytes_of(tensor))
-    return digest.hexdigest()
+    """Of full parameters, wherever they come from. Does not depend on their order, their device or their strides."""
+    lines = sorted(
+        f"{spec.name} {spec.dtype} {spec.shape} {xxhash.xxh3_64_hexdigest(_bytes_of(tensors[spec.name]))}"
+        for spec in specs_of(tensors)
+    )
+    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 
 
-class WeightsDigest:
-    """Fed piece by piece, so that hashing what has arrived overlaps with receiving the rest."""
+def version_digest(layout: str, chunks: Sequence[Sequence[str]]) -> str:
+    """What `VersionRecord.digest` holds: of the layout, and of every chunk of every parcel."""
+    return xxhash.xxh3_128_hexdigest("\n".join([layout, *(" ".join(parcel) for parcel in chunks)]).encode())
 
-    def __init__(self, specs: Sequence[ParameterSpec]) -> None:
-        self._specs = sorted(specs, key=lambda spec: spec.name)
-        self._hashers = {spec.name: xxhash.xxh3_64() for spec in specs}
 
-    def update(self, name: str, data: torch.Tensor) -> None:
-        self._hashers[name].update(data.cpu().numpy().data)
+def chunk_digests(data: torch.Tensor) -> Iterator[str]:
+    """Of flat bytes, chunk by chunk."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield chunk_digest(data[start : start + CHUNK_BYTES])
 
-    def hexdigest(self) -> str:
-        lines = (f"{spec.name} {spec.dtype} {spec.shape} {self._hashers[spec.name].hexdigest()}\n" for spec in self._specs)
-        return xxhash.xxh3_128_hexdigest("".join(lines).encode())
+
+def chunk_digest(data: torch.Tensor) -> str:
+    return xxhash.xxh3_64_hexdigest(data.cpu().numpy().data)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data

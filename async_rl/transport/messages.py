@@ -49,17 +49,29 @@ class Offer(_OfPush):
     record: VersionRecord
     host: str
     port: int
-    """Where the attempt's store listens."""
-    manifest: str
-    bucket_bytes: int
-    backend: Backend
+    """Where the learner's store listens: the layout, and what was packed, lie there."""
+    layout: str
+    """Its digest."""
+
+
+class Wire(BaseModel):
+    """Who gets a parcel over a process group: everybody who does not read it from the sender's memory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    parcel: int
+    group: str
+    members: tuple[str, ...]
+    """The sender has rank 0, the i-th member rank i + 1."""
 
 
 class Begin(_OfPush):
-    """Everybody listed is ready: join the group. Rank 0 is the sender; the i-th member has rank i + 1."""
+    """Everybody listed is ready: take the parcels."""
 
     kind: Literal["begin"] = "begin"
     members: tuple[str, ...]
+    wires: tuple[Wire, ...]
+    backend: Backend
+    transfer_bytes: int
 
 
 class Cancel(_OfPush):
@@ -96,6 +108,8 @@ class _Reply(_OfPush):
 
 class Ready(_Reply):
     kind: Literal["ready"] = "ready"
+    by_memory: tuple[int, ...]
+    """The parcels that it reads where they lie, on the sender's machine."""
 
 
 class Refused(_Reply):

@@ -1,28 +1,32 @@
-"""Which bytes travel together. Pure: both ends compute the same plan from the same parameter table. No torch.
+"""Who sends which bytes. Pure: computed once from what each learner rank holds, the same for every push. No torch.
 
-A large tensor travels alone, straight from its own memory into its own memory; only small ones share a transfer, where
-one round trip for many is worth a copy. A very large tensor travels in slices, so that no transfer outlasts its deadline.
+    what ranks hold: boxes      who sends them: slices              what travels
+    rank 0  fc1[0:8, :]    ──▶  rank 0  fc1[0:4, :], norm      ──▶  parcel of rank 0, flat
+    rank 1  fc1[0:8, :]         rank 1  fc1[4:8, :]                 parcel of rank 1
+
+A box of a parameter may lie on several ranks (replicas of the model, or what tensor ranks do not divide): all of them send,
+each its share. Receivers put full parameters together, so it is no matter to them how the learner divides its model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import xxhash
+from pydantic import TypeAdapter
 
 from async_rl.errors import WireError
 from async_rl.parameter_spec import ParameterSpec
 
-ALONE_BYTES = 1 << 20
-"""From this size on a broadcast runs at the wire's speed, and copying a tensor into a bucket costs more than a round trip."""
-
-SLICE_BYTES = 256 << 20
-"""The most that one transfer carries: 10 s of operation timeout then allow a wire as slow as 26 MB/s."""
+CHUNK_BYTES = 4 << 20
+"""What one digest covers: small enough to be hashed while it is warm, large enough that there are not too many digests."""
 
 ALIGNMENT = 64
-"""A piece starts at a multiple of this, so that it can be viewed as a tensor of any dtype where it lies."""
+"""A slice starts at a multiple of this, so that it can be viewed as a tensor of any dtype where it lies."""
 
 _ITEM_BYTES = {
     "bool": 1,
@@ -41,74 +45,169 @@ _ITEM_BYTES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Bytes [start, stop) of a parameter, lying at `offset` of their transfer."""
+class Box:
+    """The elements [start, start + shape) of a parameter, in each dimension."""
 
     name: str
-    start: int
-    stop: int
-    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def whole(spec: ParameterSpec) -> Box:
+        return Box(name=spec.name, start=(0,) * len(spec.shape), shape=spec.shape)
 
     @property
-    def num_bytes(self) -> int:
-        return self.stop - self.start
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def cut(self, first: int, last: int) -> Box:
+        """Rows [first, last) of it."""
+        if not self.shape:
+            return self
+        return replace(self, start=(self.start[0] + first, *self.start[1:]), shape=(last - first, *self.shape[1:]))
+
+    def row_within(self, other: Box) -> int | None:
+        """At which row of `other` this lies; None when it does not lie within it."""
+        if (self.name, self.start[1:], self.shape[1:]) != (other.name, other.start[1:], other.shape[1:]):
+            return None
+        row = self.start[0] - other.start[0] if self.shape else 0
+        return row if 0 <= row <= other.rows - self.rows else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """One broadcast."""
+class Slice:
+    """A box in a parcel: contiguous, beginning at byte `offset`."""
 
-    pieces: tuple[Piece, ...]
+    box: Box
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """All that one rank sends of a version."""
+
+    sender: int
+    slices: tuple[Slice, ...]
+    num_bytes: int
 
     @property
-    def is_packed(self) -> bool:
-        """Whether several parameters share it; a single piece needs no copy."""
-        return len(self.pieces) > 1
+    def num_chunks(self) -> int:
+        return math.ceil(self.num_bytes / CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Every element of every parameter in exactly one slice."""
+
+    specs: tuple[ParameterSpec, ...]
+    parcels: tuple[Parcel, ...]
 
     @property
     def num_bytes(self) -> int:
-        return self.pieces[-1].offset + self.pieces[-1].num_bytes
+        return sum(size_of(spec) for spec in self.specs)
+
+    @property
+    def digest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.to_json())
+
+    def to_json(self) -> bytes:
+        return _LAYOUT.dump_json(self)
+
+    @staticmethod
+    def from_json(text: bytes) -> Layout:
+        return _LAYOUT.validate_json(text)
+
+
+_LAYOUT = TypeAdapter(Layout)
+
+
+def on_the_wire(specs: Sequence[ParameterSpec], dtype: str) -> tuple[ParameterSpec, ...]:
+    """How parameters travel: "model" means as they are, anything else names the numbers they are converted to."""
+    return tuple(specs) if dtype == "model" else tuple(replace(spec, dtype=dtype) for spec in specs)
+
+
+def item_bytes(spec: ParameterSpec) -> int:
+    if spec.dtype not in _ITEM_BYTES:
+        raise WireError(f"{spec.name} has dtype {spec.dtype}, which the weight wire does not carry")
+    return _ITEM_BYTES[spec.dtype]
 
 
 def size_of(spec: ParameterSpec) -> int:
-    if spec.dtype not in _ITEM_BYTES:
-        raise WireError(f"{spec.name} has dtype {spec.dtype}, which the weight wire does not carry")
-    return math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
+    return math.prod(spec.shape) * item_bytes(spec)
 
 
-def plan_transfers(specs: Sequence[ParameterSpec], bucket_bytes: int) -> tuple[Transfer, ...]:
-    """Every byte of every parameter exactly once, in an order that depends on the specs and `bucket_bytes` alone."""
-    return tuple(_transfers(specs, bucket_bytes))
+def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -> Layout:
+    """`held`: the boxes on each rank. Equal loads, as far as what ranks hold allows."""
+    holders: dict[Box, list[int]] = defaultdict(list)
+    for rank in sorted(held):
+        for box in held[rank]:
+            holders[box].append(rank)
+    by_holders: dict[tuple[int, ...], list[Box]] = defaultdict(list)
+    order = {spec.name: number for number, spec in enumerate(specs)}
+    for box in sorted(holders, key=lambda box: (order[box.name], box.start)):
+        by_holders[tuple(holders[box])].append(box)
+    sizes = {spec.name: item_bytes(spec) for spec in specs}
+    sent: dict[int, list[Box]] = {rank: [] for rank in held}
+    loads: dict[int, int] = dict.fromkeys(held, 0)
+    # What few ranks hold comes first: what many hold then fills the others up to the same level.
+    for ranks in sorted(by_holders, key=len):
+        boxes = by_holders[ranks]
+        for rank, share in _shares(boxes, _quotas({rank: loads[rank] for rank in ranks}, _bytes(boxes, sizes)), sizes):
+            sent[rank].append(share)
+            loads[rank] += _bytes([share], sizes)
+    parcels = (_parcel(rank, boxes, sizes) for rank, boxes in sorted(sent.items()))
+    return Layout(specs=tuple(specs), parcels=tuple(parcel for parcel in parcels if parcel.slices))
 
 
-def _transfers(specs: Sequence[ParameterSpec], bucket_bytes: int) -> Iterator[Transfer]:
-    bucket: list[Piece] = []
-    filled = 0
-    for spec in specs:
-        size = size_of(spec)
-        if size >= min(ALONE_BYTES, bucket_bytes):
-            yield from _slices(spec.name, size)
-        elif size:
-            if filled + size > bucket_bytes:
-                yield Transfer(pieces=tuple(bucket))
-                bucket, filled = [], 0
-            bucket.append(Piece(name=spec.name, start=0, stop=size, offset=filled))
-            filled += math.ceil(size / ALIGNMENT) * ALIGNMENT
-    if bucket:
-        yield Transfer(pieces=tuple(bucket))
+def _bytes(boxes: Sequence[Box], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(box.shape) * sizes[box.name] for box in boxes)
 
 
-def _slices(name: str, size: int) -> Iterator[Transfer]:
-    for start in range(0, size, SLICE_BYTES):
-        yield Transfer(pieces=(Piece(name=name, start=start, stop=min(start + SLICE_BYTES, size), offset=0),))
+def _quotas(loads: Mapping[int, int], total: int) -> dict[int, int]:
+    """How much each gets of `total`, so that the least loaded end level."""
+    level, filled = 0, 0
+    for count, load in enumerate(sorted(loads.values()), start=1):
+        level = (total + filled + load) // count
+        filled += load
+        if count == len(loads) or level <= sorted(loads.values())[count]:
+            break
+    return {rank: max(0, level - load) for rank, load in loads.items()}
 
 
-def manifest_digest(specs: Sequence[ParameterSpec]) -> str:
+def _shares(boxes: Sequence[Box], quotas: Mapping[int, int], sizes: Mapping[str, int]) -> Iterator[tuple[int, Box]]:
+    """Deal the boxes out in order, cut between rows where a quota is reached."""
+    ends = dict(zip(quotas, accumulate(quotas.values()), strict=True))
+    *_, last_rank = quotas
+    dealt = 0
+    for box in boxes:
+        row_bytes = _bytes([box], sizes) // max(1, box.rows)
+        first = 0
+        while first < box.rows and row_bytes:
+            rank = next((rank for rank, end in ends.items() if end > dealt), last_rank)
+            rows = max(1, round((ends[rank] - dealt) / row_bytes)) if rank != last_rank else box.rows
+            last = min(box.rows, first + rows)
+            yield rank, box.cut(first, last)
+            dealt += (last - first) * row_bytes
+            first = last
+
+
+def _parcel(sender: int, boxes: Sequence[Box], sizes: Mapping[str, int]) -> Parcel:
+    slices: list[Slice] = []
+    offset = 0
+    for box in boxes:
+        num_bytes = _bytes([box], sizes)
+        slices.append(Slice(box=box, offset=offset, num_bytes=num_bytes))
+        offset += math.ceil(num_bytes / ALIGNMENT) * ALIGNMENT
+    return Parcel(sender=sender, slices=tuple(slices), num_bytes=offset)
+
+
+def model_digest(specs: Sequence[ParameterSpec]) -> str:
     """Equal exactly when names, shapes, dtypes and their order are."""
     return xxhash.xxh3_128_hexdigest("\n".join(_line(spec) for spec in specs).encode())
 
 
-def manifest_difference(sent: Sequence[ParameterSpec], held: Sequence[ParameterSpec]) -> str:
+def model_difference(sent: Sequence[ParameterSpec], held: Sequence[ParameterSpec]) -> str:
     """The first way in which two parameter tables differ, for a person; empty when they are equal."""
     ours = {spec.name: spec for spec in held}
     for spec in sent:

@@ -1,9 +1,9 @@
 """A worker's end of the weight wire.
 
-Offer ─▶ Ready ─▶ Begin ─▶ receive into staging, verify (on a thread) ─▶ Staged ─▶ Flip ─▶ swap ─▶ announce
-  │ other shapes              │ anything breaks
+Offer ─▶ Ready ─▶ Begin ─▶ take the parcels in, verify (on threads) ─▶ Staged ─▶ Flip ─▶ swap ─▶ announce
+  │ another model             │ anything breaks
   ▼                           ▼
-Refused                     Failed: the buffers are abandoned, the next offer starts afresh
+Refused                     Failed: what was written to is abandoned, the next offer starts afresh
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.errors import AsyncRLError, FleetMismatch, ServiceStopped, WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board, Member
+from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.transport.intake import Intake, Landing
+from async_rl.transport.link import Timeouts
 from async_rl.transport.messages import (
     TO_LEARNER,
     TO_WORKERS,
@@ -40,9 +43,7 @@ from async_rl.transport.messages import (
     ToWorkers,
     post,
 )
-from async_rl.transport.plan import Transfer, manifest_difference, manifest_digest, plan_transfers
-from async_rl.transport.staging import Staging
-from async_rl.transport.wire_process_group import Meeting, Seat, Timeouts, link, receive_weights
+from async_rl.transport.plan import on_the_wire
 from async_rl.types import VersionRecord
 
 Swap = Callable[[int, Mapping[str, torch.Tensor]], Awaitable[None]]
@@ -60,18 +61,13 @@ class _ReplyFields(TypedDict):
     member: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StagedWeights:
-    record: VersionRecord
-    staging: Staging
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Receiving:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Taking:
     """An attempt under way."""
 
     offer: Offer
     task: asyncio.Task[None]
+    begun: asyncio.Future[Begin]
     released: Event
 
 
@@ -81,19 +77,13 @@ class WeightReceiver:
     ) -> None:
         self._board = board
         self._member = member
-        self._specs = tuple(specs)
-        self._manifest = manifest_digest(self._specs)
-        self._device = torch.device(member.device)
-        self._timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        self._intake = Intake(on_the_wire(specs, wire.dtype), torch.device(member.device), timeouts)
         self._lease_s = lease_s
         self._newest = (-1, -1)
         """Fence and generation of the newest offer: whatever is older comes from a learner or an attempt that is over."""
-        self._offer: Offer | None = None
-        """Accepted, and waiting for its Begin."""
-        self._receiving: _Receiving | None = None
-        self._staged: _StagedWeights | None = None
-        self._spare: Staging | None = None
-        """Buffers that no thread writes to and nobody reads."""
+        self._taking: _Taking | None = None
+        self._staged: Landing | None = None
         self._swapping = asyncio.Lock()
         self._timeline = ""
         """Of the weights that the engine serves."""
@@ -132,9 +122,9 @@ class WeightReceiver:
                     continue
                 match message:
                     case Offer():
-                        await self._consider(message)
+                        await self._consider(message, services)
                     case Begin():
-                        self._begin(message, services)
+                        self._begin(message)
                     case Cancel():
                         await self._cancel(message)
                     case Flip():
@@ -160,7 +150,7 @@ class WeightReceiver:
                 f"version {live.version} of another is live now"
             )
 
-    async def _consider(self, offer: Offer) -> None:
+    async def _consider(self, offer: Offer, services: asyncio.TaskGroup) -> None:
         if self._member.id not in offer.to or offer.attempt <= self._newest:
             return
         self._newest = offer.attempt
@@ -168,63 +158,45 @@ class WeightReceiver:
         if self.version >= offer.record.version:
             reason = f"already serves version {self.version}"
             await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=reason))
-        elif self._manifest != offer.manifest:
-            await self._refuse_model(offer)
-        else:
-            self._offer = offer
-            await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer)))
-
-    async def _refuse_model(self, offer: Offer) -> None:
-        try:
-            sent = await asyncio.to_thread(self._read_manifest, offer)
-        except WireError:
-            return  # that sender is gone, and its offer with it; the next one will say it again
-        reason = manifest_difference(sent, self._specs)
-        await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=reason))
-        raise FleetMismatch(f"this worker's model is not the learner's: {reason}; start both with the same `model:` section")
-
-    def _read_manifest(self, offer: Offer) -> list[ParameterSpec]:
-        return Meeting.join(offer.host, offer.port, self._timeouts.operation_s).read_manifest()
-
-    def _begin(self, begin: Begin, services: asyncio.TaskGroup) -> None:
-        offer, self._offer = self._offer, None
-        if offer is None or begin.attempt != offer.attempt or self._member.id not in begin.members:
             return
-        seat = Seat(
-            rank=begin.members.index(self._member.id) + 1,
-            size=len(begin.members) + 1,
-            device=self._device,
-            backend=offer.backend,
-            timeouts=self._timeouts,
-            released=Event(),
-        )
-        task = services.create_task(self._receive(offer, seat), name="weight-receive")
-        self._receiving = _Receiving(offer=offer, task=task, released=seat.released)
+        begun: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
+        released = Event()
+        task = services.create_task(self._take(offer, begun, released), name="weight-intake")
+        self._taking = _Taking(offer=offer, task=task, begun=begun, released=released)
 
-    async def _receive(self, offer: Offer, seat: Seat) -> None:
-        # While the thread runs, the buffers are its alone. If this task is cancelled they are left to it and to its timeouts:
+    def _begin(self, begin: Begin) -> None:
+        taking = self._taking
+        if taking is None or begin.attempt != taking.offer.attempt or taking.begun.done():
+            return
+        if self._member.id in begin.members:
+            taking.begun.set_result(begin)
+        else:
+            taking.begun.cancel()
+
+    async def _take(self, offer: Offer, begun: asyncio.Future[Begin], released: Event) -> None:
+        # While a thread runs, what it writes to is its alone. If this task is cancelled that is left to it and to its timeouts:
         # nothing can stop a blocked gloo operation, so nothing may wait for one.
-        spare, self._spare = self._spare, None
         try:
-            staging, digest = await asyncio.to_thread(self._receive_blocking, offer, seat, spare)
-            if digest != offer.record.digest:
-                self._spare = staging
-                raise WireError(f"the weights that arrived have digest {digest}, published was {offer.record.digest}")
+            expected = await in_daemon_thread(lambda: self._intake.expect(offer), name="weight-offer")
+            by_memory = tuple(expected.mapped)
+            await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer), by_memory=by_memory))
+            try:
+                begin = await begun
+                self._staged = await in_daemon_thread(
+                    lambda: self._intake.receive(expected, begin, self._member.id, released), name="weight-intake"
+                )
+            except BaseException:
+                expected.let_go()
+                raise
+        except FleetMismatch as error:
+            await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=str(error)))
+            raise FleetMismatch(
+                f"this worker's model is not the learner's: {error}; start both with the same `model:` section"
+            ) from error
         except WireError as error:
             await post(self._board, TO_LEARNER, Failed(**self._reply_to(offer), reason=str(error)))
         else:
-            self._staged = _StagedWeights(record=offer.record, staging=staging)
             await post(self._board, TO_LEARNER, Staged(**self._reply_to(offer)))
-
-    def _receive_blocking(self, offer: Offer, seat: Seat, spare: Staging | None) -> tuple[Staging, str]:
-        transfers = plan_transfers(self._specs, offer.bucket_bytes)
-        staging = spare if spare is not None and spare.transfers == transfers else self._allocate(transfers)
-        meeting = Meeting.join(offer.host, offer.port, self._timeouts.rendezvous_s)
-        with link(meeting, seat) as wire:
-            return staging, receive_weights(wire, transfers, staging)
-
-    def _allocate(self, transfers: Sequence[Transfer]) -> Staging:
-        return Staging(self._specs, transfers, self._device)
 
     async def _cancel(self, cancel: Cancel) -> None:
         if cancel.attempt != self._newest or self._staged is not None:
@@ -235,30 +207,31 @@ class WeightReceiver:
 
     async def _let_go(self) -> None:
         """Forget the attempt under way and whatever is staged but not served."""
-        self._offer = None
-        if self._receiving is not None:
-            self._receiving.released.set()
-            self._receiving.task.cancel()
-            await asyncio.wait([self._receiving.task])
-            self._receiving = None
+        if self._taking is not None:
+            self._taking.released.set()
+            self._taking.task.cancel()
+            await asyncio.wait([self._taking.task])
+            self._taking = None
         async with self._swapping:
             if self._staged is not None:
-                self._spare, self._staged = self._staged.staging, None
+                self._intake.recycle(self._staged)
+                self._staged = None
 
     async def _flip(self, live: VersionRecord, swap: Swap) -> None:
         async with self._swapping:
-            if self._staged is None or self._staged.record != live or live.version <= self.version:
+            landing = self._staged
+            if landing is None or landing.expected.record != live or live.version <= self.version:
                 return
-            staging = self._staged.staging
-            await swap(live.version, staging.tensors)
-            self._spare, self._staged = staging, None
+            await swap(live.version, landing.weights)
+            self._intake.recycle(landing)
+            self._staged = None
             self._member = replace(self._member, version=live.version)
             self._timeline = live.timeline
         await self._announce()
         _log.debug("serves new weights", member=self._member.id, version=live.version)
 
     async def _ask_if_left_behind(self, live: VersionRecord) -> None:
-        on_its_way = self._offer is not None or (self._receiving is not None and not self._receiving.task.done())
+        on_its_way = self._taking is not None and not self._taking.task.done()
         if self.version < live.version and not on_its_way:
             await self._hello()
 

@@ -1,8 +1,8 @@
 """The learner's end of the weight wire.
 
-push:  offer ─▶ everybody ready? ─▶ begin ─▶ broadcasts ─▶ everybody staged? ──yes──▶ report
-         ▲                                                       │ no
-         └────────── the survivors, a fresh group ◀── cancel ◀───┘   who stays silent is dropped
+push:  offer ─▶ everybody ready? ─▶ begin ─▶ delivery ─▶ everybody staged? ──yes──▶ report
+         ▲                                                     │ no
+         └───────── the survivors, fresh groups ◀── cancel ◀───┘   who stays silent is dropped
 flip:  the version is live, serve it
 """
 
@@ -22,10 +22,12 @@ import torch
 
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.errors import WireError
-from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board
-from async_rl.transport.digest import specs_of
+from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.transport.cohorts import Cohorts
+from async_rl.transport.depot import Depot, Errand
 from async_rl.transport.gpus import backend_among, gpu_of
+from async_rl.transport.link import Timeouts
 from async_rl.transport.membership import Membership
 from async_rl.transport.messages import (
     TO_LEARNER,
@@ -47,8 +49,6 @@ from async_rl.transport.messages import (
     ToLearner,
     post,
 )
-from async_rl.transport.plan import Transfer, manifest_digest, plan_transfers, size_of
-from async_rl.transport.wire_process_group import Meeting, Seat, Timeouts, link, send_weights
 from async_rl.types import VersionRecord
 
 _GRACE_S = 1.0
@@ -74,27 +74,20 @@ class PushReport:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cargo:
-    """What a push moves."""
-
-    record: VersionRecord
-    tensors: Mapping[str, torch.Tensor]
-    specs: Sequence[ParameterSpec]
-    transfers: Sequence[Transfer]
-
-
 class WeightSender:
     """Hold it open with `async with` for as long as the learner lives. Pushes run one at a time."""
 
-    def __init__(self, board: Board, wire: WireConfig, device: torch.device | str, *, fence: int) -> None:
+    def __init__(self, board: Board, wire: WireConfig, depot: Depot, device: str, *, fence: int) -> None:
+        """`depot` is rank 0's."""
         self._board = board
         self._wire = wire
+        self._depot = depot
         self._device = torch.device(device)
         self._fence = fence
         self._timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         self._membership = Membership(board)
         self._generation = 0
+        self._cohorts = Cohorts(fence)
         self._replies: dict[str, Reply] = {}
         """The last word of each member in the current attempt."""
         self._left: set[str] = set()
@@ -128,17 +121,14 @@ class WeightSender:
                 return needy
             await self._until(lambda heard=heard: self._num_heard != heard, _RECHECK_S)
 
-    async def push(self, record: VersionRecord, tensors: Mapping[str, torch.Tensor]) -> PushReport:
+    async def push(self, record: VersionRecord) -> PushReport:
         """Bring a version to every live member that needs it; return when each has it staged or was dropped.
 
-        `record.digest` must be `digest_of(tensors)`, and the tensors stay unchanged meanwhile. Repeating it serves
-        whoever needs the version by then. A member's failure is in the report, never raised.
+        The depot has packed it, and `record.digest` is what the depot says. Repeating it serves whoever needs the version
+        by then. A member's failure is in the report, never raised.
         """
         async with self._pushing:
             started = time.monotonic()
-            specs = specs_of(tensors)
-            bucket_bytes = int(self._wire.bucket_mb * (1 << 20))
-            cargo = _Cargo(record=record, tensors=tensors, specs=specs, transfers=plan_transfers(specs, bucket_bytes))
             staged: list[str] = []
             dropped: dict[str, str] = {}
             failures: Counter[str] = Counter()
@@ -146,7 +136,7 @@ class WeightSender:
             while cohorts:
                 if not (cohort := cohorts.pop(0)):
                     continue
-                outcome = await self._attempt(cargo, cohort)
+                outcome = await self._attempt(record, cohort)
                 staged += outcome.staged
                 dropped |= outcome.dropped
                 failed = list(outcome.failed)
@@ -168,7 +158,7 @@ class WeightSender:
             return PushReport(
                 staged=tuple(staged),
                 dropped=dropped,
-                num_bytes=sum(size_of(spec) for spec in specs),
+                num_bytes=self._depot.layout.num_bytes,
                 seconds=time.monotonic() - started,
             )
 
@@ -176,87 +166,84 @@ class WeightSender:
         """Tell everybody that the version is live. Call it after `buffer.publish`; repeating it is harmless."""
         await post(self._board, TO_WORKERS, Flip(fence=self._fence, record=record))
 
-    async def _attempt(self, cargo: _Cargo, cohort: Sequence[str]) -> _Outcome:
+    async def _attempt(self, record: VersionRecord, cohort: Sequence[str]) -> _Outcome:
         self._generation += 1
         self._replies = {}
         outcome = _Outcome(staged=[], dropped={}, failed={})
-        meeting = await asyncio.to_thread(Meeting.open, self._wire.host, self._wire.rendezvous_timeout_s)
-        released = Event()
-        try:
-            backend = await self._backend_for(cohort)
-            ready = await self._gather(cargo, cohort, meeting, backend, outcome)
-            if ready:
-                await self._begin(cargo, ready, meeting, backend, released)
-                await self._settle_accounts(ready, meeting, outcome)
-        finally:
-            released.set()
-            meeting.close()
+        if ready := await self._gather(record, cohort, outcome):
+            released = Event()
+            try:
+                await self._deliver(record, ready, released)
+            finally:
+                released.set()
+            await self._settle_accounts(list(ready), outcome)
+            if outcome.dropped or outcome.failed:
+                self._cohorts.broke()
         return outcome
 
-    async def _backend_for(self, cohort: Sequence[str]) -> Backend:
-        members = await self._board.members()
-        return backend_among([gpu_of(self._device), *(member.gpu for member in members if member.id in cohort)])
-
-    async def _gather(
-        self, cargo: _Cargo, cohort: Sequence[str], meeting: Meeting, backend: Backend, outcome: _Outcome
-    ) -> list[str]:
+    async def _gather(self, record: VersionRecord, cohort: Sequence[str], outcome: _Outcome) -> dict[str, Ready]:
         """Offer the version, and return who is ready for it."""
-        await asyncio.to_thread(meeting.write_manifest, cargo.specs)
         offer = Offer(
             fence=self._fence,
             generation=self._generation,
             to=tuple(cohort),
-            record=cargo.record,
-            host=meeting.host,
-            port=meeting.port,
-            manifest=manifest_digest(cargo.specs),
-            bucket_bytes=int(self._wire.bucket_mb * (1 << 20)),
-            backend=backend,
+            record=record,
+            host=self._depot.meeting.host,
+            port=self._depot.meeting.port,
+            layout=self._depot.layout.digest,
         )
         await post(self._board, TO_WORKERS, offer)
         await self._until(lambda: self._replies.keys() | self._left >= set(cohort), self._timeouts.operation_s)
-        ready: list[str] = []
+        ready: dict[str, Ready] = {}
         for member in cohort:
             match self._replies.get(member):
-                case Ready():
-                    ready.append(member)
+                case Ready() as reply:
+                    ready[member] = reply
                 case Refused(reason=reason):
                     outcome.dropped[member] = reason
+                case Failed(reason=reason):
+                    outcome.failed[member] = reason
                 case _ if member in self._left:
                     outcome.dropped[member] = "left the run"
                 case _:
                     self._lose(member, f"did not answer the offer within {self._timeouts.operation_s:g} s", outcome)
         return ready
 
-    async def _begin(self, cargo: _Cargo, ready: Sequence[str], meeting: Meeting, backend: Backend, released: Event) -> None:
-        """Send, and wait for everybody's report; give up at the first sign that the group is broken."""
-        await post(self._board, TO_WORKERS, Begin(fence=self._fence, generation=self._generation, members=tuple(ready)))
-        seat = Seat(
-            rank=0,
-            size=len(ready) + 1,
-            device=self._device,
+    async def _deliver(self, record: VersionRecord, ready: Mapping[str, Ready], released: Event) -> None:
+        """Send, and wait for everybody's report; give up at the first sign that something is broken."""
+        members = list(ready)
+        backend = await self._backend_for(members)
+        wires = self._cohorts.wires(len(self._depot.layout.parcels), ready, backend)
+        begin = Begin(
+            fence=self._fence,
+            generation=self._generation,
+            members=tuple(members),
+            wires=wires,
             backend=backend,
-            timeouts=self._timeouts,
-            released=released,
+            transfer_bytes=int(self._wire.bucket_mb * (1 << 20)),
         )
-
-        def send() -> None:
-            with link(meeting, seat) as wire:
-                send_weights(wire, cargo.transfers, cargo.tensors, self._device)
-
+        await post(self._board, TO_WORKERS, begin)
+        errands = [
+            Errand(parcel=wire.parcel, version=record.version, group=wire.group, size=len(wire.members) + 1, backend=backend)
+            for wire in wires
+        ]
         try:
             async with asyncio.TaskGroup() as both:
-                watch = both.create_task(self._until_broken(ready), name="weight-push-watch")
-                await asyncio.to_thread(send)
-                # Everybody has everything; what is left is their verdict on the digest.
-                await self._until(lambda: self._reported(ready), self._timeouts.operation_s)
+                watch = both.create_task(self._until_broken(members), name="weight-push-watch")
+                if errands:
+                    await in_daemon_thread(lambda: self._depot.deliver(errands, released), name="weight-delivery")
+                # Everybody has everything; what is left is their verdict on the digests.
+                await self._until(lambda: self._reported(members), self._timeouts.operation_s)
                 watch.cancel()
         except* WireError as broken:
             _log.info("a weight push broke", generation=self._generation, reason=str(broken.exceptions[0]))
 
-    async def _settle_accounts(self, ready: Sequence[str], meeting: Meeting, outcome: _Outcome) -> None:
+    async def _backend_for(self, cohort: Sequence[str]) -> Backend:
+        members = await self._board.members()
+        return backend_among([gpu_of(self._device), *(member.gpu for member in members if member.id in cohort)])
+
+    async def _settle_accounts(self, ready: Sequence[str], outcome: _Outcome) -> None:
         if not self._reported(ready):
-            meeting.close()
             await post(self._board, TO_WORKERS, Cancel(fence=self._fence, generation=self._generation))
             await self._until(lambda: self._reported(ready), _GRACE_S)
         for member in ready:

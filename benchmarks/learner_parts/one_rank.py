@@ -11,8 +11,10 @@ import torch
 
 from async_rl.config import Config
 from async_rl.megatron import parallel
+from async_rl.megatron.parameters import specs
 from async_rl.model_shape import ModelShape
-from async_rl.transport.digest import digest_of
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.meeting import Meeting
 from async_rl.types import TakenGroup
 from learner.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.cost import cost_of
@@ -22,8 +24,8 @@ from learner.rank_trainer import RankTrainer
 from learner.roster import assemble
 from learner_parts.stopwatch import Stopwatch, WatchedModel
 
-PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "gather", "digest")
-"""Rollouts to bins, to bytes and back, to tensors; the step; the weights to one place, and their name."""
+PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "weights")
+"""Rollouts to bins, to bytes and back, to tensors; the step; the weights ready to be sent."""
 
 
 class OneRank:
@@ -35,6 +37,10 @@ class OneRank:
         watched: Any = WatchedModel(roster.policy, self._watch)
         self._policy, self._device = roster.policy, device
         self._trainer = RankTrainer(replace(roster, policy=watched), objective, config)
+        meeting = Meeting.open(config.wire.host, config.wire.rendezvous_timeout_s)
+        layout = agree_on_layout(meeting, specs(shape, roster.policy.dtype), list(roster.policy.held()), rank=0, ranks=1)
+        self._depot = Depot(meeting, layout, 0, device, config.wire)
+        self._version = 0
 
     def step(self, groups: Sequence[TakenGroup]) -> dict[str, float]:
         """Seconds of each phase."""
@@ -50,11 +56,9 @@ class OneRank:
         result = self._trainer.step(portions)
         assert not result.skipped
         watch.ends("optimizer")
-        weights = self._policy.gather()
-        watch.ends("gather")
-        assert weights is not None
-        digest_of(weights)
-        watch.ends("digest")
+        self._version += 1
+        self._depot.pack(self._version, self._policy.held())
+        watch.ends("weights")
         return {phase: watch.seconds[phase] for phase in PHASES}
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar, cast
 
-from rollout_workers.daemon_thread import in_daemon_thread
+from async_rl.supervision.daemon_thread import in_daemon_thread
 from rollout_workers.either import result_of
 
 T = TypeVar("T")

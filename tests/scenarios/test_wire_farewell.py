@@ -6,23 +6,22 @@ import asyncio
 
 from test_wire import Worker, running
 from wire_board import board_of
-from wire_weights import record_of, weights
+from wire_weights import sending, weights
 
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.messages import TO_LEARNER, TO_WORKERS, TO_WORKERS_MESSAGES, Inbox, Left, Offer, post
-from async_rl.transport.sender import WeightSender
 
 PATIENT = WireConfig(bucket_mb=0.25, operation_timeout_s=300)
 
 
 async def test_a_push_does_not_wait_for_a_member_that_leaves_meanwhile(redis_server: str, run_name: str) -> None:
-    async with board_of(redis_server, run_name) as board, WeightSender(board, PATIENT, "cpu", fence=1) as sender:
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
         offers = await Inbox.open(board, TO_WORKERS, TO_WORKERS_MESSAGES)
         await board.announce(Member(id="gone", host="localhost", version=-1, device="cpu"), 300)
         pushed = weights(seed=1)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            push = group.create_task(sender.push(record_of(1, pushed), pushed))
+            push = group.create_task(sender.push(1, pushed))
             while not any(isinstance(message, Offer) for message in await offers.read()):
                 pass  # each read waits for messages
             await post(board, TO_LEARNER, Left(member="gone"))
@@ -31,10 +30,10 @@ async def test_a_push_does_not_wait_for_a_member_that_leaves_meanwhile(redis_ser
 
 
 async def test_a_receiver_that_ends_says_goodbye_and_may_come_back(redis_server: str, run_name: str) -> None:
-    async with board_of(redis_server, run_name) as board, WeightSender(board, PATIENT, "cpu", fence=1) as sender:
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
         for version in (1, 2):
-            worker, pushed = Worker(board, "w", weights(0)), weights(seed=version)
+            worker, pushed = Worker(board, "w", weights(0), PATIENT), weights(seed=version)
             async with running(worker):
                 assert await sender.needed(version) == ["w"]
-                report = await sender.push(record_of(version, pushed), pushed)
+                report = await sender.push(version, pushed)
                 assert report.staged == ("w",)

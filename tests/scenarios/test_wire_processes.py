@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from wire_board import board_of
-from wire_weights import record_of, weights
+from wire_weights import Sender, sending, weights
 
 from async_rl.config import WireConfig
-from async_rl.transport.sender import WeightSender
+from async_rl.transport.digest import digest_of
 from buffer.board import RedisBoard
 
 OPERATION_TIMEOUT_S = 4.0
-WIRE = WireConfig(operation_timeout_s=OPERATION_TIMEOUT_S, bucket_mb=0.25)
+WIRE = WireConfig(operation_timeout_s=OPERATION_TIMEOUT_S, bucket_mb=0.25, shared_memory=False)
 WORKER = Path(__file__).with_name("wire_worker.py")
 
 
@@ -74,7 +74,7 @@ async def fleet_of(url: str, run: str) -> AsyncIterator[Fleet]:
             await fleet.end()
 
 
-async def all_needy(sender: WeightSender, version: int, *names: str) -> None:
+async def all_needy(sender: Sender, version: int, *names: str) -> None:
     while set(await sender.needed(version)) < set(names):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
@@ -84,17 +84,16 @@ async def test_a_worker_struck_during_a_push_costs_the_others_nothing_but_time(
     redis_server: str, run_name: str, fault: str
 ) -> None:
     large = weights(seed=1, rows=4000)
-    record = record_of(1, large)
-    async with fleet_of(redis_server, run_name) as fleet, WeightSender(fleet.board, WIRE, "cpu", fence=1) as sender:
+    async with fleet_of(redis_server, run_name) as fleet, sending(fleet.board, WIRE, weights(0)) as sender:
         await fleet.start("a")
         await fleet.start("struck", fault)
         await fleet.start("b")
         await all_needy(sender, 1, "a", "b", "struck")
-        report = await sender.push(record, large)
+        report = await sender.push(1, large)
         assert set(report.staged) == {"a", "b"}
         assert set(report.dropped) == {"struck"}
-        await sender.flip(record)
-        assert await fleet.serves(1, "a", "b") == [record.digest] * 2
+        await sender.flip(1)
+        assert await fleet.serves(1, "a", "b") == [digest_of(large)] * 2
 
         if fault.startswith("SIGKILL"):
             assert await fleet.ended("struck") == -signal.SIGKILL
@@ -102,23 +101,23 @@ async def test_a_worker_struck_during_a_push_costs_the_others_nothing_but_time(
         else:
             fleet.signal("struck", signal.SIGCONT)
         await all_needy(sender, 1, "struck")
-        assert (await sender.push(record, large)).staged == ("struck",)
-        await sender.flip(record)
-        assert await fleet.serves(1, "struck") == [record.digest]
+        assert (await sender.push(1, large)).staged == ("struck",)
+        await sender.flip(1)
+        assert await fleet.serves(1, "struck") == [digest_of(large)]
 
         following = weights(seed=2)
-        report = await sender.push(record_of(2, following), following)
+        report = await sender.push(2, following)
         assert set(report.staged) == {"a", "b", "struck"}
-        await sender.flip(record_of(2, following))
+        await sender.flip(2)
         assert len(set(await fleet.serves(2, "a", "b", "struck"))) == 1
     assert all(fleet.versions_of(name) == [1, 2] for name in ("a", "b", "struck"))
 
 
 async def test_when_the_only_worker_dies_the_push_ends_and_says_so(redis_server: str, run_name: str) -> None:
     pushed = weights(seed=1)
-    async with fleet_of(redis_server, run_name) as fleet, WeightSender(fleet.board, WIRE, "cpu", fence=1) as sender:
+    async with fleet_of(redis_server, run_name) as fleet, sending(fleet.board, WIRE, weights(0)) as sender:
         await fleet.start("only", "SIGKILL:begin")
         await all_needy(sender, 1, "only")
-        report = await sender.push(record_of(1, pushed), pushed)
+        report = await sender.push(1, pushed)
         assert report.staged == ()
         assert report.dropped == {"only": "died or hung while receiving"}

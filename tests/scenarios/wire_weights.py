@@ -1,14 +1,25 @@
-"""Small sets of weights that have every kind of tensor a model may have."""
+"""Small sets of weights that have every kind of tensor a model may have, and a learner reduced to its end of the wire."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
 import torch
 
-from async_rl.transport.digest import digest_of
+from async_rl.config import WireConfig
+from async_rl.protocols import Board
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.digest import specs_of
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.plan import Box
+from async_rl.transport.sender import PushReport, WeightSender
 from async_rl.types import VersionRecord
 
+Weights = dict[str, torch.Tensor]
 
-def weights(seed: int, rows: int = 4000) -> dict[str, torch.Tensor]:
+
+def weights(seed: int, rows: int = 4000) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     return {
         "embedding": torch.randn(rows, 1000, generator=generator),
@@ -21,5 +32,45 @@ def weights(seed: int, rows: int = 4000) -> dict[str, torch.Tensor]:
     }
 
 
-def record_of(version: int, tensors: dict[str, torch.Tensor], timeline: str = "a") -> VersionRecord:
-    return VersionRecord(version=version, timeline=timeline, step=version, digest=digest_of(tensors))
+def held(tensors: Mapping[str, torch.Tensor]) -> dict[Box, torch.Tensor]:
+    """As a learner of one rank holds them."""
+    return {Box.whole(spec): tensors[spec.name] for spec in specs_of(tensors)}
+
+
+class Sender:
+    """A learner of one rank that is told what to send."""
+
+    def __init__(self, sender: WeightSender, depot: Depot, timeline: str) -> None:
+        self._sender, self._depot, self._timeline = sender, depot, timeline
+        self.needed, self.needy = sender.needed, sender.needy
+        self.records: dict[int, VersionRecord] = {}
+
+    def pack(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._depot.pack(version, held(tensors), keep=[*self.records])
+        digest = self._depot.digest(version)
+        self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
+
+    def flip_a_bit(self, version: int) -> None:
+        """Of what is packed, behind the back of its digests."""
+        self._depot.parcel(version)[5] ^= 1
+
+    async def push(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PushReport:
+        if version not in self.records:
+            self.pack(version, tensors)
+        return await self._sender.push(self.records[version])
+
+    async def flip(self, version: int) -> None:
+        await self._sender.flip(self.records[version])
+
+
+@asynccontextmanager
+async def sending(
+    board: Board, wire: WireConfig, like: Mapping[str, torch.Tensor], *, fence: int = 1, timeline: str = "a"
+) -> AsyncIterator[Sender]:
+    """`like`: what every version's weights look like."""
+    meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
+    layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
+    depot = Depot(meeting, layout, 0, torch.device("cpu"), wire)
+    async with WeightSender(board, wire, depot, "cpu", fence=fence) as sender:
+        yield Sender(sender, depot, timeline)
+    depot.close()

@@ -54,7 +54,7 @@ class FaultyBoard:
 
 
 async def main(url: str, run: str, member_id: str, operation_timeout_s: str, fault: str = "") -> None:
-    wire = WireConfig(operation_timeout_s=float(operation_timeout_s), bucket_mb=0.25)
+    wire = WireConfig(operation_timeout_s=float(operation_timeout_s), bucket_mb=0.25, shared_memory=False)
     async with board_of(url, run) as board:
 
         async def swap(version: int, tensors: Mapping[str, torch.Tensor]) -> None:

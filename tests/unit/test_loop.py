@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
@@ -24,7 +23,7 @@ from learner.feed import Feed
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import load_objective
 from learner.progress import Progress
-from learner.publish import Offer, Publisher
+from learner.publish import Publisher
 from learner.step import StepResult
 
 sys.path.append(str(Path(__file__).parents[1] / "contracts"))
@@ -45,8 +44,8 @@ class Trainer:
         self._steps += 1
         return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=self._steps == SKIPPED, metrics={})
 
-    async def offer(self, record_of: Callable[[str], VersionRecord]) -> Offer:
-        return Offer(record=record_of("digest"), tensors={})
+    async def pack(self, version: int, keep: Collection[int]) -> str:
+        return "digest"
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -64,7 +63,7 @@ class NobodyToSendTo:
     async def needed(self, version: int) -> list[str]:
         return await asyncio.Future()
 
-    async def push(self, record: VersionRecord, tensors: Mapping[str, Tensor]) -> PushReport:
+    async def push(self, record: VersionRecord) -> PushReport:
         return PushReport(staged=(), dropped={}, num_bytes=0, seconds=0.0)
 
     async def flip(self, record: VersionRecord) -> None: ...

@@ -19,8 +19,9 @@ from async_rl.megatron.hf import from_canonical, load_folder
 from async_rl.megatron.hf_export import Beside, write_folder
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameter_table import OUTPUT, VALUE_BIAS, VALUE_WEIGHT
-from async_rl.megatron.parameters import StoredWeights, check_complete, load_full
+from async_rl.megatron.parameters import check_complete, load_full
 from async_rl.model_shape import ModelShape, model_shape
+from async_rl.stored_weights import StoredWeights
 
 CPU = torch.device("cpu")
 SIZES = {

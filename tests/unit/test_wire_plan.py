@@ -1,7 +1,9 @@
-"""The plan of a push: every byte once, the same at both ends, large tensors alone."""
+"""The plan of the wire: every element in exactly one parcel, however the learner divides its model; equal loads."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,82 +13,98 @@ from hypothesis import strategies as st
 
 from async_rl.errors import WireError
 from async_rl.parameter_spec import ParameterSpec
-from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.plan import (
-    ALIGNMENT,
-    ALONE_BYTES,
-    SLICE_BYTES,
-    Transfer,
-    manifest_difference,
-    manifest_digest,
-    plan_transfers,
-    size_of,
-)
-from async_rl.transport.staging import Staging
+from async_rl.transport.digest import digest_of, specs_of, version_digest
+from async_rl.transport.landing import LandedWeights
+from async_rl.transport.outbox import Outbox
+from async_rl.transport.plan import ALIGNMENT, Box, Layout, lay_out, model_difference, model_digest, size_of
 
-KIB = 1 << 10
+CPU = torch.device("cpu")
 
 
 def spec(name: str, *shape: int, dtype: str = "float32") -> ParameterSpec:
     return ParameterSpec(name=name, shape=shape, dtype=dtype)
 
 
-def names(transfers: tuple[Transfer, ...]) -> list[list[str]]:
-    return [[piece.name for piece in transfer.pieces] for transfer in transfers]
+def carried(layout: Layout, tensors: Mapping[str, torch.Tensor], held: Mapping[int, Sequence[Box]]) -> LandedWeights:
+    """Packed by every rank from what it holds, and put together by a worker."""
+    parcels: list[torch.Tensor] = []
+    for parcel in layout.parcels:
+        outbox = Outbox(layout, parcel, CPU, shared=False)
+        own = {box: _part(tensors[box.name], box) for box in held[parcel.sender]}
+        assert len(outbox.pack(1, own, keep=()).chunks) == parcel.num_chunks
+        parcels.append(outbox.parcel(1))
+    return LandedWeights(layout, parcels)
 
 
-shapes = st.lists(st.integers(0, 600), max_size=3).map(tuple)
-dtypes = st.sampled_from(["float32", "bfloat16", "int64", "bool", "float16"])
-tables = st.lists(st.tuples(shapes, dtypes), max_size=30).map(
-    lambda rows: [ParameterSpec(name=f"p{i}", shape=shape, dtype=dtype) for i, (shape, dtype) in enumerate(rows)]
-)
+def _part(full: torch.Tensor, box: Box) -> torch.Tensor:
+    return full[tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))]
 
 
-@settings(deadline=None, derandomize=True)
-@given(specs=tables, bucket_bytes=st.integers(1, 4 << 20))
-def test_every_byte_travels_exactly_once(specs: list[ParameterSpec], bucket_bytes: int) -> None:
-    transfers = plan_transfers(specs, bucket_bytes)
-    assert transfers == plan_transfers(list(specs), bucket_bytes)
-    for parameter in specs:
-        pieces = sorted(
-            (piece.start, piece.stop) for transfer in transfers for piece in transfer.pieces if piece.name == parameter.name
-        )
-        assert sum(stop - start for start, stop in pieces) == size_of(parameter)
-        assert all(one[1] == other[0] for one, other in pairwise(pieces))
-        assert not pieces or pieces[0][0] == 0
-    for transfer in transfers:
-        assert all(piece.offset % ALIGNMENT == 0 for piece in transfer.pieces)
-        assert all(one.offset + one.num_bytes <= other.offset for one, other in pairwise(transfer.pieces))
-        if transfer.is_packed:
-            assert transfer.num_bytes <= bucket_bytes
-            assert all(piece.num_bytes < ALONE_BYTES for piece in transfer.pieces)
+@st.composite
+def divided(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], dict[int, list[Box]]]:
+    """Parameters in boxes of rows or columns, each on one to four of up to five ranks."""
+    ranks = draw(st.integers(1, 5))
+    tensors: dict[str, torch.Tensor] = {}
+    held: dict[int, list[Box]] = {rank: [] for rank in range(ranks)}
+    for number in range(draw(st.integers(0, 8))):
+        shape = tuple(draw(st.lists(st.integers(0, 40), max_size=3)))
+        dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+        name = f"p{number}"
+        tensors[name] = torch.randint(0, 2, shape).to(dtype) if dtype is torch.bool else torch.randn(shape).mul(9).to(dtype)
+        dimension = draw(st.integers(0, len(shape) - 1)) if shape else 0
+        parts = draw(st.integers(1, 3)) if shape and shape[dimension] else 1
+        edges = [shape[dimension] * part // parts for part in range(parts + 1)] if shape else [0, 0]
+        for first, last in pairwise(edges):
+            start, size = [0] * len(shape), list(shape)
+            if shape:
+                start[dimension], size[dimension] = first, last - first
+            box = Box(name=name, start=tuple(start), shape=tuple(size))
+            for rank in draw(st.sets(st.integers(0, ranks - 1), min_size=1)):
+                held[rank].append(box)
+    return tensors, held
 
 
-def test_only_small_tensors_share_a_transfer() -> None:
-    specs = [spec("a", 10), spec("large", 512, KIB), spec("b", 10), spec("c", 10)]
-    assert names(plan_transfers(specs, 32 << 20)) == [["large"], ["a", "b", "c"]]
+@settings(deadline=None)
+@given(divided())
+def test_every_element_arrives_exactly_once(case: tuple[dict[str, torch.Tensor], dict[int, list[Box]]]) -> None:
+    tensors, held = case
+    layout = lay_out(specs_of(tensors), held)
+    assert Layout.from_json(layout.to_json()) == layout
+    for parcel in layout.parcels:
+        assert all(each.offset % ALIGNMENT == 0 for each in parcel.slices)
+        assert all(one.offset + one.num_bytes <= other.offset for one, other in pairwise(parcel.slices))
+        assert all(any(each.box.row_within(box) is not None for box in held[parcel.sender]) for each in parcel.slices)
+    sent = sum(each.num_bytes for parcel in layout.parcels for each in parcel.slices)
+    assert sent == layout.num_bytes == sum(size_of(each) for each in layout.specs)
+    landed = carried(layout, tensors, held)
+    assert all(torch.equal(landed[name], tensor) for name, tensor in tensors.items())
+    assert list(landed) == list(tensors)
 
 
-def test_a_full_bucket_leaves_and_another_begins() -> None:
-    specs = [spec(name, 16 * KIB) for name in "abc"]
-    assert names(plan_transfers(specs, 128 * KIB)) == [["a", "b"], ["c"]]
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+def test_replicas_send_equal_shares(replicas: int) -> None:
+    specs = [spec("embedding", 1000, 64), *(spec(f"{layer}.fc", 256, 64) for layer in range(6)), spec("norm", 64)]
+    layout = lay_out(specs, {rank: [Box.whole(each) for each in specs] for rank in range(replicas)})
+    fair = sum(size_of(each) for each in specs) / replicas
+    assert len(layout.parcels) == replicas
+    assert all(abs(parcel.num_bytes - fair) <= 64 * 4 * 2 for parcel in layout.parcels), "within two rows"
 
 
-def test_a_tensor_beyond_the_longest_transfer_goes_in_slices() -> None:
-    transfers = plan_transfers([spec("huge", SLICE_BYTES + 4, dtype="int8")], 32 << 20)
-    assert [(piece.start, piece.stop) for transfer in transfers for piece in transfer.pieces] == [
-        (0, SLICE_BYTES),
-        (SLICE_BYTES, SLICE_BYTES + 4),
-    ]
-
-
-def test_empty_tensors_need_no_transfer() -> None:
-    assert plan_transfers([spec("nothing", 0, 8)], 1 << 20) == ()
+def test_what_many_hold_evens_out_what_few_hold() -> None:
+    """Rank 0 alone has a large matrix; what all three share is sent by the others."""
+    alone, shared = spec("alone", 100, 16), spec("shared", 100, 16)
+    layout = lay_out(
+        [alone, shared], {0: [Box.whole(alone), Box.whole(shared)], 1: [Box.whole(shared)], 2: [Box.whole(shared)]}
+    )
+    senders = {parcel.sender: {each.box.name for each in parcel.slices} for parcel in layout.parcels}
+    assert senders == {0: {"alone"}, 1: {"shared"}, 2: {"shared"}}
+    assert len({parcel.num_bytes for parcel in layout.parcels if parcel.sender}) == 1
 
 
 def test_a_dtype_that_cannot_travel_is_named() -> None:
+    phase = spec("phase", 2, dtype="complex64")
     with pytest.raises(WireError, match="phase has dtype complex64"):
-        plan_transfers([spec("phase", 2, dtype="complex64")], 1 << 20)
+        lay_out([phase], {0: [Box.whole(phase)]})
 
 
 @pytest.mark.parametrize(
@@ -100,35 +118,32 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
         [spec("a", 2), spec("b", 2), spec("c", 2)],
     ],
 )
-def test_manifests_that_differ_are_told_apart_and_the_difference_named(other: list[ParameterSpec]) -> None:
+def test_models_that_differ_are_told_apart_and_the_difference_named(other: list[ParameterSpec]) -> None:
     ours = [spec("a", 2), spec("b", 2)]
-    assert manifest_digest(ours) != manifest_digest(other)
-    assert manifest_difference(other, ours)
-    assert manifest_difference(ours, ours) == ""
+    assert model_digest(ours) != model_digest(other)
+    assert model_difference(other, ours)
+    assert model_difference(ours, ours) == ""
 
 
-def test_the_digest_sees_every_byte_name_shape_and_dtype_and_no_order() -> None:
-    tensors = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.int64)}
+def test_the_digest_of_tensors_sees_every_byte_name_shape_and_dtype_and_no_order() -> None:
+    tensors = {"a": torch.arange(6.0), "b": torch.zeros(2, 2)}
     digest = digest_of(tensors)
     assert digest == digest_of(dict(reversed(tensors.items())))
     assert digest == digest_of({"a": torch.arange(6.0).reshape(2, 3).t().contiguous().t().reshape(6), "b": tensors["b"]})
-    flipped = tensors["a"].clone()
-    flipped.view(torch.uint8)[23] ^= 1
     others = [
-        tensors | {"a": flipped},
-        tensors | {"a": tensors["a"].reshape(2, 3)},
-        tensors | {"a": tensors["a"].view(torch.int32)},
-        {"c": tensors["a"], "b": tensors["b"]},
+        {**tensors, "a": torch.arange(6.0) + math.ulp(1.0) * 1e9},
+        {**tensors, "b": torch.zeros(4)},
+        {**tensors, "b": torch.zeros(2, 2, dtype=torch.int32)},
+        {"a": tensors["b"], "b": tensors["a"]},
+        {"a": tensors["a"]},
     ]
     assert digest not in {digest_of(other) for other in others}
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
-@given(specs=tables, bucket_bytes=st.integers(1, 2 << 20))
-def test_staging_buffers_have_the_shapes_asked_for_and_share_no_byte(specs: list[ParameterSpec], bucket_bytes: int) -> None:
-    specs = [parameter for parameter in specs if size_of(parameter) < 4 << 20]
-    staging = Staging(specs, plan_transfers(specs, bucket_bytes), torch.device("cpu"))
-    assert list(specs_of(staging.tensors)) == specs
-    for number, tensor in enumerate(staging.tensors.values()):
-        tensor.fill_(number % 2)
-    assert all(bool((tensor == number % 2).all()) for number, tensor in enumerate(staging.tensors.values()))
+def test_a_version_s_digest_sees_the_layout_and_every_chunk_in_its_place() -> None:
+    found = {
+        version_digest(layout, chunks)
+        for layout in ("one", "other")
+        for chunks in ([["a", "b"], ["c"]], [["a"], ["b", "c"]], [["b", "a"], ["c"]], [["a", "b"], ["d"]])
+    }
+    assert len(found) == 8

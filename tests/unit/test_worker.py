@@ -553,6 +553,22 @@ async def test_no_more_groups_of_an_environment_fly_than_it_allows():
     assert most == 1
 
 
+async def test_stragglers_keep_no_other_group_from_beginning():
+    begun, third = set[str](), asyncio.Event()
+
+    async def wait_with_the_first(task: Task, context: EpisodeContext) -> None:
+        begun.add(task.prompt)
+        if len(begun) == 3:
+            third.set()
+        if context.sibling == 0:
+            await third.wait()
+
+    bench = Bench(PlayAgent(before=wait_with_the_first), group_size=2, groups_in_flight=2)
+    await bench.learn(Limits(max_age=999, groups_per_step=2, lease_s=30.0, max_attempts=2))
+    async with bench.at_work(), asyncio.timeout(10):
+        assert await bench.buffer.next_endings(2) == ["stored"] * 2
+
+
 # -- what episodes find around them -----------------------------------------------------------------------------------
 async def test_siblings_may_be_played_together_and_find_the_gateway_and_the_policies():
     gateway, judge = object(), ScriptedInference(lambda text: text)

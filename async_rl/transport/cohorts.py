@@ -1,0 +1,38 @@
+"""Which workers share a process group, and whether the one from before can be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from async_rl.transport.messages import Backend, Ready, Wire
+
+
+class Cohorts:
+    """A group lives until one of its members fails, leaves or is joined by another: then everybody meets anew."""
+
+    def __init__(self, fence: int) -> None:
+        self._fence = fence
+        self._number = 0
+        self._newest: tuple[Wire, ...] = ()
+        self._backend: Backend = "gloo"
+
+    def wires(self, parcels: int, ready: Mapping[str, Ready], backend: Backend) -> tuple[Wire, ...]:
+        """Who gets which parcel over which group; nobody who reads it from its sender's memory."""
+        members = {
+            parcel: tuple(sorted(name for name, reply in ready.items() if parcel not in reply.by_memory))
+            for parcel in range(parcels)
+        }
+        members = {parcel: names for parcel, names in members.items() if names}
+        if members != {wire.parcel: wire.members for wire in self._newest} or backend != self._backend:
+            self._number += 1
+        self._backend = backend
+        self._newest = tuple(
+            Wire(parcel=parcel, group=f"{self._fence}/{self._number}/{parcel}", members=names)
+            for parcel, names in members.items()
+        )
+        return self._newest
+
+    def broke(self) -> None:
+        """Whatever was under way: nobody uses its groups again."""
+        self._newest = ()
+        self._number += 1
