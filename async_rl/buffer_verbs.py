@@ -1,4 +1,4 @@
-"""What people can type after `async-rl buffer`, and the verbs after `async-rl env` that the same process does.
+"""What people can type after `async-rl buffer`, and the verbs after `async-rl env` and `weights` that the same process does.
 
 What each of them does is found under the same words in `buffer/tools/`.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 
+from async_rl import weights_verbs
 from async_rl.errors import ConfigError
 from async_rl.verb_line import Option, Tool
 
@@ -26,7 +27,7 @@ def find(words: Sequence[str]) -> tuple[Tool, Sequence[str]]:
 
 def listing() -> str:
     """Every verb in one line."""
-    own = [tool for tool in TOOLS if tool not in MIX]
+    own = [tool for tool in TOOLS if tool not in ELSEWHERE]
     width = max(len(_usage(tool)) for tool in own)
     lines = "\n".join(f"  {_usage(tool):<{width}}  {tool.help}" for tool in own)
     return (
@@ -101,10 +102,13 @@ MIX = (
         options=(_RAMP,),
     ),
 )
-"""What changes the mix of environments; their words stand after `async-rl` itself."""
+"""What changes the mix of environments."""
+
+ELSEWHERE = (*MIX, *weights_verbs.TOOLS)
+"""Their words stand after `async-rl` itself."""
 
 TOOLS = (
-    *MIX,
+    *ELSEWHERE,
     _verb(words="serve", help="Be the run's own Redis server, and keep it alive."),
     _verb(
         words="stats",

@@ -40,7 +40,7 @@ def command(role: Role, args: Sequence[str], *, ranks: int = 1) -> list[str]:
 def environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
     """What a role inherits, plus what it needs. torchrun's ranks get -P through PYTHONSAFEPATH."""
     given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a worker that leaves is no reason for stack traces of torch's stores
+    given.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a worker that leaves is no reason for stack traces of torch's stores
     given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on the order this gives
     if config.learner.deterministic:
         given.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS chooses among ways to add up

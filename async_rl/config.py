@@ -121,12 +121,24 @@ class WireConfig(Section):
     """In which numbers weights travel. Workers convert them to what their engines compute in."""
     shared_memory: bool = True
     """Workers on the learner's machine read the weights where they lie, instead of receiving them."""
-    bucket_mb: PositiveFloat = 32.0
+    bucket_mb: PositiveFloat = 16.0
     """The most that one transfer carries: it must get through within `operation_timeout_s`."""
+    deltas: Literal["auto", "always", "off"] = "auto"
+    """Whether workers on other machines get the difference to what they hold instead of whole bfloat16 weights; auto: when it
+    is there sooner, by the measured speed of the wire. Needs the extra `delta`."""
     rendezvous_timeout_s: PositiveFloat = 60.0
     operation_timeout_s: PositiveFloat = 10.0
     host: str = "127.0.0.1"
     """The address under which workers reach the learner."""
+    push_every_steps: PositiveInt = 1
+    """Push a version when at least so many steps have passed since the last one that was pushed, ..."""
+    push_every_s: float = Field(default=0.0, ge=0)
+    """... and so many seconds. Sooner where the learner could not train on without it, and with every checkpoint."""
+    snapshots: str = ""
+    """A folder where the learner leaves live versions as files, within the run's folder unless it is absolute. Workers that
+    see it too can start while there is no learner. Empty means none."""
+    snapshot_every: PositiveInt = 1
+    """Of the versions that go live, each so-manyth is written down; the newest, where the disk is slower than that."""
 
 
 class MetricsConfig(Section):
@@ -192,6 +204,16 @@ class Config(Section):
             )
         if replay.min_groups > limits.slots:
             raise ValueError(f"replay.min_groups ({replay.min_groups}) is above the buffer's {limits.slots} slots")
+        return self
+
+    @model_validator(mode="after")
+    def _pushes_come_in_time(self) -> Config:
+        every, most = self.wire.push_every_steps, self.limits.steps_between_pushes
+        if every > most:
+            raise ValueError(
+                f"wire.push_every_steps ({every}) is never reached: with staleness.max_age {self.staleness.max_age:g} the "
+                f"learner can train {most} steps from one push to the next; lower it, or raise staleness.max_age"
+            )
         return self
 
     @model_validator(mode="after")
@@ -297,6 +319,14 @@ class Config(Section):
         if self.redis.payloads == "redis":
             return None
         return self.run_folder / "payloads" if self.redis.payloads == "files" else Path(self.redis.payloads)
+
+    @property
+    def snapshot_folder(self) -> Path | None:
+        """Runs that share an absolute folder do not meet in it."""
+        if not self.wire.snapshots:
+            return None
+        given = Path(self.wire.snapshots)
+        return given / self.run.name if given.is_absolute() else self.run_folder / given
 
     @property
     def redis_url(self) -> str:

@@ -191,6 +191,8 @@ class Member:
     device: str
     gpu: str = ""
     """Identifies the GPU behind `device` among all machines; empty on a CPU."""
+    catches_up: str = ""
+    """With what it comes by weights on its own, for people; the learner need not push to it meanwhile. Empty: with nothing."""
 
 
 class Board(Protocol):

@@ -62,6 +62,11 @@ class Limits:
         return ceil(self.max_age)
 
     @property
+    def steps_between_pushes(self) -> int:
+        """At most: a step needs the slots of its groups, and they return only with weights trained on them."""
+        return self.slots // self.groups_per_step
+
+    @property
     def min_diff(self) -> float:
         """Uses are taken while samples_per_insert x inserts - uses stays above this ..."""
         return (self.samples_per_insert or 0.0) * self.min_size - self.error_buffer

@@ -47,7 +47,7 @@ CHECKS = (
     Check(name="kv cache", module="gpu_checks.engine_checks", limit_s=90),
     Check(name="decode small", module="gpu_checks.engine_checks", limit_s=60),
     Check(name="swap", module="gpu_checks.engine_checks", limit_s=90),
-    Check(name="push", module="gpu_checks.wire_checks", limit_s=90),
+    Check(name="push", module="gpu_checks.wire_checks", limit_s=120),
     Check(name="rebuild", module="gpu_checks.wire_checks", limit_s=60),
     Check(name="checkpoint", module="gpu_checks.learner_checks", limit_s=60),
     Check(name="run", module="gpu_checks.run_checks", limit_s=150),

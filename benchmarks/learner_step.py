@@ -84,6 +84,15 @@ async def alone(learner: OneRank, config: Config, shape: ModelShape, rounds: int
 
 
 def overlap(learner: OneRank, config: Config, shape: ModelShape, args: argparse.Namespace) -> Figures:
+    """Medians over the repeats; ratios are taken within each, between moments when the machine is as fast."""
+    repeats = [one_overlap(learner, config, shape, args) for _ in range(args.repeats)]
+    found = {name: statistics.median(each[name] for each in repeats) for name in repeats[0]}
+    print(f"\nmedians of {args.repeats}: run / slower of both {found['run_vs_slower']:.2f}, ", end="")
+    print(f"with the other core busy {found['run_vs_busy_slower']:.2f}; run / sum of both {found['run_vs_sum']:.2f}")
+    return found
+
+
+def one_overlap(learner: OneRank, config: Config, shape: ModelShape, args: argparse.Namespace) -> Figures:
     generate_s, learn_s = asyncio.run(alone(learner, config, shape, args.rounds))
     with busy_neighbour():
         busy_generate_s, busy_learn_s = asyncio.run(alone(learner, config, shape, args.rounds))
@@ -114,16 +123,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=64, help="of the step that is taken apart")
     parser.add_argument("--median-tokens", type=int, default=64, help="of their lognormal lengths")
     parser.add_argument("--steps", type=int, default=30, help="of the run that is timed; 0 leaves it out")
+    parser.add_argument("--repeats", type=int, default=5, help="of the run, and of what is measured alone")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    if args.rounds < 1 or args.rollouts % GROUP_SIZE:
-        parser.error(f"--rounds must be at least 1, and --rollouts a multiple of {GROUP_SIZE}")
+    if args.rounds < 1 or args.repeats < 1 or args.rollouts % GROUP_SIZE:
+        parser.error(f"--rounds and --repeats must be at least 1, and --rollouts a multiple of {GROUP_SIZE}")
     return args
 
 
 def main() -> None:
     args = parse_args()
-    figures: Figures = {"rounds": args.rounds, "load_before": os.getloadavg()[0]}
+    figures: Figures = {"rounds": args.rounds, "repeats": args.repeats, "load_before": os.getloadavg()[0]}
     keep_to_cores()
     config = Config.model_validate(yaml.safe_load(args.config.read_text()))
     shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)

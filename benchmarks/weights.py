@@ -1,10 +1,10 @@
-"""How much of the wire's speed a push keeps: a whole push to one worker against one flat gloo broadcast of the same bytes.
+"""What a push of weights costs: beside one broadcast of the same bytes, a copy of them, and tensors sent one by one.
 
-usage: python benchmarks/weights.py [--mib 256] [--rounds 5] [--json PATH]
+    python benchmarks/weights.py --rounds 9 --json result.json
 
-The push includes everything that the flat broadcast leaves out: the offer and its answer, a fresh process group, the small
-tensors' buckets, the digest over every byte, the report. Both run between the same two processes, one after the other in
-every round; the medians are compared. The two ends speak over a pipe instead of Redis, so that only the wire is measured.
+Learner and workers are processes; what is compared takes turns in the same ones, and every ratio is the median over rounds of
+two times that were taken next to each other. They speak over pipes instead of Redis, so that only the wire is measured. A push
+counts from the offer until every worker holds every byte verified; packing and the engine's copy are given apart.
 """
 
 from __future__ import annotations
@@ -12,181 +12,130 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import statistics
-import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import timedelta
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import ProcessGroupGloo
+from weights_parts.fleet import Round, Way, fleet, only_warnings
+from weights_parts.fleet_size import Cost, fitted
+from weights_parts.in_flight import in_flight_figures
+from weights_parts.models import scattered, transformer
 
 from async_rl.config import WireConfig
-from async_rl.protocols import Member
-from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.receiver import WeightReceiver
-from async_rl.transport.sender import WeightSender
-from async_rl.types import VersionRecord
 
-WIRE = WireConfig()
+Figures = dict[str, float]
+GLOO = WireConfig(shared_memory=False, deltas="off")
+MEMORY = WireConfig()
 
 
-class PipeBoard:
-    """The board as two processes see it that share a pipe: messages, and one member."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._logs: dict[str, list[dict[str, Any]]] = {}
-        self._members: dict[str, Member] = {}
-        self._news = asyncio.Condition()
-
-    async def listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        loop.add_reader(self._pipe.fileno(), arrived.set)
-        while True:
-            await arrived.wait()
-            arrived.clear()
-            while self._pipe.poll():
-                topic, message = json.loads(self._pipe.recv_bytes())
-                await self._append(topic, message)
-
-    async def announce(self, member: Member, ttl_s: float) -> None:
-        await self.post("members", asdict(member))
-
-    async def leave(self, member_id: str) -> None: ...
-
-    async def members(self) -> list[Member]:
-        return list(self._members.values())
-
-    async def live_version(self) -> VersionRecord | None:
-        return None
-
-    async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        self._pipe.send_bytes(json.dumps([topic, message]).encode())
-
-    async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
-        log = self._logs.setdefault(topic, [])
-        try:
-            async with asyncio.timeout(wait_s), self._news:
-                await self._news.wait_for(lambda: len(log) > int(after))
-        except TimeoutError:
-            return []
-        return [(str(number), message) for number, message in enumerate(log, start=1) if number > int(after)]
-
-    async def agree(self, role: str, facts: Mapping[str, str]) -> None: ...
-
-    async def versions(self) -> list[VersionRecord]:
-        return []
-
-    async def _append(self, topic: str, message: dict[str, Any]) -> None:
-        async with self._news:
-            if topic == "members":
-                self._members[message["id"]] = Member(**message)
-            else:
-                self._logs.setdefault(topic, []).append(message)
-            self._news.notify_all()
+def ways(mib: int) -> list[Way]:
+    large, few, many = (partial(transformer, mib), partial(scattered, 2 * mib), partial(scattered, 16 * mib))
+    return [
+        Way(name="gloo", model=large, wire=GLOO, rival="flat"),
+        Way(name="memory", model=large, wire=MEMORY, rival="flat"),
+        Way(name="copy", model=large, wire=MEMORY, rival="copy"),
+        Way(name="small", model=few, wire=GLOO, rival="one_by_one"),
+        Way(name="many_small", model=many, wire=GLOO, rival="one_by_one"),
+    ]
 
 
-def model(mib: int) -> dict[str, torch.Tensor]:
-    """Shaped like a transformer: nearly all bytes in matrices, nearly all names on vectors."""
-    layers = max(1, mib // 16)
-    tensors: dict[str, torch.Tensor] = {}
-    for layer in range(layers):
-        for part in ("qkv", "projection", "up", "down"):
-            tensors[f"{layer}.{part}"] = torch.randn(mib * (1 << 18) // (layers * 4))
-        for part in ("norm1", "norm2", "bias1", "bias2"):
-            tensors[f"{layer}.{part}"] = torch.randn(1024)
-    return tensors
+async def rounds_of(ways: Sequence[Way], workers: int, rounds: int) -> dict[str, list[Round]]:
+    found: dict[str, list[Round]] = {way.name: [] for way in ways}
+    async with fleet(ways, workers) as learners:
+        for number in range(-1, rounds):  # the first round meets, and warms everything up
+            for way in ways:
+                one = await learners[way.name].round(workers)
+                if number >= 0:
+                    found[way.name].append(one)
+    return found
 
 
-def flat_group(port: int, rank: int) -> Any:  # torch's stubs do not know the group's methods
-    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._timeout = timedelta(seconds=60)
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return ProcessGroupGloo(PrefixStore("flat", store), rank, 2, options)
+def median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
+    return statistics.median(figure(each) for each in rounds)
 
 
-def worker(pipe: Connection, port: int, mib: int, rounds: int) -> None:
-    torch.set_num_threads(1)
-
-    async def run() -> None:
-        tensors = model(mib)
-        flat = torch.empty(sum(tensor.numel() for tensor in tensors.values()))
-        group = flat_group(port, 1)
-        board = PipeBoard(pipe)
-
-        async def swap(version: int, arrived: Mapping[str, torch.Tensor]) -> None:
-            await asyncio.to_thread(lambda: group.broadcast(flat, 0).wait())
-
-        member = Member(id="worker", host="localhost", version=-1, device="cpu")
-        async with asyncio.TaskGroup() as services:
-            services.create_task(board.listen())
-            await WeightReceiver(board, member, specs_of(tensors), WIRE, lease_s=60).run(swap)
-
-    asyncio.run(run())
+def advantage(rounds: Sequence[Round]) -> float:
+    """How many times as fast as the rival."""
+    return median(rounds, lambda each: each.rival_s / each.push_s)
 
 
-async def measure(pipe: Connection, group: Any, mib: int, rounds: int) -> dict[str, float]:
-    tensors = model(mib)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-    board = PipeBoard(pipe)
-    pushes: list[float] = []
-    broadcasts: list[float] = []
-    async with asyncio.TaskGroup() as services:
-        listening = services.create_task(board.listen())
-        async with WeightSender(board, WIRE, "cpu", fence=1) as sender:
-            for version in range(rounds + 1):
-                await sender.needed(version)
-                record = VersionRecord(version=version, timeline="", step=version, digest=digest_of(tensors))
-                report = await sender.push(record, tensors)
-                assert report.staged == ("worker",), report
-                pushes.append(report.seconds)
-                await sender.flip(record)
-                # The worker meets these broadcasts inside its swap, so both kinds of transfer alternate.
-                started = time.monotonic()
-                await asyncio.to_thread(lambda: group.broadcast(flat, 0).wait())
-                broadcasts.append(time.monotonic() - started)
-        listening.cancel()
-    push_s, flat_s = statistics.median(pushes[1:]), statistics.median(broadcasts[1:])  # the first round warms both
-    return {
-        "mib": mib,
-        "push_s": push_s,
-        "flat_gloo_s": flat_s,
-        "push_gb_s": flat.numel() * 4 / push_s / 1e9,
-        "flat_gloo_gb_s": flat.numel() * 4 / flat_s / 1e9,
-        "push_vs_flat_gloo": flat_s / push_s,
+def speed_figures(mib: int, workers: int, rounds: int) -> Figures:
+    found = asyncio.run(rounds_of(ways(mib), workers, rounds))
+    gloo, memory, copy, small, many = (found[name] for name in ("gloo", "memory", "copy", "small", "many_small"))
+    figures = {
+        "push_vs_flat_gloo": advantage(gloo),
+        "same_host_vs_gloo": advantage(memory),
+        "same_host_vs_memcpy": advantage(copy),
+        "small_tensors_vs_naive": advantage(small),
+        "many_small_tensors_vs_naive": advantage(many),
+        "flat_gloo_gb_s": median(gloo, lambda each: each.num_bytes / each.rival_s / 1e9),
+        "memcpy_gb_s": median(copy, lambda each: each.num_bytes / each.rival_s / 1e9),
+        "naive_gb_s": median(small, lambda each: each.num_bytes / each.rival_s / 1e9),
     }
+    for name, each in (("gloo", gloo), ("memory", memory), ("small", small), ("many_small", many)):
+        figures[f"{name}_push_gb_s"] = median(each, lambda one: one.num_bytes / one.push_s / 1e9)
+        figures[f"{name}_pack_gb_s"] = median(each, lambda one: one.num_bytes / one.pack_s / 1e9)
+        figures[f"{name}_swap_gb_s"] = median(each, lambda one: one.num_bytes / one.swap_s / 1e9)
+    return figures
+
+
+def fleet_figures(sizes: Sequence[int], mib: int, rounds: int) -> tuple[Figures, Cost]:
+    """Pushes to fleets of different sizes, all of them on this machine."""
+    tiny, large = partial(scattered, 4, 1), partial(transformer, mib)
+    ways = [
+        Way(name="messages", model=tiny, wire=MEMORY),
+        Way(name="gloo", model=large, wire=GLOO, rival="flat"),
+        Way(name="memory", model=large, wire=MEMORY),
+    ]
+    figures: Figures = {}
+    for size in sizes:
+        found = asyncio.run(rounds_of(ways, size, rounds))
+        figures |= {f"{name}_push_ms_{size}": 1e3 * median(each, lambda one: one.push_s) for name, each in found.items()}
+        figures[f"push_vs_flat_gloo_{size}"] = advantage(found["gloo"])
+    return figures, fitted({size: figures[f"messages_push_ms_{size}"] / 1e3 for size in sizes})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--fleets", type=int, nargs="*", default=[1, 2, 4, 8], help="numbers of workers; none to leave out")
+    parser.add_argument("--no-decoding", action="store_true", help="leave out what a decoding engine feels of pushes")
+    parser.add_argument("--deltas", type=Path, nargs="?", const=Path(), help="recorded by real_deltas.py; no folder: train now")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=worker, args=(theirs, server.port, arguments.mib, arguments.rounds), daemon=True
-    )
-    process.start()
-    try:
-        result = asyncio.run(measure(ours, flat_group(server.port, 0), arguments.mib, arguments.rounds))
-    finally:
-        process.kill()
-        process.join()
-    for name, value in result.items():
-        print(f"{name:20} {value:.3f}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result))
+    only_warnings()
+    figures = speed_figures(args.mib, 1, args.rounds)
+    show("to one worker", figures)
+    with_two = {f"{name}_3_processes": value for name, value in speed_figures(args.mib, 2, args.rounds).items()}
+    show("to two", with_two)
+    figures |= with_two
+    if args.fleets:
+        found, cost = fleet_figures(args.fleets, args.mib // 4, args.rounds)
+        show("to more, all on this machine", found)
+        print(f"\na model, not a measurement: {cost.explained()}")
+        figures |= found | cost.figures()
+    if not args.no_decoding:
+        found = in_flight_figures(args.rounds)
+        show("while an engine decodes", found)
+        figures |= found
+    if args.deltas is not None:
+        from weights_parts.delta_figures import delta_figures
+
+        found = delta_figures(args.deltas if args.deltas != Path() else None)
+        show("as deltas", found)
+        figures |= found
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def show(title: str, figures: Figures) -> None:
+    print(f"\n{title}")
+    for name, value in figures.items():
+        print(f"  {name:36} {value:.3g}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from buffer.script_library import Argument, ScriptLibrary
 
 MESSAGES_KEPT = 10_000
 """Of each topic."""
-_MEMBER_TYPES = {"id": str, "host": str, "version": int, "device": str, "gpu": str}
+_MEMBER_TYPES = {"id": str, "host": str, "version": int, "device": str, "gpu": str, "catches_up": str}
 
 
 class RedisBoard:

@@ -23,6 +23,7 @@ from async_rl.packages import guard
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import die_with_parent, drain_on_signals, keep_pauses_short, run_with, stall_watchdog
+from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.sender import WeightSender
@@ -40,10 +41,12 @@ from learner.objective import Objective, load_objective
 from learner.priorities import load_priority, weigh
 from learner.progress import Progress
 from learner.publish import Publisher
+from learner.push_policy import PushPolicy
 from learner.ranks import follow
 from learner.report import Reporter
 from learner.roster import check_needs
 from learner.watch import Watch
+from learner.weight_requests import WeightRequests
 
 ARCHIVE_DRAIN_S = 30.0
 """For what is left at the end; more waits in the buffer for the next life of the run."""
@@ -52,7 +55,7 @@ log = structlog.get_logger("learner")  # __name__ is __main__, which would count
 
 
 def main() -> None:
-    with boundary("async-rl learner"):
+    with leave_at_once(), boundary("async-rl learner"):
         guard()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
@@ -105,7 +108,9 @@ async def learn(
         keep_pauses_short()
         depot = await compute.open_depot()
         async with WeightSender(board, config.wire, depot, compute.device, fence=fence) as sender:
-            publisher = Publisher(buffer=buffer, fence=fence, sender=sender)
+            publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))
+            requests = WeightRequests(board, publisher, config.run_folder)
+            await requests.resume()
             fleet = FleetMetrics(board)
             evaluations = Evaluations(board, config.evaluation)
             feed = Feed(
@@ -150,6 +155,7 @@ async def learn(
                         max_bad_steps=config.learner.max_bad_steps,
                     ),
                     record=journal.add,
+                    record_rollback=journal.add_rollback,
                     report=report,
                     stop=stop,
                 )
@@ -161,7 +167,12 @@ async def learn(
                         sink.log(last.step, row)
 
                 await run_with(
-                    train, publisher=publisher.run, fleet_metrics=fleet.run, evaluations=evaluations.run, **archive.services
+                    train,
+                    publisher=publisher.run,
+                    weight_requests=requests.run,
+                    fleet_metrics=fleet.run,
+                    evaluations=evaluations.run,
+                    **archive.services,
                 )
                 await archive.drain()
 

@@ -80,6 +80,10 @@ class Compute:
         """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""
         return await self._call(self._crew.pack, version, keep)
 
+    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        """The same with the weights of a checkpoint; None when it cannot be read."""
+        return await self._call(self._crew.pack_stored, version, keep, checkpoint)
+
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
     ) -> Awaitable[Written]:

@@ -3,6 +3,7 @@
     {"resumed_after": 0, "version": 0, "timeline": "3d13b251"}
     {"step": 1, "version": 1, "timeline": "3d13b251",
      "groups": [{"id": "t000000000", "task": "counting/0/0", "oldest_version": 0}, ...]}
+    {"rolled_back_to": 1, "served_as": 8, "version": 9, "timeline": "3d13b251"}
 
 As in metrics.jsonl, `resumed_after` supersedes every row above that step before it. A row is written before its version can be
 seen and before the checkpoint that contains its step, so neither a version that was used nor a step that a resume keeps is
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from async_rl.types import VersionRecord
 from learner.feed import Meal
 from learner.progress import Progress
 
@@ -57,6 +59,11 @@ class Journal:
             for group in (taken.group for taken in meal.groups)
         ]
         self._append({"step": progress.step, "version": progress.version, "timeline": progress.timeline, "groups": groups})
+
+    def add_rollback(self, served: VersionRecord, version: int) -> None:
+        """`version` is the number under which what is trained goes on."""
+        row = {"rolled_back_to": served.step, "served_as": served.version, "version": version, "timeline": served.timeline}
+        self._append(row)
 
     def _append(self, row: Mapping[str, object]) -> None:
         self._file.write(json.dumps(row).encode() + b"\n")

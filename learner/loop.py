@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -26,7 +27,7 @@ from async_rl.types import VersionRecord
 from learner.batch import PackedBatch
 from learner.feed import Feed, Meal
 from learner.progress import Progress
-from learner.publish import Publisher
+from learner.publish import Publisher, Rollback
 from learner.saves import Saver, Saves
 from learner.step import StepResult
 
@@ -41,6 +42,10 @@ class Trainer(Saver, Protocol):
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
     async def pack(self, version: int, keep: Collection[int]) -> str: ...
+
+    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        """Its weights instead of those of now; None when they cannot be read."""
+        ...
 
     async def idle(self) -> None: ...
 
@@ -77,29 +82,35 @@ class Loop:
         publisher: Publisher,
         schedule: Schedule,
         record: Callable[[Progress, Meal], None],
+        record_rollback: Callable[[VersionRecord, int], None],
         report: Callable[[Stepped], Awaitable[None]],
         stop: asyncio.Event,
     ):
         self._buffer, self._fence = buffer, fence
         self._trainer, self._feed, self._publisher = trainer, feed, publisher
         self._schedule, self._stop = schedule, stop
-        self._record, self._report = record, report
+        self._record, self._record_rollback, self._report = record, record_rollback, report
         self._saves = Saves(buffer=buffer, fence=fence, saver=trainer, publisher=publisher)
         self._bad_steps = 0
 
     async def run(self, progress: Progress) -> Progress:
         """
         consumes: groups (feed.next)          waits for:    groups_per_step groups within max_age
-        produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; `stop`
+        produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; a wish; `stop`
         """
         self._saves.saved_step = progress.step
+        self._publisher.reached = progress
         await self._offer(progress)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")
             upcoming = tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
             while progress.step < self._schedule.steps:
                 idle_since = time.monotonic()
-                if not await self._is_served(upcoming, stopping, progress, tasks):
+                while not await self._is_served(upcoming, stopping, progress, tasks):
+                    held, progress = progress, await self._grant(progress)
+                    if progress != held:
+                        upcoming = await self._fed_anew(upcoming, progress, tasks)
+                if self._stop.is_set():
                     break
                 idle_s, meal = time.monotonic() - idle_since, upcoming.result()
                 if meal.step < self._schedule.steps:
@@ -107,30 +118,41 @@ class Loop:
                 trained = progress.version
                 progress = await self._train(progress, meal, idle_s)
                 if progress.version == trained and not upcoming.done():  # skipped: the next batch trains these very weights
-                    upcoming.cancel()
-                    await asyncio.wait([upcoming])
-                    upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version), name="feed")
+                    upcoming = await self._fed_anew(upcoming, progress, tasks)
                 if progress.step % self._schedule.checkpoint_every == 0:
-                    await self._saves.begin(progress, tasks)
+                    await self._save(progress, tasks)
             upcoming.cancel()
             stopping.cancel()
             await asyncio.wait([upcoming])
+            await self._offer(progress)
             await self._saves.finish(progress, tasks)
         return progress
 
     async def _is_served(
         self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
     ) -> bool:
-        """True with the next meal on the table, False when the run is to stop.
+        """True with the next meal on the table or when the run is to stop, False with a wish to be granted.
 
         Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
         """
-        while not (await asyncio.wait([upcoming, stopping], timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+        wished = tasks.create_task(self._publisher.wished.wait(), name="wish")
+        any_of = [upcoming, stopping, wished]
+        while not (await asyncio.wait(any_of, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self._trainer.idle()
-            log.info(f"waits for rollouts: {await self._feed.what_is_missing()}")
-            if (await self._buffer.stats()).starving:  # what was trained keeps the memory that the next batch needs
-                await self._saves.begin(progress, tasks)
-        return not self._stop.is_set()
+            stats = await self._buffer.stats()
+            log.info(f"waits for rollouts: {await self._feed.what_is_missing()}{self._publisher.remark}")
+            if stats.starving:  # what was trained keeps the memory that the next batch needs
+                await self._save(progress, tasks)
+            if stats.reserved == 0:  # perhaps the slots that it needs hang on a version that is held back
+                await self._offer(progress)
+        wished.cancel()
+        return stopping.done() or not self._publisher.wished.is_set()
+
+    async def _fed_anew(self, upcoming: asyncio.Task[Meal], progress: Progress, tasks: asyncio.TaskGroup) -> asyncio.Task[Meal]:
+        """The next batch trains weights of another number than it was asked for."""
+        upcoming.cancel()
+        await asyncio.wait([upcoming])
+        return tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
 
     async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
         started = time.monotonic()
@@ -142,10 +164,11 @@ class Loop:
             self._bad_steps = 0
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
-            progress = replace(progress, step=meal.step, version=version)
+            self._publisher.reached = progress = replace(progress, step=meal.step, version=version)
             self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
             failpoint("learner.recorded")
-            await self._offer(progress)
+            if self._publisher.is_due:
+                await self._offer(progress)
             failpoint("learner.offered")
         step_s = time.monotonic() - started
         stepped = Stepped(
@@ -163,16 +186,48 @@ class Loop:
                 "lower learner.optimizer.learning_rate, or resume from an older checkpoint"
             )
         log.warning(f"step {meal.step} skipped: its loss or gradient is not finite")
-        await self._publisher.until_live(progress.version)
-        await self._buffer.release(self._fence, meal.step)
-        progress = replace(progress, step=meal.step)
+        await self._offer(progress)  # the slots of the skipped step return only with these weights
+        if await self._publisher.until_live(progress.version):
+            await self._buffer.release(self._fence, meal.step)
+        self._publisher.reached = progress = replace(progress, step=meal.step)
         self._record(progress, meal)
         return progress
 
+    async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
+        await self._offer(progress)  # what a checkpoint contains is spent once its weights are live
+        await self._saves.begin(progress, tasks)
+
     async def _offer(self, progress: Progress) -> None:
-        digest = await self._trainer.pack(progress.version, self._publisher.needed)
-        record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
-        self._publisher.offer(record)
+        """Unless it was, or everything is held back."""
+        if self._publisher.is_held_back:
+            digest = await self._trainer.pack(progress.version, self._publisher.needed)
+            record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
+            self._publisher.offer(record, releases=progress.step)
+
+    async def _grant(self, progress: Progress) -> Progress:
+        """What somebody wished of the publisher."""
+        self._publisher.wished.clear()
+        if (wanted := self._publisher.take_rollback()) is not None:
+            self._publisher.reached = progress = await self._roll_back(progress, wanted)
+        if self._publisher.is_due:
+            await self._offer(progress)
+        return progress
+
+    async def _roll_back(self, progress: Progress, wanted: Rollback) -> Progress:
+        """Its weights go out under a number above all others, as versions never go back; and what is trained here gets one
+        above that: so that no group is younger than the weights that it trains.
+        """
+        version = await self._buffer.issue(self._fence, after=progress.version)
+        digest = await self._trainer.pack_stored(version, self._publisher.needed, wanted.checkpoint)
+        if digest is None:
+            log.error(f"{wanted.checkpoint} cannot be read, so there is no rollback to it; the weights stay pinned")
+            return progress
+        renumbered = replace(progress, version=await self._buffer.issue(self._fence, after=version))
+        record = VersionRecord(version=version, timeline=progress.timeline, step=wanted.step, digest=digest)
+        self._record_rollback(record, renumbered.version)  # as every version: before anybody can see it
+        # The weights learned from here on are one version newer, so all but the slots of one step return.
+        self._publisher.offer(record, releases=progress.step - 1)
+        return renumbered
 
 
 IDLE_S = 5.0

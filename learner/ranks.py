@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.checkpoint_files import candidates
+from async_rl.checkpoint_files import Damaged, candidates
 from async_rl.config import Config
-from async_rl.errors import ServiceStopped
+from async_rl.errors import CheckpointError, ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters import specs
@@ -38,12 +39,15 @@ from async_rl.transport.plan import on_the_wire
 from learner.batch import PackedBatch, shard_from_bytes, shard_to_bytes
 from learner.checkpoint import Written
 from learner.joining import join
-from learner.keeping import Keeping
+from learner.keeping import Keeping, all_succeeded
 from learner.model import TrainingModel
 from learner.objective import Objective
 from learner.rank_trainer import RankTrainer
 from learner.roster import assemble
 from learner.step import StepResult
+from learner.stored_weights import stored_weights
+
+log = structlog.get_logger()
 
 
 class Order(IntEnum):
@@ -55,6 +59,7 @@ class Order(IntEnum):
     STOP = 5
     OPEN_DEPOT = 6
     PACK = 7
+    PACK_STORED = 8
 
 
 class Crew:
@@ -110,8 +115,13 @@ class Crew:
     def pack(self, version: int, keep: Collection[int]) -> str:
         """Every rank copies what it sends of the weights of now; training on does not change it. Returns the digest."""
         with self._told(Order.PACK, {"version": version, "keep": sorted(keep)}):
-            depot = self._hand.pack(version, keep)
-        return depot.digest(version)
+            return self._hand.pack(version, keep).digest(version)
+
+    def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        """The same with the weights of a checkpoint; None when it cannot be read."""
+        with self._told(Order.PACK_STORED, {"version": version, "keep": sorted(keep), "checkpoint": str(checkpoint)}):
+            depot = self._hand.pack_stored(version, keep, checkpoint)
+            return depot.digest(version) if depot is not None else None
 
     def save(
         self,
@@ -184,6 +194,8 @@ def _obey(hand: _Hand) -> None:
             hand.open_depot(Meeting.join(told["host"], told["port"], hand.wire.rendezvous_timeout_s)).follow()
         elif order is Order.PACK:
             hand.pack(told["version"], told["keep"])
+        elif order is Order.PACK_STORED:
+            hand.pack_stored(told["version"], told["keep"], Path(told["checkpoint"]))
         elif order is Order.SAVE:
             hand.keeping.begin(Path(told["folder"]), step=told["step"], extra={}, keep=told["keep"], life=told["life"])
         elif order is Order.LOAD:
@@ -197,7 +209,7 @@ class _Hand:
         device = join(config)
         roster = assemble(config, objective, shape)
         self.model = roster.policy
-        self.wire = config.wire
+        self.wire, self._snapshots = config.wire, config.snapshot_folder
         self._trainer = RankTrainer(roster, objective, config)
         self.keeping = Keeping(self.models, device)
         self._depot: Depot | None = None
@@ -218,16 +230,32 @@ class _Hand:
         return without_value_head(gathered) if gathered is not None else None
 
     def open_depot(self, meeting: Meeting) -> Depot:
-        wanted = on_the_wire(specs(replace(self.model.shape, head="tokens"), self.model.dtype), self.wire.dtype)
+        wanted = on_the_wire(specs(self._served_shape, self.model.dtype), self.wire.dtype)
         rank, ranks = dist.get_rank(), dist.get_world_size()
         layout = agree_on_layout(meeting, wanted, list(self.model.held()), rank=rank, ranks=ranks)
-        self._depot = Depot(meeting, layout, rank, self.model.device, self.wire)
+        self._depot = Depot(meeting, layout, rank, self.model.device, self.wire, snapshots=self._snapshots)
         return self._depot
 
     def pack(self, version: int, keep: Collection[int]) -> Depot:
         assert self._depot is not None
         self._depot.pack(version, self.model.held(), keep=keep)
         return self._depot
+
+    def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> Depot | None:
+        assert self._depot is not None
+        problem = None
+        try:
+            with stored_weights(checkpoint, self._served_shape, self.model.held().keys()) as held:
+                self._depot.pack(version, held, keep=keep)
+        except (Damaged, CheckpointError) as error:
+            problem = error
+            log.warning(f"a checkpoint cannot be served: {error}")
+        return self._depot if all_succeeded(problem is None) else None
+
+    @property
+    def _served_shape(self) -> ModelShape:
+        """Without what a critic adds."""
+        return replace(self.model.shape, head="tokens")
 
     def close(self) -> None:
         self.keeping.close()

@@ -13,7 +13,6 @@ import numpy as np
 
 from async_rl.protocols import MetricsSink
 from async_rl.replay_protocol import BufferStats
-from async_rl.transport.sender import PushReport
 from async_rl.types import Rollout, Status, TakenGroup
 from learner.loop import Stepped
 from learner.publish import Publisher
@@ -56,7 +55,7 @@ class Reporter:
             "progress/wall_s": time.monotonic() - self._started,
             "weights/version": stepped.progress.version,
             **stepped.checkpoint,
-            **of_push(self._publisher.last_push),
+            **of_pushes(self._publisher),
             **of_buffer(buffer),
             **workers,
         }
@@ -124,14 +123,21 @@ def of_ages(groups: list[TakenGroup]) -> dict[str, float]:
     return row | {f"staleness/age_{age}": float(count) for age, count in sorted(Counter(ages.tolist()).items())}
 
 
-def of_push(pushed: PushReport | None) -> dict[str, float]:
-    if pushed is None:
-        return {}
-    return {
-        "weights/push_s": pushed.seconds,
-        "weights/bytes": pushed.num_bytes,
-        "weights/workers": len(pushed.staged),
-        "weights/dropped": len(pushed.dropped),
+def of_pushes(publisher: Publisher) -> dict[str, float]:
+    row = {
+        "weights/pushes": float(publisher.pushes),
+        "weights/coalesced": float(publisher.coalesced),
+        "weights/pinned": float(bool(publisher.pinned)),
+    }
+    if (pushed := publisher.last_push) is None:
+        return row
+    return row | {
+        "weights/live": float(pushed.record.version),
+        "weights/push_s": pushed.report.seconds,
+        "weights/wait_s": pushed.waited_s,
+        "weights/bytes": float(pushed.report.num_bytes),
+        "weights/workers": float(len(pushed.report.staged)),
+        "weights/dropped": float(len(pushed.report.dropped)),
     }
 
 

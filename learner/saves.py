@@ -89,9 +89,9 @@ class Saves:
         self._row |= {"checkpoint/write_s": done.seconds, "checkpoint/bytes": float(done.bytes)}
         failpoint("learner.durable")
         # A spent group holds no slot, and slots return only with the version trained on it.
-        await self._publisher.until_live(progress.version)
-        await self._buffer.checkpoint(self._fence, progress.step)
-        failpoint("learner.spent")
+        if await self._publisher.until_live(progress.version):  # else the next checkpoint, or recovery, takes them along
+            await self._buffer.checkpoint(self._fence, progress.step)
+            failpoint("learner.spent")
 
     def _failed(self, progress: Progress, error: CheckpointError) -> None:
         self._failures.append(error)

@@ -24,6 +24,7 @@ from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.protocols import Board, Member
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, stall_watchdog
+from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
@@ -40,7 +41,7 @@ log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which wou
 
 
 def main() -> None:
-    with boundary("async-rl worker"):
+    with leave_at_once(), boundary("async-rl worker"):
         guard()
         config = load_named(sys.argv[1:])
         configure_logs("worker")
@@ -78,7 +79,9 @@ async def work(config: Config) -> None:
             load=lambda: load_of(engine.metrics),
         )
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
-        receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
+        receiver = WeightReceiver(
+            board, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+        )
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             await engine.swap(version, tensors)

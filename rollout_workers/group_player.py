@@ -99,9 +99,7 @@ class GroupPlayer:
         visit.succeeded()
         return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._worker)
 
-    async def _siblings(
-        self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]
-    ) -> Sequence[Rollout]:
+    async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:
         if isinstance(agent, GroupAgent):
             contexts = [self._context(ticket, sibling) for sibling in range(self._group_size)]
             rollouts = await play_group(

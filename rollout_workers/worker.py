@@ -59,7 +59,7 @@ class Flight:
 
     ticket: Ticket
     playing: int
-    """Of its episodes, those that have not ended."""
+    """Of its episodes, those that have not ended; 1 while it is handed in."""
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
 
@@ -255,7 +255,7 @@ class Worker:
 
     async def _roll_out(self, flight: Flight) -> RolloutGroup | Drop:
         def episode_ended() -> None:
-            flight.playing -= 1
+            flight.playing = max(1, flight.playing - 1)
             self._changed.set()
 
         if not self._tasks.knows(flight.ticket.mix):

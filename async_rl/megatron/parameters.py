@@ -182,10 +182,11 @@ def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None
 def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
     """What this rank holds of the full parameters, in place. What it has two copies of counts once."""
     rank, ranks = _tensor_rank()
-    return {box: part for row, own in _targets(model, shape) for box, part in _boxes(row, own.detach(), rank, ranks)}
+    return {box: part for row, own in _targets(model, shape) for box, part in boxes_of(row, own.detach(), rank, ranks)}
 
 
-def _boxes(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
+def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
+    """Where in a full parameter lies what tensor rank `rank` of `ranks` holds of it."""
     whole = Box(name=row.name, start=(0,) * len(row.shape), shape=row.shape)
     if row.split is Split.WHOLE or ranks == 1:
         yield whole, own

@@ -6,8 +6,8 @@ import gc
 import sys
 
 SWITCH_S = 0.0005
-"""A loop that wakes up waits so long for the interpreter while the other thread computes. The end of one group and the beginning
-of the next take a dozen wake-ups; with Python's 5 ms the engine runs half empty meanwhile."""
+"""So long a loop that wakes up waits for the interpreter while the other thread computes. Between the end of one group and the
+beginning of the next lie a dozen wake-ups; with Python's 5 ms the engine runs half empty meanwhile."""
 
 
 def keep_pauses_short() -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from async_rl.transport.messages import Backend, Ready, Wire
+from async_rl.types import VersionRecord
+
+_REMEMBERED = 4
+"""Versions before the newest that workers may still hold when its successor comes."""
 
 
 class Cohorts:
@@ -15,6 +19,8 @@ class Cohorts:
         self._number = 0
         self._newest: tuple[Wire, ...] = ()
         self._backend: Backend = "gloo"
+        self._versions: dict[str, int] = {}
+        """The latest, by digest."""
 
     def wires(self, parcels: int, ready: Mapping[str, Ready], backend: Backend) -> tuple[Wire, ...]:
         """Who gets which parcel over which group; nobody who reads it from its sender's memory."""
@@ -31,6 +37,15 @@ class Cohorts:
             for parcel, names in members.items()
         )
         return self._newest
+
+    def remember(self, record: VersionRecord) -> None:
+        """It goes out: workers may hold it soon."""
+        self._versions = {**dict([*self._versions.items()][-_REMEMBERED:]), record.digest: record.version}
+
+    def base_of(self, wire: Wire, ready: Mapping[str, Ready]) -> int:
+        """The version that all of them hold, to which a difference may be sent; -1 if there is none."""
+        held = {ready[member].holds for member in wire.members}
+        return self._versions.get(held.pop(), -1) if len(held) == 1 else -1
 
     def broke(self) -> None:
         """Whatever was under way: nobody uses its groups again."""

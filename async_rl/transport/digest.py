@@ -38,6 +38,25 @@ def chunk_digests(data: torch.Tensor) -> Iterator[str]:
         yield chunk_digest(data[start : start + CHUNK_BYTES])
 
 
+class ChunkDigests:
+    """Of flat bytes that are written in order, each part hashed as soon as it is there."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data = data
+        self._chunk = xxhash.xxh3_64()
+        self.hashed = 0
+        self.complete: list[str] = []
+
+    def up_to(self, written: int) -> None:
+        while self.hashed < written:
+            end = min(written, (self.hashed // CHUNK_BYTES + 1) * CHUNK_BYTES)
+            self._chunk.update(self._data[self.hashed : end].cpu().numpy().data)
+            self.hashed = end
+            if end % CHUNK_BYTES == 0 or end == len(self._data):
+                self.complete.append(self._chunk.hexdigest())
+                self._chunk.reset()
+
+
 def chunk_digest(data: torch.Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(data.cpu().numpy().data)
 

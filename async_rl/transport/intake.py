@@ -1,4 +1,4 @@
-"""How a worker takes a version in: what lies on its own machine is read in place, the rest comes over process groups.
+"""How a worker takes a version in: what lies on its own machine is read in place, the rest is fetched.
 
 Everything here blocks; it is called on threads. What a broken attempt left half done is never used again.
 """
@@ -14,12 +14,14 @@ import torch
 
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.parameter_spec import ParameterSpec
+from async_rl.transport.courier import READINESS, can_differ, receive
+from async_rl.transport.difference import Piece, pieces
 from async_rl.transport.digest import chunk_digest, version_digest
 from async_rl.transport.landing import LandedWeights
-from async_rl.transport.link import Links, Seat, Timeouts, receive_parcel
+from async_rl.transport.link import Landed, Links, Seat, Timeouts
 from async_rl.transport.meeting import Meeting, Packed
 from async_rl.transport.memory import MappedMemory
-from async_rl.transport.messages import Begin, Offer
+from async_rl.transport.messages import Begin, Offer, Source
 from async_rl.transport.plan import CHUNK_BYTES, Layout, model_difference
 from async_rl.types import VersionRecord
 
@@ -29,7 +31,6 @@ class Expected:
     """What a version must be, and where some of it lies already."""
 
     record: VersionRecord
-    meeting: Meeting
     layout: Layout
     packed: tuple[Packed, ...]
     mapped: Mapping[int, MappedMemory]
@@ -50,6 +51,10 @@ class Landing:
     """The parcels that lie in this process' own memory."""
 
 
+Take = Callable[[int, torch.Tensor, Landed], None]
+"""Brings a parcel, given its number, into memory of ours. Raises WireError."""
+
+
 @dataclass(slots=True, eq=False)
 class _Sender:
     """What is remembered of a learner between versions."""
@@ -58,6 +63,12 @@ class _Sender:
     layout: Layout
     links: Links
     mapped: dict[str, MappedMemory] = field(default_factory=dict[str, MappedMemory])
+    _cuts: dict[int, tuple[Piece, ...]] = field(default_factory=dict[int, tuple[Piece, ...]])
+
+    def cut(self, number: int) -> tuple[Piece, ...]:
+        if number not in self._cuts:
+            self._cuts[number] = pieces(self.layout, self.layout.parcels[number])
+        return self._cuts[number]
 
 
 class Intake:
@@ -68,43 +79,82 @@ class Intake:
         self._sender: _Sender | None = None
         self._spare: dict[int, torch.Tensor] = {}
         """Memory for parcels that no thread writes to and nobody reads."""
+        self._held: VersionRecord | None = None
+        """Whose parcels these are, as they arrived."""
 
-    def expect(self, offer: Offer) -> Expected:
+    def meet(self, source: Offer | Source) -> Meeting:
         """Raises FleetMismatch when the learner trains another model."""
-        sender = self._met(offer)
-        packed = sender.meeting.packed(offer.record.version, len(sender.layout.parcels))
-        if (found := version_digest(offer.layout, [each.chunks for each in packed])) != offer.record.digest:
-            raise WireError(f"the parcels of version {offer.record.version} add up to {found}, not to {offer.record.digest}")
-        mapped = self._map(sender, packed)
-        return Expected(record=offer.record, meeting=sender.meeting, layout=sender.layout, packed=packed, mapped=mapped)
+        return self._met(source).meeting
+
+    def expect(self, record: VersionRecord, source: Offer | Source) -> Expected:
+        """What the learner says of a version that it packed. Raises FleetMismatch as `meet` does."""
+        sender = self._met(source)
+        packed = sender.meeting.packed(record.version, len(sender.layout.parcels))
+        _raise_unless_it_is(record, source.layout, packed)
+        return Expected(record=record, layout=sender.layout, packed=packed, mapped=self._map(sender, packed))
+
+    def expect_as_told(self, record: VersionRecord, layout: Layout, packed: tuple[Packed, ...]) -> Expected:
+        """As `expect`, no matter by whom it is told: only the truth has the record's digest."""
+        self._raise_if_another(layout)
+        _raise_unless_it_is(record, layout.digest, packed)
+        return Expected(record=record, layout=layout, packed=packed, mapped={})
+
+    @property
+    def holds(self) -> str:
+        """The digest of a version to which this end can take a difference; empty if there is none."""
+        sender, held = self._sender, self._held
+        if sender is None or held is None or self._device.type != "cpu":
+            return ""
+        if not any(can_differ(sender.cut(number)) for number in self._spare) or not READINESS.is_there:
+            return ""
+        return held.digest
 
     def receive(self, expected: Expected, begin: Begin, member: str, released: Event) -> Landing:
         """Raises WireError when anything breaks or is not what was packed."""
         assert self._sender is not None
-        links = self._sender.links
-        links.keep_only([wire.group for wire in begin.wires])
-        own: dict[int, torch.Tensor] = {}
-        work: list[Callable[[], None]] = []
-        for number, memory in expected.mapped.items():
-            work.append(lambda number=number, memory=memory: _Check(expected, number, memory.data).up_to(len(memory.data)))
-        for wire in begin.wires:
-            if member not in wire.members:
-                continue
-            own[wire.parcel] = self._memory(wire.parcel, expected.layout)
-            seat = Seat(
+        sender = self._sender
+        sender.links.keep_only([wire.group for wire in begin.wires])
+        seats = {
+            wire.parcel: Seat(
                 group=wire.group,
                 rank=wire.members.index(member) + 1,
                 size=len(wire.members) + 1,
                 device=self._device,
                 backend=begin.backend,
             )
+            for wire in begin.wires
+            if member in wire.members
+        }
 
-            def take(number: int = wire.parcel, seat: Seat = seat) -> None:
-                check = _Check(expected, number, own[number])
-                with links.use(expected.meeting, seat, released) as link:
-                    receive_parcel(link, own[number], begin.transfer_bytes, check.up_to)
+        based = set(self._spare) if self._held is not None else set()
 
-            work.append(take)
+        def take(number: int, data: torch.Tensor, landed: Landed) -> None:
+            with sender.links.use(sender.meeting, seats[number], released) as link:
+                receive(
+                    link,
+                    data,
+                    sender.cut(number),
+                    is_base=number in based,
+                    transfer_bytes=begin.transfer_bytes,
+                    landed=landed,
+                )
+
+        return self.fetch(expected, take)
+
+    def fetch(self, expected: Expected, take: Take) -> Landing:
+        """Every parcel at once, each verified as it comes; `take` brings those that are not read in place."""
+        self._held = None
+        own: dict[int, torch.Tensor] = {}
+        work: list[Callable[[], None]] = []
+        for number in range(len(expected.packed)):
+            if number in expected.mapped:
+                data = expected.mapped[number].data
+                check = _Check(expected, number, data)
+                work.append(lambda check=check, data=data: check.up_to(len(data)))
+            else:
+                data = own[number] = self._memory(number, expected.layout)
+                check = _Check(expected, number, data)
+                work.append(lambda number=number, data=data, check=check: take(number, data, check.up_to))
         _together(work)
         parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
         return Landing(expected=expected, weights=LandedWeights(expected.layout, parcels), own=own)
@@ -112,31 +162,38 @@ class Intake:
     def recycle(self, landing: Landing) -> None:
         """Nobody reads it any more."""
         landing.expected.let_go()
-        self._spare.update(landing.own)
+        self._spare = dict(landing.own)
+        self._held = landing.expected.record
 
     def close(self) -> None:
         if self._sender is not None:
             self._sender.links.close()
 
-    def _met(self, offer: Offer) -> _Sender:
+    def _met(self, source: Offer | Source) -> _Sender:
         known = self._sender
-        if known is not None and (known.meeting.host, known.meeting.port) == (offer.host, offer.port):
+        if known is not None and (known.meeting.host, known.meeting.port) == (source.host, source.port):
             return known
-        meeting = Meeting.join(offer.host, offer.port, self._timeouts.operation_s)
+        meeting = Meeting.join(source.host, source.port, self._timeouts.operation_s)
         layout = meeting.layout()
-        if reason := model_difference(layout.specs, self._specs):
-            raise FleetMismatch(reason)
+        if layout.digest != source.layout:
+            raise WireError(f"another learner's layout lies in the store at {source.host}:{source.port}")
+        self._raise_if_another(layout)
         self.close()
         self._spare.clear()
+        self._held = None
         self._sender = _Sender(meeting=meeting, layout=layout, links=Links(self._timeouts))
         return self._sender
+
+    def _raise_if_another(self, layout: Layout) -> None:
+        if reason := model_difference(layout.specs, self._specs):
+            raise FleetMismatch(reason)
 
     def _map(self, sender: _Sender, packed: Sequence[Packed]) -> dict[int, MappedMemory]:
         mapped: dict[int, MappedMemory] = {}
         for number, (parcel, each) in enumerate(zip(sender.layout.parcels, packed, strict=True)):
             memory = sender.mapped.get(each.address)
             if memory is None or not memory.is_current:
-                memory = MappedMemory.open(each.address, parcel.num_bytes) if each.address else None
+                memory = MappedMemory.open(each.address, parcel.num_bytes, self._device) if each.address else None
             if memory is not None and memory.hold():
                 mapped[number] = memory
         # Those of versions before this one are likely to come again: senders take turns with their memories.
@@ -145,9 +202,16 @@ class Intake:
         return mapped
 
     def _memory(self, number: int, layout: Layout) -> torch.Tensor:
-        if (spare := self._spare.pop(number, None)) is not None:
+        num_bytes = layout.parcels[number].num_bytes
+        spare = self._spare.pop(number, None)
+        if spare is not None and len(spare) == num_bytes:  # one from before may be of another learner's parcel
             return spare
-        return torch.empty(layout.parcels[number].num_bytes, dtype=torch.uint8, device=self._device)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+def _raise_unless_it_is(record: VersionRecord, layout: str, packed: Sequence[Packed]) -> None:
+    if (found := version_digest(layout, [each.chunks for each in packed])) != record.digest:
+        raise WireError(f"the parcels of version {record.version} add up to {found}, not to {record.digest}")
 
 
 class _Check:

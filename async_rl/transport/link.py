@@ -10,10 +10,11 @@ never registered: the process's default group is somebody else's. Everything her
 
 from __future__ import annotations
 
-import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,8 +28,8 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGl
 from async_rl.transport.meeting import Meeting, as_wire_error
 from async_rl.transport.messages import Backend
 
-_DEPTH = 2
-"""Transfers under way at once: while one is on the wire, the last one is hashed."""
+_DEPTH = 3
+"""Transfers under way at once, each over a connection of its own where gloo carries them: one alone does not fill the way."""
 
 _WATCHDOG = timedelta(days=1)
 """NCCL's own watchdog takes the whole process down when it fires; our deadlines are shorter and abort only the group."""
@@ -52,6 +53,10 @@ class Seat:
     backend: Backend
 
 
+Landed = Callable[[int], None]
+"""Told how many bytes of a parcel have arrived so far, in order: they are verified while the next are on their way."""
+
+
 class Link:
     """A process group that turns whatever torch raises into WireError, with a deadline on every operation."""
 
@@ -61,6 +66,8 @@ class Link:
         self._operation_s = timeouts.operation_s
         self.released = released
         """Set when nobody waits for this end any more."""
+        self.bytes_per_s = 0.0
+        """At which the last whole parcel travelled; 0 before the first."""
 
     @classmethod
     def open(cls, meeting: Meeting, seat: Seat, timeouts: Timeouts, released: Event) -> Link:
@@ -70,8 +77,12 @@ class Link:
             group = _nccl(meeting, seat) if seat.backend == "nccl" else _gloo(meeting, seat, timeouts)
         link = cls(group, seat, timeouts, released)
         if seat.backend == "nccl":  # it builds its communicator at the first operation
-            link.agree(timeouts.rendezvous_s)
+            link.wait(link.begin_agreement(timeouts.rendezvous_s), timeouts.rendezvous_s)
         return link
+
+    def number(self, value: int) -> torch.Tensor:
+        """To be broadcast."""
+        return torch.tensor([value], device=self._seat.device if self._seat.backend == "nccl" else "cpu")
 
     def broadcast(self, data: torch.Tensor) -> Work:
         options = BroadcastOptions()
@@ -80,30 +91,25 @@ class Link:
         with as_wire_error("broadcast"):
             return self._group.broadcast([data], options)
 
-    def wait(self, work: Work) -> None:
-        self._wait(work, self._operation_s)
+    def wait(self, work: Work, within_s: float | None = None) -> None:
+        with as_wire_error("transfer"):
+            if self._seat.backend == "nccl":
+                self._wait_on_host(work, within_s if within_s is not None else self._operation_s)
+            work.wait()
 
-    def agree(self, within_s: float | None = None) -> None:
-        """Return once every rank has come here."""
-        deadline_s = within_s if within_s is not None else self._operation_s
+    def begin_agreement(self, within_s: float | None = None) -> Work:
+        """Complete once every rank has come here."""
         options = AllreduceOptions()
-        options.timeout = timedelta(seconds=deadline_s)
+        options.timeout = timedelta(seconds=within_s if within_s is not None else self._operation_s)
         where = self._seat.device if self._seat.backend == "nccl" else "cpu"
         with as_wire_error("all-reduce"):
-            work = self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=where)], options)
-        self._wait(work, deadline_s)
+            return self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=where)], options)
 
     def abort(self) -> None:
         self._group.abort()
 
     def close(self) -> None:
         self._group.shutdown()
-
-    def _wait(self, work: Work, within_s: float) -> None:
-        with as_wire_error("transfer"):
-            if self._seat.backend == "nccl":
-                self._wait_on_host(work, within_s)
-            work.wait()
 
     def _wait_on_host(self, work: Work, within_s: float) -> None:
         # NCCL's wait() returns once the operation is queued; only the host can give up on one that never ends.
@@ -154,20 +160,25 @@ def receive_parcel(link: Link, data: torch.Tensor, transfer_bytes: int, landed: 
 
 def _move(link: Link, data: torch.Tensor, transfer_bytes: int, landed: Callable[[int], None]) -> None:
     under_way: deque[tuple[Work, int]] = deque()
+    stop = 0
 
-    def land_oldest() -> None:
+    def finish_oldest() -> int:
         work, stop = under_way.popleft()
         link.wait(work)
-        landed(stop)
+        return stop
 
     for start in range(0, len(data), transfer_bytes):
         if len(under_way) == _DEPTH:
-            land_oldest()
+            stop = finish_oldest()
         part = data[start : start + transfer_bytes]
         under_way.append((link.broadcast(part), start + len(part)))
+        landed(stop)  # with as much under way as there can be
     while under_way:
-        land_oldest()
-    link.agree()  # nobody takes a group apart that another still receives from
+        landed(stop)
+        stop = finish_oldest()
+    agreement = link.begin_agreement()  # nobody takes a group apart that another still receives from
+    landed(stop)
+    link.wait(agreement)
 
 
 def _call_the_roll(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> None:
@@ -181,9 +192,28 @@ def _gloo(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> ProcessGroupGloo:
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     # Everybody answered the roll call, so the mesh is a matter of milliseconds; and closing the store does not end this wait.
     options._timeout = timedelta(seconds=timeouts.operation_s)
-    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(meeting))]
+    # gloo takes them in turn. Each has connections, and a thread that serves them, of its own.
+    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_address()) for _ in range(_DEPTH)]
     options._threads = _DEPTH
-    return ProcessGroupGloo(PrefixStore(seat.group, meeting.store), seat.rank, seat.size, options)
+    store = PrefixStore(seat.group, meeting.store)
+    return _built_within(timeouts.operation_s, lambda: ProcessGroupGloo(store, seat.rank, seat.size, options))
+
+
+def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> ProcessGroupGloo:
+    """gloo takes its timeout for each of several tries to connect; the thread that goes on with them is left to itself."""
+    built: Future[ProcessGroupGloo] = Future()
+
+    def run() -> None:
+        try:
+            built.set_result(build())
+        except Exception as error:
+            built.set_exception(error)
+
+    threading.Thread(target=run, name="weight-group", daemon=True).start()
+    try:
+        return built.result(seconds)
+    except TimeoutError:
+        raise RuntimeError(f"the group was not connected within {seconds:g} s") from None
 
 
 def _nccl(meeting: Meeting, seat: Seat) -> Any:
@@ -194,11 +224,3 @@ def _nccl(meeting: Meeting, seat: Seat) -> Any:
     options._timeout = _WATCHDOG
     options.config.blocking = 0
     return ProcessGroupNCCL(PrefixStore(seat.group, meeting.store), seat.rank, seat.size, options)
-
-
-def _own_address(meeting: Meeting) -> str:
-    """The address of the interface that leads to the sender: gloo would otherwise trust this machine's host name."""
-    family, kind, protocol, _, address = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return probe.getsockname()[0]

@@ -6,6 +6,7 @@ What is too large for a message lies here: the layout, and what each rank packed
 from __future__ import annotations
 
 import socket
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,17 +69,24 @@ class Meeting:
     def close(self) -> None:
         self._server = None
 
+    def own_address(self) -> str:
+        """Of the interface that leads to the store: a machine's host name may mean another, or nothing."""
+        family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return probe.getsockname()[0]
+
     def post_held(self, rank: int, held: Sequence[Box]) -> None:
-        self.store.set(f"held/{rank}", _HELD.dump_json(list(held)).decode())
+        self._post_long(f"held/{rank}", _HELD.dump_json(list(held)))
 
     def held(self, rank: int) -> list[Box]:
-        return _HELD.validate_json(self._read(f"held/{rank}"))
+        return _HELD.validate_json(zlib.decompress(self._read(f"held/{rank}")))
 
     def post_layout(self, layout: Layout) -> None:
-        self.store.set("layout", layout.to_json().decode())
+        self._post_long("layout", layout.to_json())
 
     def layout(self) -> Layout:
-        return Layout.from_json(self._read("layout"))
+        return Layout.from_json(zlib.decompress(self._read("layout")))
 
     def post_packed(self, version: int, parcel: int, packed: Packed) -> None:
         self.store.set(_key(version, parcel), _PACKED.dump_json(packed).decode())
@@ -86,10 +94,24 @@ class Meeting:
     def packed(self, version: int, parcels: int) -> tuple[Packed, ...]:
         return tuple(_PACKED.validate_json(self._read(_key(version, parcel))) for parcel in range(parcels))
 
-    def forget(self, versions: Sequence[int], parcels: int) -> None:
-        for version in versions:
-            for parcel in range(parcels):
-                self.store.delete_key(_key(version, parcel))
+    def has(self, version: int) -> bool:
+        """Whether it was packed in this learner's life. Does not wait for it."""
+        with as_wire_error(f"the learner's store at {self.host}:{self.port} does not answer"):
+            return self.store.check([_key(version, 0)])
+
+    def post_url(self, parcel: int, url: str) -> None:
+        """Where the parcel's versions can be pulled from."""
+        self.store.set(f"url/{parcel}", url)
+
+    def urls(self, parcels: int) -> tuple[str, ...]:
+        return tuple(self._read(f"url/{parcel}").decode() for parcel in range(parcels))
+
+    def forget_packed(self, version: int, parcel: int) -> None:
+        self.store.delete_key(_key(version, parcel))
+
+    def _post_long(self, key: str, text: bytes) -> None:
+        """The store takes 8 MiB, which a model of many experts exceeds; the names in a list repeat themselves."""
+        self.store.set(key, zlib.compress(text, level=1))  # pyright: ignore[reportArgumentType]  # annotated str, takes both
 
     def _read(self, key: str) -> bytes:
         with as_wire_error(f"the learner's store at {self.host}:{self.port} does not answer"):

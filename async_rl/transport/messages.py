@@ -2,11 +2,13 @@
 
 to workers:  Offer -> Begin -> (Cancel)   then Flip, once the version is live
 to learner:  Hello;   Ready | Refused -> Staged | Failed;   Left
+to whoever comes:  Source
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,6 +21,7 @@ Backend = Literal["nccl", "gloo"]
 
 TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
+SOURCES = "weights-sources"
 
 _READ_WAIT_S = 5.0
 """How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
@@ -52,6 +55,18 @@ class Offer(_OfPush):
     """Where the learner's store listens: the layout, and what was packed, lie there."""
     layout: str
     """Its digest."""
+
+
+class Source(_Message):
+    """Where a learner keeps what it packed: the last word on its topic, for workers that start later."""
+
+    kind: Literal["source"] = "source"
+    fence: int
+    host: str
+    port: int
+    """Where its store listens."""
+    layout: str
+    """The digest of the layout that lies there."""
 
 
 class Wire(BaseModel):
@@ -89,7 +104,7 @@ class Flip(_Message):
 
 
 class Hello(_Message):
-    """I started, or I missed a version: I need weights."""
+    """I started, or I missed a version: send me what I lack, whatever you knew of me before."""
 
     kind: Literal["hello"] = "hello"
     member: str
@@ -110,6 +125,8 @@ class Ready(_Reply):
     kind: Literal["ready"] = "ready"
     by_memory: tuple[int, ...]
     """The parcels that it reads where they lie, on the sender's machine."""
+    holds: str = ""
+    """The digest of the version that lies unchanged in its own memory, to which a difference may be sent."""
 
 
 class Refused(_Reply):
@@ -132,6 +149,7 @@ ToWorkers = Offer | Begin | Cancel | Flip
 Reply = Ready | Refused | Staged | Failed
 ToLearner = Hello | Left | Reply
 
+SOURCE_MESSAGES: TypeAdapter[Source] = TypeAdapter(Source)
 TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
 TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])
 
@@ -140,6 +158,12 @@ M = TypeVar("M")
 
 async def post(board: Board, topic: str, message: _Message) -> None:
     await board.post(topic, message.model_dump(mode="json"))
+
+
+async def newest_source(board: Board) -> Source | None:
+    """Of the learners so far, whether it lives or not."""
+    sources = _valid(SOURCES, SOURCE_MESSAGES, await board.read(SOURCES, "0", 0.0))
+    return max(sources, key=lambda source: source.fence, default=None)
 
 
 class Inbox(Generic[M]):
@@ -159,11 +183,17 @@ class Inbox(Generic[M]):
 
     async def read(self) -> list[M]:
         """The next messages; empty when none came for a while."""
-        found: list[M] = []
-        for position, raw in await self._board.read(self._topic, self._position, _READ_WAIT_S):
-            self._position = position
-            try:
-                found.append(self._messages.validate_python(raw))
-            except ValidationError as error:
-                _log.warning("ignored a malformed message", topic=self._topic, position=position, problem=str(error))
-        return found
+        entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
+        if entries:
+            self._position = entries[-1][0]
+        return _valid(self._topic, self._messages, entries)
+
+
+def _valid(topic: str, messages: TypeAdapter[M], entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
+    found: list[M] = []
+    for position, raw in entries:
+        try:
+            found.append(messages.validate_python(raw))
+        except ValidationError as error:
+            _log.warning("ignored a malformed message", topic=topic, position=position, problem=str(error))
+    return found

@@ -11,9 +11,10 @@ each its share. Receivers put full parameters together, so it is no matter to th
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 import xxhash
@@ -27,6 +28,9 @@ CHUNK_BYTES = 4 << 20
 
 ALIGNMENT = 64
 """A slice starts at a multiple of this, so that it can be viewed as a tensor of any dtype where it lies."""
+
+_ROUNDS = 20
+"""Of leveling. After the first, hardly anything moves in models as they are."""
 
 _ITEM_BYTES = {
     "bool": 1,
@@ -96,18 +100,18 @@ class Parcel:
         return math.ceil(self.num_bytes / CHUNK_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Every element of every parameter in exactly one slice."""
 
     specs: tuple[ParameterSpec, ...]
     parcels: tuple[Parcel, ...]
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return sum(size_of(spec) for spec in self.specs)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.to_json())
 
@@ -148,14 +152,11 @@ def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -
     for box in sorted(holders, key=lambda box: (order[box.name], box.start)):
         by_holders[tuple(holders[box])].append(box)
     sizes = {spec.name: item_bytes(spec) for spec in specs}
+    quotas = _quotas({ranks: _bytes(boxes, sizes) for ranks, boxes in by_holders.items()})
     sent: dict[int, list[Box]] = {rank: [] for rank in held}
-    loads: dict[int, int] = dict.fromkeys(held, 0)
-    # What few ranks hold comes first: what many hold then fills the others up to the same level.
-    for ranks in sorted(by_holders, key=len):
-        boxes = by_holders[ranks]
-        for rank, share in _shares(boxes, _quotas({rank: loads[rank] for rank in ranks}, _bytes(boxes, sizes)), sizes):
+    for ranks, boxes in by_holders.items():
+        for rank, share in _shares(boxes, quotas[ranks], sizes):
             sent[rank].append(share)
-            loads[rank] += _bytes([share], sizes)
     parcels = (_parcel(rank, boxes, sizes) for rank, boxes in sorted(sent.items()))
     return Layout(specs=tuple(specs), parcels=tuple(parcel for parcel in parcels if parcel.slices))
 
@@ -164,13 +165,29 @@ def _bytes(boxes: Sequence[Box], sizes: Mapping[str, int]) -> int:
     return sum(math.prod(box.shape) * sizes[box.name] for box in boxes)
 
 
-def _quotas(loads: Mapping[int, int], total: int) -> dict[int, int]:
+def _quotas(totals: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], dict[int, int]]:
+    """How much of what several ranks hold comes from which of them.
+
+    In turn, they level their loads with what each holds alone or with others, and again, as the others have moved theirs.
+    """
+    quotas = {ranks: dict.fromkeys(ranks, 0) for ranks in sorted(totals, key=len)}
+    loads: Counter[int] = Counter()
+    for _ in range(_ROUNDS):
+        for ranks, last in quotas.items():
+            loads.subtract(last)
+            quotas[ranks] = _leveled({rank: loads[rank] for rank in ranks}, totals[ranks])
+            loads.update(quotas[ranks])
+    return quotas
+
+
+def _leveled(loads: Mapping[int, int], total: int) -> dict[int, int]:
     """How much each gets of `total`, so that the least loaded end level."""
     level, filled = 0, 0
-    for count, load in enumerate(sorted(loads.values()), start=1):
-        level = (total + filled + load) // count
+    rising = sorted(loads.values())
+    for count, load in enumerate(rising, start=1):
         filled += load
-        if count == len(loads) or level <= sorted(loads.values())[count]:
+        level = (total + filled) // count
+        if count == len(rising) or level <= rising[count]:
             break
     return {rank: max(0, level - load) for rank, load in loads.items()}
 

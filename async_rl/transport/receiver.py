@@ -4,14 +4,19 @@ Offer ─▶ Ready ─▶ Begin ─▶ take the parcels in, verify (on threads) 
   │ another model             │ anything breaks
   ▼                           ▼
 Refused                     Failed: what was written to is abandoned, the next offer starts afresh
+
+Whoever starts, or sees a version go live that it does not hold, first tries to come by it alone (catch_up.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event
 from typing import TypedDict
 
@@ -23,6 +28,7 @@ from async_rl.errors import AsyncRLError, FleetMismatch, ServiceStopped, WireErr
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board, Member
 from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.transport.catch_up import CatchUp
 from async_rl.transport.intake import Intake, Landing
 from async_rl.transport.link import Timeouts
 from async_rl.transport.messages import (
@@ -41,6 +47,7 @@ from async_rl.transport.messages import (
     Refused,
     Staged,
     ToWorkers,
+    newest_source,
     post,
 )
 from async_rl.transport.plan import on_the_wire
@@ -61,6 +68,16 @@ class _ReplyFields(TypedDict):
     member: str
 
 
+@contextmanager
+def _naming_the_model() -> Iterator[None]:
+    try:
+        yield
+    except FleetMismatch as error:
+        raise FleetMismatch(
+            f"this worker's model is not the learner's: {error}; start both with the same `model:` section"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Taking:
     """An attempt under way."""
@@ -73,17 +90,32 @@ class _Taking:
 
 class WeightReceiver:
     def __init__(
-        self, board: Board, member: Member, specs: Sequence[ParameterSpec], wire: WireConfig, *, lease_s: float
+        self,
+        board: Board,
+        member: Member,
+        specs: Sequence[ParameterSpec],
+        wire: WireConfig,
+        *,
+        lease_s: float,
+        snapshots: Path | None = None,
     ) -> None:
         self._board = board
-        self._member = member
+        self._member = replace(member, catches_up="with what is live")
         timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
-        self._intake = Intake(on_the_wire(specs, wire.dtype), torch.device(member.device), timeouts)
+        device, wanted = torch.device(member.device), on_the_wire(specs, wire.dtype)
+        self._intake = Intake(wanted, device, timeouts)
+        self._catching_up = CatchUp(specs=wanted, device=device, wire=wire, snapshots=snapshots)
+        self._patience_s = wire.rendezvous_timeout_s
+        """After a failure to come by a version alone it is left to the learner for so long."""
+        self._alone_from = -math.inf
         self._lease_s = lease_s
         self._newest = (-1, -1)
         """Fence and generation of the newest offer: whatever is older comes from a learner or an attempt that is over."""
         self._taking: _Taking | None = None
         self._staged: Landing | None = None
+        self._is_behind = asyncio.Event()
+        self._fetching = Event()
+        """Set when what is fetched alone is of no more use."""
         self._swapping = asyncio.Lock()
         self._timeline = ""
         """Of the weights that the engine serves."""
@@ -103,7 +135,8 @@ class WeightReceiver:
         try:
             async with asyncio.TaskGroup() as services:
                 services.create_task(self._stay_listed(swap), name="weight-heartbeat")
-                await self._hello()
+                services.create_task(self._stay_current(swap), name="weight-catch-up")
+                self._is_behind.set()
                 await self._follow(inbox, swap, services)
         finally:
             with suppress(TimeoutError, AsyncRLError):
@@ -129,7 +162,8 @@ class WeightReceiver:
                         await self._cancel(message)
                     case Flip():
                         await self._flip(message.record, swap)
-                        await self._ask_if_left_behind(message.record)
+                        if self._lacks(message.record):
+                            self._is_behind.set()
 
     async def _stay_listed(self, swap: Swap) -> None:
         while True:
@@ -139,6 +173,8 @@ class WeightReceiver:
             if (live := await self._board.live_version()) is not None:
                 self._raise_if_set_back(live)
                 await self._flip(live, swap)
+                if self._lacks(live) and time.monotonic() >= self._alone_from:
+                    self._is_behind.set()
 
     def _raise_if_set_back(self, live: VersionRecord) -> None:
         """Another learner counts from below what is served here: Redis and the run's folder were both lost. No version goes
@@ -177,9 +213,10 @@ class WeightReceiver:
         # While a thread runs, what it writes to is its alone. If this task is cancelled that is left to it and to its timeouts:
         # nothing can stop a blocked gloo operation, so nothing may wait for one.
         try:
-            expected = await in_daemon_thread(lambda: self._intake.expect(offer), name="weight-offer")
+            with _naming_the_model():
+                expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, offer), name="weight-offer")
             by_memory = tuple(expected.mapped)
-            await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer), by_memory=by_memory))
+            await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer), by_memory=by_memory, holds=self._intake.holds))
             try:
                 begin = await begun
                 self._staged = await in_daemon_thread(
@@ -190,9 +227,7 @@ class WeightReceiver:
                 raise
         except FleetMismatch as error:
             await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=str(error)))
-            raise FleetMismatch(
-                f"this worker's model is not the learner's: {error}; start both with the same `model:` section"
-            ) from error
+            raise
         except WireError as error:
             await post(self._board, TO_LEARNER, Failed(**self._reply_to(offer), reason=str(error)))
         else:
@@ -206,7 +241,8 @@ class WeightReceiver:
         await post(self._board, TO_LEARNER, failed)
 
     async def _let_go(self) -> None:
-        """Forget the attempt under way and whatever is staged but not served."""
+        """Forget the attempt under way, what is being fetched alone, and whatever is staged but not served."""
+        self._fetching.set()
         if self._taking is not None:
             self._taking.released.set()
             self._taking.task.cancel()
@@ -230,15 +266,63 @@ class WeightReceiver:
         await self._announce()
         _log.debug("serves new weights", member=self._member.id, version=live.version)
 
-    async def _ask_if_left_behind(self, live: VersionRecord) -> None:
-        on_its_way = self._taking is not None and not self._taking.task.done()
-        if self.version < live.version and not on_its_way:
-            await self._hello()
+    # -- alone ---------------------------------------------------------------------------------------------------------
+
+    def _lacks(self, live: VersionRecord) -> bool:
+        on_its_way = self._staged is not None or (self._taking is not None and not self._taking.task.done())
+        return self.version < live.version and not on_its_way
+
+    async def _stay_current(self, swap: Swap) -> None:
+        """
+        consumes: signs of being behind                   waits for:    the start; a version that is live and not here
+        produces: the live version if it can; a Hello     unblocked by: the learner's flip; a heartbeat
+        """
+        while True:
+            await self._is_behind.wait()
+            self._is_behind.clear()
+            if time.monotonic() >= self._alone_from and not await self._catch_up(swap):
+                self._alone_from = time.monotonic() + self._patience_s
+            await self._hello()  # either way: to whoever knew it before, it may have died
+
+    async def _catch_up(self, swap: Swap) -> bool:
+        """Whether the live version is here now, or on its way."""
+        live = await self._board.live_version()
+        caught_up = live is not None and (not self._lacks(live) or await self._fetch(live, swap))
+        await self._announce(catches_up="")
+        return caught_up
+
+    async def _fetch(self, live: VersionRecord, swap: Swap) -> bool:
+        await self._announce(catches_up=f"with version {live.version}")
+        source, newest = await newest_source(self._board), self._newest
+        self._fetching = released = Event()
+        try:
+            with _naming_the_model():
+                landing, where = await in_daemon_thread(
+                    lambda: self._catching_up.fetch(live, source, released), name="weight-catch-up"
+                )
+        except WireError as error:
+            _log.info(f"waits for the learner to send weights: cannot come by version {live.version} alone ({error})")
+            return False
+        if self._newest != newest:  # an offer came meanwhile: the learner brings what is newest
+            self._intake.recycle(landing)
+            return True
+        self._staged = landing
+        now_live = await self._board.live_version()
+        if now_live is not None:
+            await self._flip(now_live, swap)
+        if self.version == live.version:
+            _log.info(f"serves version {live.version}, from {where}")
+        if self._staged is not landing:
+            return True
+        await self._let_go()  # the live version is newer by now
+        return False
 
     async def _hello(self) -> None:
         await post(self._board, TO_LEARNER, Hello(member=self._member.id))
 
-    async def _announce(self) -> None:
+    async def _announce(self, *, catches_up: str | None = None) -> None:
+        if catches_up is not None:
+            self._member = replace(self._member, catches_up=catches_up)
         await self._board.announce(self._member, self._lease_s)
 
     def _reply_to(self, offer: Offer) -> _ReplyFields:

@@ -1,4 +1,4 @@
-"""The weight wire: a push between two processes that share a GPU, and a group of one over NCCL that breaks and is rebuilt."""
+"""The weight wire between two processes that share a GPU, and a group of one over NCCL that breaks and is rebuilt."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from multiprocessing.connection import Connection
 from threading import Event
 
 import torch
-from weights import PipeBoard
+from weights_parts.learner import learner
+from weights_parts.pipe_board import PipeBoard
 
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.gpus import gpu_of
-from async_rl.transport.plan import plan_transfers
+from async_rl.transport.link import Links, Seat, Timeouts, send_parcel
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.messages import TO_LEARNER
 from async_rl.transport.receiver import WeightReceiver
-from async_rl.transport.sender import WeightSender
-from async_rl.transport.wire_process_group import Meeting, Seat, Timeouts, link, send_weights
-from async_rl.types import VersionRecord
 from gpu_checks.report import Checks, Machine, Report
 
-WIRE = WireConfig()
 TIMEOUTS = Timeouts(rendezvous_s=30.0, operation_s=10.0)
 PUSHES = 3
 
@@ -40,92 +39,90 @@ def tensors(device: torch.device, mib: int, seed: int) -> dict[str, torch.Tensor
 
 
 def push(machine: Machine, report: Report) -> None:
-    """Learner and worker on one device: NCCL refuses that, so the bytes go over gloo, through host memory."""
+    """Learner and worker on one device: read in place, and over gloo; NCCL refuses to join two ranks of one GPU."""
     mib = 512 if machine.is_gpu else 16
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_worker, args=(theirs, str(machine.device), mib), daemon=True)
-    process.start()
-    try:
-        asyncio.run(_push(machine, report, ours, mib))
-    finally:
-        process.kill()
-        process.join()
+    for name, shared in (("in_place", True), ("gloo", False)):
+        wire = WireConfig(shared_memory=shared, deltas="off", bucket_mb=64.0 if machine.is_gpu else 1.0)
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=_worker, args=(theirs, str(machine.device), mib, wire), daemon=True
+        )
+        process.start()
+        try:
+            asyncio.run(_push(machine, report, ours, mib, wire, name))
+        finally:
+            process.kill()
+            process.join()
     report.note(not_shown="a push between several GPUs over NCCL: one GPU cannot hold two ranks")
 
 
-def _worker(pipe: Connection, device_name: str, mib: int) -> None:
+def _worker(pipe: Connection, device_name: str, mib: int, wire: WireConfig) -> None:
     torch.set_num_threads(1)
-    asyncio.run(_receive(pipe, torch.device(device_name), mib))
+    asyncio.run(_receive(pipe, torch.device(device_name), mib, wire))
 
 
-async def _receive(pipe: Connection, device: torch.device, mib: int) -> None:
+async def _receive(pipe: Connection, device: torch.device, mib: int, wire: WireConfig) -> None:
     board = PipeBoard(pipe)
     member = Member(id="worker", host="localhost", version=-1, device=str(device), gpu=gpu_of(device))
 
     async def swap(version: int, arrived: Mapping[str, torch.Tensor]) -> None:
-        devices = {tensor.device for tensor in arrived.values()}
-        await board.post("served", {"version": version, "digest": digest_of(arrived), "is_there": devices == {device}})
+        devices = {tensor.device.type for tensor in arrived.values()}
+        served = {"version": version, "digest": digest_of(arrived), "is_there": devices == {device.type}}
+        await board.post("served", served)
 
     async with asyncio.TaskGroup() as services:
         services.create_task(board.listen())
-        await WeightReceiver(board, member, specs_of(tensors(device, mib, 0)), WIRE, lease_s=60).run(swap)
+        await WeightReceiver(board, member, specs_of(tensors(device, mib, 0)), wire, lease_s=60).run(swap)
 
 
-async def _push(machine: Machine, report: Report, pipe: Connection, mib: int) -> None:
+async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wire: WireConfig, name: str) -> None:
     board = PipeBoard(pipe)
-    seconds: list[float] = []
-    num_bytes = 0
-    async with asyncio.TaskGroup() as services:
-        listening = services.create_task(board.listen())
-        async with WeightSender(board, WIRE, machine.device, fence=1) as sender:
-            for version in range(PUSHES):
-                pushed = tensors(machine.device, mib, version)
-                record = VersionRecord(version=version, timeline="", step=version, digest=digest_of(pushed))
-                await sender.needed(version)
-                outcome = await sender.push(record, pushed)
-                report.require(outcome.staged == ("worker",), f"the push was not staged: {dict(outcome.dropped)}")
-                await sender.flip(record)
-                served = await _served(board, version)
-                report.require(served == {"version": version, "digest": record.digest, "is_there": True}, f"served {served}")
-                seconds.append(outcome.seconds)
-                num_bytes = outcome.num_bytes
-        listening.cancel()
-    report.note(mib=num_bytes / 2**20, push_s=min(seconds), gb_per_s=num_bytes / min(seconds) / 1e9)
+    pack_s: list[float] = []
+    push_s: list[float] = []
+    async with learner(board, wire, tensors(machine.device, mib, 0)) as end:
+        for version in range(PUSHES):
+            weights = tensors(machine.device, mib, version)
+            pushed = await end.push(weights, workers=1)
+            await end.flip(pushed)
+            expected = {"version": version, "digest": digest_of(weights), "is_there": True}
+            served = await _said(board, "served", version)
+            report.require(served == expected, f"{name}: served {served}, expected {expected}")
+            pack_s.append(pushed.pack_s)
+            push_s.append(pushed.push_s)
+    report.note(
+        **{f"{name}_pack_s": min(pack_s), f"{name}_push_s": min(push_s), f"{name}_gb_s": mib * 2**20 / min(push_s) / 1e9}
+    )
+    ready = [message["by_memory"] for _, message in await board.read(TO_LEARNER, "0", 0.0) if message["kind"] == "ready"]
+    in_place = [[0] if wire.shared_memory else []] * PUSHES
+    report.require(ready == in_place, f"{name}: read in place were the parcels {ready} of {PUSHES} pushes")
 
 
-async def _served(board: PipeBoard, version: int) -> object:
-    while not (found := await board.read("served", str(version), 5.0)):
+async def _said(board: PipeBoard, topic: str, number: int) -> object:
+    while not (found := await board.read(topic, str(number), 5.0)):
         pass
     return found[0][1]
 
 
 def rebuild(machine: Machine, report: Report) -> None:
-    """A group of one: made, used, aborted, made again. Over NCCL on a GPU."""
+    """A group of one: made, used again, aborted, made again. Over NCCL on a GPU."""
     backend = "nccl" if machine.is_gpu else "gloo"
     report.note(backend=backend)
-    sent = tensors(machine.device, 64 if machine.is_gpu else 4, seed=1)
-    seat = Seat(rank=0, size=1, device=machine.device, backend=backend, timeouts=TIMEOUTS, released=Event())
-    for name in ("first", "aborted", "rebuilt"):
+    data = torch.ones((64 if machine.is_gpu else 4) << 20, dtype=torch.uint8, device=machine.device)
+    meeting = Meeting.open("127.0.0.1", 10.0)
+    links = Links(TIMEOUTS)
+    for name, group in (("first", "1"), ("again", "1"), ("aborted", "1"), ("rebuilt", "2")):
+        seat = Seat(group=group, rank=0, size=1, device=machine.device, backend=backend)
         started = time.perf_counter()
-        with suppress(_Struck):
-            _broadcast_alone(seat, sent, strike=name == "aborted")
+        with suppress(_Struck), links.use(meeting, seat, Event()) as link:
+            send_parcel(link, data, 1 << 20)
+            if name == "aborted":
+                raise _Struck
         report.note(**{f"{name}_ms": 1e3 * (time.perf_counter() - started)})
+    links.close()
 
 
 class _Struck(Exception):
     """What breaks a link on purpose."""
-
-
-def _broadcast_alone(seat: Seat, sent: Mapping[str, torch.Tensor], *, strike: bool) -> None:
-    transfers = plan_transfers(specs_of(sent), 1 << 20)
-    meeting = Meeting.open("127.0.0.1", 10.0)
-    try:
-        with link(meeting, seat) as wire:
-            send_weights(wire, transfers, sent, seat.device)
-            if strike:
-                raise _Struck
-    finally:
-        meeting.close()
 
 
 CHECKS: Checks = {"push": push, "rebuild": rebuild}

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from async_rl.config import Config
 from async_rl.verb_line import Line
-from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum
+from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 
 ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
@@ -23,6 +23,10 @@ ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
     "limits": limits.limits,
     "env ls": mix.ls,
     **dict.fromkeys(("env attach", "env detach", "env weight"), mix.change),
+    "weights status": weights.status,
+    "weights push": weights.push,
+    "weights pin": weights.pin,
+    "weights rollback": weights.rollback,
     "users create": users.create,
     "users ls": users.ls,
 }

@@ -21,6 +21,7 @@ from async_rl.megatron.parallel import resolve_device
 from async_rl.packages import guard
 from async_rl.protocols import Board, InferenceInterface
 from async_rl.supervision import drain_on_signals, run_with
+from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs
 from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
 from async_rl.types import VersionRecord
@@ -42,7 +43,7 @@ log = structlog.get_logger("rollout_workers.evaluation")  # __name__ is __main__
 def main() -> None:
     """One word, which may be empty, and the arguments of the configuration."""
     word, *args = sys.argv[1:]
-    with boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"):
+    with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"):
         guard()
         config = load_named(args)
         configure_logs("evaluator")

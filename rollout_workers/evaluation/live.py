@@ -30,7 +30,9 @@ async def take_version(
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
     )
-    receiver = WeightReceiver(board, member, engine.specs, config.wire, lease_s=config.leases.member_s)
+    receiver = WeightReceiver(
+        board, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+    )
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:

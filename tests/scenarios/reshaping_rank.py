@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from async_rl.checkpoint_files import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.ranks import Crew, follow
@@ -87,7 +88,13 @@ def save(crew: Crew, root: Path, writer: str) -> None:
 def take_up(crew: Crew, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
     assert crew.load(root / writer) == {"version": 12}
     crew.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
-    return train(crew, SAVED_AT + 1, STEPS)
+    crew.open_depot()
+    saved = crew.pack(1, keep=())
+    rows = train(crew, SAVED_AT + 1, STEPS)
+    (checkpoint,) = candidates(root / writer)
+    assert crew.pack_stored(2, (), checkpoint) == saved, "a checkpoint is served bit for bit as it was, whoever wrote it"
+    assert crew.pack(3, keep=()) != saved, "nothing of it is in the model"
+    return rows
 
 
 def main(root: Path, rank: int) -> None:

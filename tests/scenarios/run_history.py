@@ -53,7 +53,7 @@ def lives(config: Config) -> list[Life]:
         row = json.loads(line)
         if "resumed_after" in row:
             found[row["timeline"]] = Life(**row)
-        else:
+        elif "rolled_back_to" not in row:
             life = found[row["timeline"]]
             life.steps.append(_step(row, life))
     return list(found.values())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -27,11 +28,18 @@ from buffer.board import RedisBoard
 class Worker:
     """An engine that keeps a note of every version handed to it."""
 
-    def __init__(self, board: RedisBoard, name: str, tensors: Mapping[str, torch.Tensor], wire: WireConfig) -> None:
+    def __init__(
+        self,
+        board: RedisBoard,
+        name: str,
+        tensors: Mapping[str, torch.Tensor],
+        wire: WireConfig,
+        snapshots: Path | None = None,
+    ) -> None:
         self.name = name
         self.served: list[tuple[int, str]] = []
         member = Member(id=name, host="localhost", version=-1, device="cpu")
-        self._receiver = WeightReceiver(board, member, specs_of(tensors), wire, lease_s=10.0)
+        self._receiver = WeightReceiver(board, member, specs_of(tensors), wire, lease_s=10.0, snapshots=snapshots)
         self._news = asyncio.Condition()
 
     async def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import torch
 
@@ -41,18 +42,18 @@ class Sender:
     """A learner of one rank that is told what to send."""
 
     def __init__(self, sender: WeightSender, depot: Depot, timeline: str) -> None:
-        self._sender, self._depot, self._timeline = sender, depot, timeline
+        self._sender, self.depot, self._timeline = sender, depot, timeline
         self.needed, self.needy = sender.needed, sender.needy
         self.records: dict[int, VersionRecord] = {}
 
     def pack(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._depot.pack(version, held(tensors), keep=[*self.records])
-        digest = self._depot.digest(version)
+        self.depot.pack(version, held(tensors), keep=[*self.records])
+        digest = self.depot.digest(version)
         self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
 
     def flip_a_bit(self, version: int) -> None:
         """Of what is packed, behind the back of its digests."""
-        self._depot.parcel(version)[5] ^= 1
+        self.depot.parcel(version)[5] ^= 1
 
     async def push(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PushReport:
         if version not in self.records:
@@ -65,12 +66,18 @@ class Sender:
 
 @asynccontextmanager
 async def sending(
-    board: Board, wire: WireConfig, like: Mapping[str, torch.Tensor], *, fence: int = 1, timeline: str = "a"
+    board: Board,
+    wire: WireConfig,
+    like: Mapping[str, torch.Tensor],
+    *,
+    fence: int = 1,
+    timeline: str = "a",
+    snapshots: Path | None = None,
 ) -> AsyncIterator[Sender]:
     """`like`: what every version's weights look like."""
     meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
     layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
-    depot = Depot(meeting, layout, 0, torch.device("cpu"), wire)
+    depot = Depot(meeting, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
     async with WeightSender(board, wire, depot, "cpu", fence=fence) as sender:
         yield Sender(sender, depot, timeline)
     depot.close()

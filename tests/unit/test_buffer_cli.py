@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.buffer_verbs import MIX, TOOLS, find
+from async_rl.buffer_verbs import ELSEWHERE, TOOLS, find
 from async_rl.verb_line import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
@@ -79,7 +79,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str]):
 def test_every_verb_is_listed_and_explains_itself():
     listed = buffer("--help").stdout
     for tool in TOOLS:
-        assert tool in MIX or (tool.words in listed and tool.help in listed)
+        assert tool in ELSEWHERE or (tool.words in listed and tool.help in listed)
         with contextlib.redirect_stdout(io.StringIO()) as explained:
             assert main([*tool.words.split(), "--help"]) == 0
         assert explained.getvalue().startswith(f"async-rl {tool.typed}")

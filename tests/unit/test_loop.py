@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,14 @@ from learner.loop import Loop, Schedule, Stepped
 from learner.objective import load_objective
 from learner.progress import Progress
 from learner.publish import Publisher
+from learner.push_policy import PushPolicy
 from learner.step import StepResult
 
 sys.path.append(str(Path(__file__).parents[1] / "contracts"))
 from groups import group
 from runs import limits
 
+EVERY_STEP = PushPolicy()
 SKIPPED = 2
 STEPS = 5
 
@@ -46,6 +49,9 @@ class Trainer:
 
     async def pack(self, version: int, keep: Collection[int]) -> str:
         return "digest"
+
+    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        return f"digest of {checkpoint.name}"
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -97,11 +103,14 @@ async def a_loop(
     max_age: float = 2,
     trainer: Trainer | None = None,
     checkpoint_every: int = 100,
+    policy: PushPolicy = EVERY_STEP,
+    meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Loop, Progress]]:
-    """With a worker and a publisher beside it. Its schedule puts checkpoints off for ever, if it is not told otherwise."""
+    """With a worker, a publisher and a meddler beside it. Its schedule puts checkpoints off for ever, unless told otherwise."""
     fence = await buffer.acquire("learner", limits(max_age=max_age))
     await buffer.recover(fence, None)
-    publisher = Publisher(buffer=buffer, fence=fence, sender=NobodyToSendTo())  # pyright: ignore[reportArgumentType]
+    sender: Any = NobodyToSendTo()
+    publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy)
     feed = Feed(
         buffer=buffer,
         fence=fence,
@@ -123,11 +132,17 @@ async def a_loop(
         publisher=publisher,
         schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3),
         record=lambda _progress, _meal: None,
+        record_rollback=lambda _served, _version: None,
         report=report,
-        stop=asyncio.Event(),
+        stop=(stop := asyncio.Event()),
     )
+
+    async def meddler() -> None:
+        if meddle is not None:
+            await meddle(publisher, stop)
+
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(roll_out(buffer)), tasks.create_task(publisher.run())]
+        beside = [tasks.create_task(each) for each in (roll_out(buffer), publisher.run(), meddler())]
         yield loop, Progress(step=0, version=await buffer.issue(fence, after=-1), timeline="t")
         for task in beside:
             task.cancel()

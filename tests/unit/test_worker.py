@@ -557,7 +557,7 @@ async def test_stragglers_keep_no_other_group_from_beginning():
     begun, third = set[str](), asyncio.Event()
 
     async def wait_with_the_first(task: Task, context: EpisodeContext) -> None:
-        begun.add(task.prompt)
+        begun.add(task.key)
         if len(begun) == 3:
             third.set()
         if context.sibling == 0:

@@ -1,0 +1,57 @@
+"""From the tensors that a rank holds to the flat parcel that it sends: each piece copied, and hashed while it is warm."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from async_rl.transport.digest import ChunkDigests
+from async_rl.transport.plan import Box, Layout, Parcel, Slice
+
+Held = Mapping[Box, torch.Tensor]
+"""The boxes that a rank holds, each a tensor of the box's shape."""
+
+_PIECE_BYTES = 256 << 10
+"""Still in the cache of a core when it is hashed, and large enough that the calls do not count."""
+
+
+class Filling:
+    def __init__(self, layout: Layout, parcel: Parcel) -> None:
+        self._dtypes: Mapping[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in layout.specs}
+        self._parcel = parcel
+
+    def fill(self, data: torch.Tensor, held: Held) -> tuple[str, ...]:
+        """Returns the digests of the chunks."""
+        of_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
+        for box, tensor in held.items():
+            of_name[box.name].append((box, tensor))
+        digests = ChunkDigests(data)
+        for each in self._parcel.slices:
+            place = data[each.offset : each.offset + each.num_bytes].view(self._dtypes[each.box.name]).view(each.box.shape)
+            for copied in _copy(_rows_of(each.box, of_name[each.box.name]), place, each):
+                if copied - digests.hashed >= _PIECE_BYTES:
+                    digests.up_to(copied)
+        digests.up_to(len(data))
+        return tuple(digests.complete)
+
+
+def _copy(source: torch.Tensor, place: torch.Tensor, into: Slice) -> Iterator[int]:
+    """Yields how far it has come in the parcel."""
+    rows = into.box.rows
+    at_once = max(1, rows * _PIECE_BYTES // max(1, into.num_bytes))
+    if at_once >= rows or place.device.type != "cpu":
+        place.copy_(source)
+    else:
+        for row in range(0, rows, at_once):
+            place[row : row + at_once].copy_(source[row : row + at_once])
+            yield into.offset + min(row + at_once, rows) * (into.num_bytes // rows)
+    yield into.offset + into.num_bytes
+
+
+def _rows_of(wanted: Box, held: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
+    for box, tensor in held:
+        if (row := wanted.row_within(box)) is not None:
+            return tensor[row : row + wanted.rows] if wanted.shape else tensor
+    raise LookupError(f"this rank does not hold {wanted}")

@@ -1,0 +1,194 @@
+"""A version as files, for workers that start while nobody can send it to them.
+
+    SNAPSHOTS/version-00000012/parcel-00000.safetensors ... manifest.json
+
+Each learner rank writes its own parcel, byte for byte as it travels: so the digests of its chunks hold for the file too. The
+folder is written under another name and renamed when everything in it is on the disk: what bears the final name is complete.
+A reader checks every chunk all the same, because disks fail too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from async_rl.errors import WireError
+from async_rl.transport.plan import CHUNK_BYTES, Layout, Parcel, Slice
+from async_rl.types import VersionRecord
+
+KEPT = 2
+"""The live version, and the one before it for whoever is reading it."""
+
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"\.?version-(\d{8,})(?:\.partial)?")
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "float32": "F32",
+    "int64": "I64",
+    "float64": "F64",
+}
+"""As the files name them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    record: VersionRecord
+    layout: Layout
+    chunks: tuple[tuple[str, ...], ...]
+    """Digests, by parcel."""
+
+
+_MANIFESTS = TypeAdapter(Manifest)
+
+
+def folder_of(root: Path, version: int) -> Path:
+    return root / f"version-{version:08d}"
+
+
+def file_of(folder: Path, parcel: int) -> Path:
+    return folder / f"parcel-{parcel:05d}.safetensors"
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def drafting(root: Path, version: int) -> Iterator[Path]:
+    """A folder for the parcels' files, gone at the end unless it was committed. What interrupted attempts left is removed too,
+    unless it is of a newer version: then a later learner may be writing.
+    """
+    for path, other in _found(root, ".version-*.partial"):
+        if other <= version:
+            shutil.rmtree(path, ignore_errors=True)
+    draft = root / f".version-{version:08d}.partial"
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # a disk that was full needs the room
+
+
+def write_parcel(draft: Path, number: int, layout: Layout, data: torch.Tensor) -> None:
+    """On the disk when it returns."""
+    with file_of(draft, number).open("wb", buffering=0) as file:
+        _write(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
+        for start in range(0, len(data), CHUNK_BYTES):
+            _write(file.fileno(), data[start : start + CHUNK_BYTES].cpu().numpy().data)
+        os.fsync(file.fileno())
+
+
+def commit(draft: Path, manifest: Manifest) -> None:
+    """After every parcel was written. The snapshot exists when it returns, and older ones than the newest few do not."""
+    root = draft.parent
+    with (draft / _MANIFEST).open("wb") as file:
+        file.write(_MANIFESTS.dump_json(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    _flush(draft)
+    final = folder_of(root, manifest.record.version)
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    _flush(root)
+    for path, _ in sorted(_found(root, "version-*"), key=lambda found: -found[1])[KEPT:]:
+        (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed one is not taken for whole
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(root: Path, version: int) -> Manifest | None:
+    """None where there is no snapshot of the version."""
+    path = folder_of(root, version) / _MANIFEST
+    try:
+        return _MANIFESTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise WireError(f"the snapshot {path.parent} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def read_parcel(root: Path, manifest: Manifest, number: int, data: torch.Tensor, landed: Callable[[int], None]) -> None:
+    """Into `data`. `landed` hears how many bytes have arrived so far."""
+    path = file_of(folder_of(root, manifest.record.version), number)
+    try:
+        with path.open("rb") as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
+            for start in range(0, len(data), CHUNK_BYTES):
+                part = data[start : start + CHUNK_BYTES]
+                host = part if part.device.type == "cpu" else torch.empty_like(part, device="cpu")
+                if file.readinto(host.numpy().data) != len(part):
+                    raise WireError(f"{path} is too short")
+                if host is not part:
+                    part.copy_(host)
+                landed(start + len(part))
+    except OSError as error:
+        raise WireError(f"{path} cannot be read: {error.strerror}") from error
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------
+
+
+def _header(layout: Layout, parcel: Parcel) -> bytes:
+    """Every byte must belong to something, so the gaps between slices are something too."""
+    specs = {spec.name: spec for spec in layout.specs}
+    described: dict[str, object] = {}
+    end = 0
+    for each in parcel.slices:
+        spec = specs[each.box.name]
+        if each.offset > end:
+            described[f"gap at {end}"] = {"dtype": "U8", "shape": [each.offset - end], "data_offsets": [end, each.offset]}
+        end = each.offset + each.num_bytes
+        place = {"dtype": _DTYPES[spec.dtype], "shape": list(each.box.shape), "data_offsets": [each.offset, end]}
+        described[_name_of(each, spec.shape)] = place
+    if parcel.num_bytes > end:
+        gap = {"dtype": "U8", "shape": [parcel.num_bytes - end], "data_offsets": [end, parcel.num_bytes]}
+        described[f"gap at {end}"] = gap
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _name_of(each: Slice, shape: tuple[int, ...]) -> str:
+    if each.box.shape == shape:
+        return each.box.name
+    ranges = (f"{first}:{first + size}" for first, size in zip(each.box.start, each.box.shape, strict=True))
+    return f"{each.box.name}[{', '.join(ranges)}]"
+
+
+def _found(root: Path, pattern: str) -> Iterator[tuple[Path, int]]:
+    for path in list(root.glob(pattern)):
+        if (named := _NAME.fullmatch(path.name)) is not None:
+            yield path, int(named[1])
+
+
+def _write(file: int, chunk: memoryview) -> None:
+    """All of it: a disk that fills up takes a part, and says so the next time."""
+    while chunk:
+        chunk = chunk[os.write(file, chunk) :]
+
+
+def _flush(folder: Path) -> None:
+    """A new name is durable only once the folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,215 @@
+"""What an engine that decodes feels of pushes from another process: its throughput, and how long a flip holds it up.
+
+A window is the same work every time, a batch of generations of fixed length: without pushes, with one every second, and with
+one after the other. Engine and learner have one thread each; the learner's also does what packing and sending take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from async_rl.config import WireConfig
+from async_rl.model_shape import ModelShape
+from async_rl.parameter_spec import ParameterSpec
+from async_rl.protocols import GenerationArgs, Member
+from async_rl.rollout_config import WorkerConfig
+from async_rl.tokenizers import Characters
+from async_rl.transport.receiver import WeightReceiver
+from async_rl.types import Completion
+from rollout_workers.inference.core import EngineCore
+from rollout_workers.inference.engine import MegatronEngine
+from weights_parts.learner import learner
+from weights_parts.pipe_board import PipeBoard
+
+WIRE = WireConfig()
+BATCH, TOKENS = 48, 64
+EVERY_S = 1.0
+SHAPE = ModelShape(
+    hidden=384, layers=6, heads=6, kv_heads=6, head_dim=64, ffn=1024, vocab_size=96, max_positions=128, rope_theta=1e4,
+)  # fmt: skip
+
+
+class Endless(Characters):
+    """Nothing ends a generation but its limit."""
+
+    end_id = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    start: float
+    stop: float
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+    def meets(self, other: Spell) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+class TimedCore(EngineCore):
+    steps: list[Spell]
+    pauses: list[Spell]
+    """Decoding waits for the weights of a flip."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.steps, self.pauses = [], []
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        super().step()
+        self.steps.append(Spell(started, time.perf_counter()))
+
+    def swap(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        started = time.perf_counter()
+        super().swap(number, tensors)
+        self.pauses.append(Spell(started, time.perf_counter()))
+
+
+class Decoding:
+    """An engine and its end of the wire; pushes come when it asks for them."""
+
+    def __init__(self, engine: MegatronEngine, core: TimedCore, board: PipeBoard) -> None:
+        self._engine, self.core, self._board = engine, core, board
+        self._flipped = asyncio.Event()
+        self.pushes: list[Spell] = []
+        """From the order to pack until the flip."""
+        self.versions_seen = 0
+
+    async def swap(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        await self._engine.swap(version, tensors)
+        self._flipped.set()
+
+    async def pushed(self) -> None:
+        self._flipped.clear()
+        started = time.perf_counter()
+        await self._board.post("wanted", {})
+        await self._flipped.wait()
+        self.pushes.append(Spell(started, time.perf_counter()))
+
+    async def window(self, every_s: float | None) -> float:
+        """Seconds for the work, with a push that often; None without any."""
+        async with asyncio.TaskGroup() as beside:
+            pushes = beside.create_task(self._push_on(every_s)) if every_s is not None else None
+            started = time.perf_counter()
+            prompts = ([4 + number % 90] * 8 for number in range(BATCH))
+            answers = await asyncio.gather(
+                *(self._engine.generate(prompt, GenerationArgs(max_tokens=TOKENS)) for prompt in prompts)
+            )
+            seconds = time.perf_counter() - started
+            if pushes is not None:
+                pushes.cancel()
+        self.versions_seen = max(self.versions_seen, *(_versions_of(answer) for answer in answers))
+        return seconds
+
+    async def _push_on(self, every_s: float) -> None:
+        while True:
+            pace = asyncio.create_task(asyncio.sleep(every_s))
+            await self.pushed()
+            await pace
+
+
+def _versions_of(answer: Completion) -> int:
+    """How many its tokens were sampled with; every token has one, and none goes back."""
+    spans = answer.versions
+    assert (spans[0].start, spans[-1].stop) == (0, TOKENS)
+    assert all(one.stop == other.start and one.version < other.version for one, other in pairwise(spans))
+    return len(spans)
+
+
+def in_flight_figures(rounds: int) -> dict[str, float]:
+    return asyncio.run(_figures(rounds))
+
+
+async def _figures(rounds: int) -> dict[str, float]:
+    found: dict[str, list[float]] = defaultdict(list)
+    async with _decoding() as decoding:
+        core = decoding.core
+        for number in range(-1, rounds):
+            core.steps.clear()
+            quiet_s = await decoding.window(None)
+            step_s = statistics.median(step.seconds for step in core.steps)
+            for spells in (core.steps, core.pauses, decoding.pushes):
+                spells.clear()
+            paced_s = await decoding.window(EVERY_S)
+            beside = [step.seconds for step in core.steps if any(step.meets(push) for push in decoding.pushes)]
+            pauses = [pause.seconds for pause in core.pauses]
+            unpaced_s = await decoding.window(0.0)
+            if number >= 0:  # the first round warms everything up
+                found["in_flight_throughput"].append(quiet_s / paced_s)
+                found["in_flight_throughput_back_to_back"].append(quiet_s / unpaced_s)
+                found["step_beside_push"].append(statistics.fmean(beside) / step_s)
+                found["flip_pause_vs_step"].append(statistics.fmean(pauses) / step_s)
+                found["flip_pause_ms"].append(1e3 * statistics.fmean(pauses))
+                found["push_ms"].append(1e3 * statistics.fmean(push.seconds for push in decoding.pushes))
+                found["step_ms"].append(1e3 * step_s)
+                found["decoded_tokens_per_s"].append(BATCH * TOKENS / quiet_s)
+        versions = decoding.versions_seen
+    return {name: statistics.median(values) for name, values in found.items()} | {"versions_in_one_generation": versions}
+
+
+@asynccontextmanager
+async def _decoding() -> AsyncIterator[Decoding]:
+    ours, theirs = multiprocessing.Pipe()
+    cores: list[TimedCore] = []
+
+    def build(**arguments: Any) -> EngineCore:
+        cores.append(TimedCore(**arguments))
+        return cores[0]
+
+    engine = MegatronEngine(
+        SHAPE, Endless("".join(map(chr, range(33, 33 + 90)))), WorkerConfig(kv_cache_gb=0.5),
+        GenerationArgs(max_tokens=TOKENS, temperature=1.0, top_p=1.0, top_k=0, stop=()),
+        device=torch.device("cpu"), seed=0, core=build,
+    )  # fmt: skip
+    async with engine:
+        process = multiprocessing.get_context("spawn").Process(target=_learn, args=(theirs, engine.specs), daemon=True)
+        process.start()
+        try:
+            board = PipeBoard(ours)
+            decoding = Decoding(engine, cores[0], board)
+            member = Member(id="worker", host="localhost", version=-1, device="cpu")
+            receiver = WeightReceiver(board, member, engine.specs, WIRE, lease_s=60)
+            async with asyncio.TaskGroup() as services:
+                following = [
+                    services.create_task(board.listen()),
+                    services.create_task(receiver.run(decoding.swap)),
+                    services.create_task(engine.watch()),
+                ]
+                await decoding.pushed()
+                yield decoding
+                for task in following:
+                    task.cancel()
+        finally:
+            process.kill()
+            process.join()
+
+
+def _learn(pipe: Connection, specs: Sequence[ParameterSpec]) -> None:
+    torch.set_num_threads(1)
+    asyncio.run(_push_when_wanted(pipe, specs))
+
+
+async def _push_when_wanted(pipe: Connection, specs: Sequence[ParameterSpec]) -> None:
+    weights = {spec.name: torch.randn(spec.shape).to(getattr(torch, spec.dtype)) / 30 for spec in specs}
+    board = PipeBoard(pipe)
+    async with learner(board, WIRE, weights) as end:
+        served = 0
+        while True:
+            for _ in await board.read("wanted", str(served), 5.0):
+                await end.flip(await end.push(weights, workers=1))
+                served += 1

@@ -1,0 +1,69 @@
+"""A learner of one rank reduced to its end of the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+
+from async_rl.config import WireConfig
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.digest import specs_of
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.sender import WeightSender
+from async_rl.types import VersionRecord
+from weights_parts.models import held
+from weights_parts.pipe_board import PipeBoard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    record: VersionRecord
+    workers: tuple[str, ...]
+    pack_s: float
+    """Of the learner's time: copying and hashing what it sends."""
+    push_s: float
+    """From the offer until everybody holds it staged and verified."""
+
+
+class Learner:
+    def __init__(self, sender: WeightSender, depot: Depot) -> None:
+        self._sender = sender
+        self._depot = depot
+        self._version = -1
+
+    async def push(self, weights: Mapping[str, torch.Tensor], *, workers: int) -> Pushed:
+        """The next version, once so many workers are there."""
+        self._version += 1
+        while len(await self._sender.needed(self._version)) < workers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        started = time.perf_counter()
+        self._depot.pack(self._version, held(weights), keep=())
+        pack_s = time.perf_counter() - started
+        digest = self._depot.digest(self._version)
+        record = VersionRecord(version=self._version, timeline="", step=self._version, digest=digest)
+        report = await self._sender.push(record)
+        assert len(report.staged) == workers, report
+        return Pushed(record=record, workers=report.staged, pack_s=pack_s, push_s=report.seconds)
+
+    async def flip(self, pushed: Pushed) -> None:
+        await self._sender.flip(pushed.record)
+
+
+@asynccontextmanager
+async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.Tensor]) -> AsyncIterator[Learner]:
+    """`like`: what every version's weights look like, and where they are."""
+    device = next(iter(like.values())).device
+    meeting = Meeting.open("127.0.0.1", 10.0)
+    layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
+    depot = Depot(meeting, layout, 0, device, wire)
+    async with asyncio.TaskGroup() as services:
+        listening = services.create_task(board.listen())
+        async with WeightSender(board, wire, depot, str(device), fence=1) as sender:
+            yield Learner(sender, depot)
+        listening.cancel()
+    depot.close()

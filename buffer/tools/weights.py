@@ -1,0 +1,127 @@
+"""`async-rl weights ...`: what the workers serve, and what is asked of the learner about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from async_rl.errors import ConfigError
+from async_rl.protocols import Member
+from async_rl.transport.weight_requests import Answer, Wish, ask
+from async_rl.types import VersionRecord
+from async_rl.verb_line import Line
+from buffer.board import RedisBoard
+from buffer.tools.open_run import OpenRun
+from buffer.tools.paper import console, one_line, print_json, print_table, size, visible
+
+ANSWERED_WITHIN_S = 10.0
+"""A learner answers while it trains, so this is time for a busy machine."""
+REASON_WIDTH = 200
+
+
+async def status(run: OpenRun, line: Line) -> int:
+    board = _board(run)
+    answer = await _ask(run, "status")
+    live, members = await board.live_version(), await board.members()
+    if line.has("json"):
+        print_json(_document(live, members, answer))
+        return 0
+    page = console()
+    for sentence in (*_live(live, answer), *_learner(answer)):
+        page.print(visible(sentence))
+    if members:
+        rows = [(member.id, *_served(member, live), member.host, member.device) for member in members]
+        print_table(page, ("worker", "version", "behind by", "host", "device"), rows)
+    else:
+        page.print("no worker is there")
+    return 0
+
+
+async def push(run: OpenRun, _line: Line) -> int:
+    return await _wish(run, "push")
+
+
+async def pin(run: OpenRun, line: Line) -> int:
+    (word,) = line.operands if line.operands else ("",)
+    if word == "off":
+        return await _wish(run, "unpin")
+    return await _wish(run, "pin", version=_version(word) if word else None)
+
+
+async def rollback(run: OpenRun, line: Line) -> int:
+    step = line.integer("step")
+    if (step is None) == (not line.operands):
+        raise ConfigError(
+            "weights rollback needs to know where to: a VERSION, or --step STEP; `async-rl checkpoints ls` has both"
+        )
+    return await _wish(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
+
+
+async def _wish(run: OpenRun, wish: Wish, *, version: int | None = None, step: int | None = None) -> int:
+    answer = await _ask(run, wish, version=version, step=step)
+    if answer is None:
+        raise ConfigError(
+            f"no learner of run {run.config.run.name} answers, so nobody can do that; `async-rl learner` starts one"
+        )
+    if answer.is_refusal:
+        raise ConfigError(answer.said)
+    console().print(visible(answer.said))
+    return 0
+
+
+async def _ask(run: OpenRun, wish: Wish, *, version: int | None = None, step: int | None = None) -> Answer | None:
+    if run.was_asleep or not (await run.inspection.pace()).learner:
+        return None
+    return await ask(_board(run), wish, ANSWERED_WITHIN_S, version=version, step=step)
+
+
+def _board(run: OpenRun) -> RedisBoard:
+    return RedisBoard(run.server, run.config.run.name)
+
+
+def _version(word: str) -> int:
+    if not word.isdigit():
+        raise ConfigError(f"{word!r} is not the number of a version")
+    return int(word)
+
+
+def _document(live: VersionRecord | None, members: Sequence[Member], answer: Answer | None) -> dict[str, object]:
+    rows = [{**asdict(member), "behind": _served(member, live)[1]} for member in members]
+    return {
+        "live": None if live is None else asdict(live),
+        "learner": None if answer is None else answer.state.model_dump(mode="json"),
+        "workers": rows,
+    }
+
+
+def _live(live: VersionRecord | None, answer: Answer | None) -> list[str]:
+    if live is None:
+        return ["no version is live yet"]
+    pushed = answer.state.last_push if answer is not None else None
+    is_known = pushed is not None and pushed.record == live
+    since = f" since {datetime.fromtimestamp(pushed.at):%Y-%m-%d %H:%M:%S}" if pushed is not None and is_known else ""
+    return [f"version {live.version} is live{since}: the weights after step {live.step}, timeline {live.timeline}"]
+
+
+def _learner(answer: Answer | None) -> list[str]:
+    if answer is None:
+        return ["no learner answers"]
+    state, said = answer.state, list[str]()
+    said.append(f"the learner holds version {state.version}, after step {state.step}")
+    if state.pinned:
+        said.append(f"pinned: {state.pinned}; `async-rl weights pin off` lets newer versions out")
+    if (pushed := state.last_push) is not None:
+        said.append(
+            f"last push: version {pushed.record.version} to {len(pushed.staged)} workers in {pushed.seconds:.2f} s, "
+            f"{size(pushed.bytes)} each"
+        )
+        said += [f"  without {member}: {one_line(reason, REASON_WIDTH)}" for member, reason in pushed.dropped.items()]
+    return said
+
+
+def _served(member: Member, live: VersionRecord | None) -> tuple[int | None, int | None]:
+    """Its version, and by how many that is behind the live one."""
+    if member.version < 0:
+        return None, None
+    return member.version, max(0, live.version - member.version) if live is not None else 0

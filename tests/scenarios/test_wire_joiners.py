@@ -1,0 +1,273 @@
+"""Workers that come late, beside a push or while there is no learner: what they serve, and where they have it from."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from test_wire import Worker, all_needy, running
+from wire_board import board_of, config_of
+from wire_learner import WIRE
+from wire_weights import Sender, held, sending, weights
+
+from async_rl.config import WireConfig
+from async_rl.errors import WireError
+from async_rl.protocols import Member
+from async_rl.transport import snapshot
+from async_rl.transport.digest import digest_of, specs_of
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, Hello, Inbox, Source, newest_source
+from async_rl.transport.outbox import Outbox
+from async_rl.transport.plan import lay_out
+from async_rl.transport.serving import Serving, pull
+from async_rl.types import VersionRecord
+from buffer import open_buffer
+from buffer.board import RedisBoard
+
+NEVER = Event()
+LEARNER = Path(__file__).with_name("wire_learner.py")
+
+
+@pytest.fixture
+async def board(redis_server: str, run_name: str) -> AsyncIterator[RedisBoard]:
+    async with board_of(redis_server, run_name) as board:
+        yield board
+
+
+@asynccontextmanager
+async def learner(url: str, run: str, snapshots: str, version: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-P", str(LEARNER), url, run, snapshots, str(version)],
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(LEARNER.parent), "TORCH_CPP_LOG_LEVEL": "FATAL"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def left(snapshots: Path, version: int) -> None:
+    while snapshot.read_manifest(snapshots, version) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+async def says_hello(inbox: Inbox, worker: Worker) -> None:
+    while Hello(member=worker.name) not in await inbox.read():
+        pass
+
+
+@asynccontextmanager
+async def publishing(url: str, run: str) -> AsyncIterator[Callable[[VersionRecord], Awaitable[None]]]:
+    """Makes versions live, as the learner does."""
+    config = config_of(url, run)
+    async with open_buffer(config) as buffer:
+        fence = await buffer.acquire("test", config.limits)
+        yield lambda record: buffer.publish(fence, record)
+        await buffer.resign(fence)
+
+
+@pytest.mark.parametrize(("shared_memory", "way"), [(True, "the learner's memory"), (False, "the learner")])
+async def test_joiners_catch_up_alone_while_versions_flow(
+    board: RedisBoard, redis_server: str, run_name: str, shared_memory: bool, way: str
+) -> None:
+    wire = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=shared_memory)
+    versions = {version: weights(seed=version, rows=400) for version in range(1, 6)}
+    joined: list[Worker] = []
+
+    async def push(version: int) -> None:
+        await sender.push(version, versions[version])
+        await publish(sender.records[version])
+        await sender.flip(version)
+
+    with capture_logs() as logs:
+        async with (
+            asyncio.timeout(60),
+            publishing(redis_server, run_name) as publish,
+            sending(board, wire, versions[1]) as sender,
+            AsyncExitStack() as workers,
+        ):
+            for version in versions:
+                await push(version)
+                joiners = [Worker(board, f"joined at {version}, {number}", versions[1], wire) for number in range(4)]
+                await workers.enter_async_context(running(*joiners))
+                await joiners[0].serves(version)  # nobody pushed it there; the others may meet the next push half-way
+                joined += joiners
+            newcomers = asyncio.create_task(serve(sender, 5))
+            for worker in joined:
+                await worker.serves(5)
+            newcomers.cancel()
+    for worker in joined:
+        served = [version for version, _ in worker.served]
+        assert served == sorted(set(served)), "no version twice, none after a newer one"
+        assert all(digest == digest_of(versions[version]) for version, digest in worker.served)
+    alone = [entry["event"] for entry in logs if ", from " in entry["event"]]
+    assert len(alone) >= 5
+    assert all(event.endswith(f", from {way}") for event in alone)
+
+
+async def serve(sender: Sender, version: int) -> None:
+    """As the publisher does, those that cannot help themselves."""
+    while True:
+        await sender.needed(version)
+        await sender.push(version, {})
+        await sender.flip(version)
+
+
+async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
+    board: RedisBoard, redis_server: str, run_name: str, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(120):
+        async with learner(redis_server, run_name, str(tmp_path), 3) as first:
+            await left(tmp_path, 3)
+            source = await newest_source(board)
+            assert source is not None
+            await pulling_from_one_that_dies(source, first)
+        async with running(restarted := Worker(board, "restarted", weights(0), WIRE, tmp_path)):
+            await restarted.serves(3)
+            hears = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+            file = snapshot.file_of(snapshot.folder_of(tmp_path, 3), 0)
+            flip_a_bit(file)
+            with capture_logs() as logs:
+                async with running(another := Worker(board, "another", weights(0), WIRE, tmp_path)):
+                    await says_hello(hears, another)
+                    assert another.served == []
+                    [reason] = [entry["event"] for entry in logs if "waits for the learner" in entry["event"]]
+                    assert re.search(
+                        "cannot reach the learner's store .* a snapshot: chunk . of parcel 0 .* has digest", reason
+                    )
+                    async with sending(board, WIRE, weights(0), fence=2, timeline="b") as second:
+                        await all_needy(second, 4, restarted, another)
+                        await second.push(4, pushed := weights(seed=4))
+                        await second.flip(4)
+                        await another.serves(4)
+                        await restarted.serves(4)
+    assert restarted.served == [(3, digest_of(weights(seed=3))), (4, digest_of(pushed))]
+    assert another.served == [(4, digest_of(pushed))]
+
+
+async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught_up(
+    board: RedisBoard, redis_server: str, run_name: str
+) -> None:
+    wire = WireConfig(operation_timeout_s=1.0, bucket_mb=0.25)
+    async with (
+        asyncio.timeout(60),
+        publishing(redis_server, run_name) as publish,
+        sending(board, wire, weights(0, rows=40)) as sender,
+    ):
+        dead = Member(id="w", host="localhost", version=-1, device="cpu")
+        await board.announce(replace(dead, catches_up="with version 1"), 300)
+        assert await sender.needy(1) == [], "it helps itself"
+        await board.announce(dead, 300)
+        assert "w" in (await sender.push(1, weights(1, rows=40))).dropped
+        await publish(sender.records[1])
+        hears = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        async with running(again := Worker(board, "w", weights(0, rows=40), wire)):
+            await again.serves(1)
+            await says_hello(hears, again)
+            await sender.flip(1)
+            await all_needy(sender, 2, again)
+            assert (await sender.push(2, weights(2, rows=40))).staged == ("w",)
+
+
+async def test_every_so_manyth_live_version_is_written_down(board: RedisBoard, tmp_path: Path) -> None:
+    wire = WireConfig(snapshot_every=2)
+    async with asyncio.timeout(60), sending(board, wire, weights(0, rows=40), snapshots=tmp_path) as sender:
+        for version in (1, 2, 3):
+            sender.pack(version, weights(version, rows=40))
+            for _ in range(2):  # as for newcomers
+                await sender.flip(version)
+            if version != 2:
+                await left(tmp_path, version)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000001", "version-00000003"]
+
+
+async def pulling_from_one_that_dies(source: Source, process: asyncio.subprocess.Process) -> None:
+    meeting = await asyncio.to_thread(Meeting.join, source.host, source.port, 4.0)
+    [url] = meeting.urls(1)
+    data = torch.empty(meeting.layout().parcels[0].num_bytes, dtype=torch.uint8)
+
+    def landed(arrived: int) -> None:
+        process.kill()
+
+    with pytest.raises(WireError, match="cannot pull version 3"):
+        await asyncio.to_thread(pull, url, 3, data, 1 << 18, 4.0, NEVER, landed)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+# -- one rank's server -------------------------------------------------------------------------------------------------------
+
+TENSORS = weights(seed=1, rows=4000)
+LAYOUT = lay_out(specs_of(TENSORS), {0: list(held(TENSORS))})
+
+
+@contextmanager
+def serving(timeout_s: float) -> Iterator[tuple[Outbox, Serving]]:
+    outbox = Outbox(LAYOUT, LAYOUT.parcels[0], torch.device("cpu"), shared=True)
+    server = Serving("127.0.0.1", outbox.reading, timeout_s)
+    try:
+        yield outbox, server
+    finally:
+        server.close()
+
+
+def pulled(server: Serving, version: int) -> torch.Tensor:
+    data = torch.empty(LAYOUT.parcels[0].num_bytes, dtype=torch.uint8)
+    pull(server.url, version, data, 1 << 20, 10.0, NEVER, lambda _: None)
+    return data
+
+
+def test_what_was_packed_is_what_is_pulled() -> None:
+    with serving(timeout_s=10.0) as (outbox, server):
+        outbox.pack(1, held(TENSORS), keep=())
+        outbox.pack(2, held(weights(seed=2)), keep=(1,))
+        assert torch.equal(pulled(server, 1), outbox.parcel(1))
+        assert torch.equal(pulled(server, 2), outbox.parcel(2))
+        outbox.pack(3, held(TENSORS), keep=(2,))
+        with pytest.raises(WireError, match="version 1 has been given up for newer ones"):
+            pulled(server, 1)
+
+
+@pytest.mark.parametrize("path", ["", "/1", "/guess/1", "SECRET", "SECRET/", "SECRET/-1", "SECRET/one", "SECRET/1/2"])
+def test_who_does_not_know_the_way_finds_nothing(path: str) -> None:
+    with serving(timeout_s=10.0) as (outbox, server):
+        outbox.pack(1, held(TENSORS), keep=())
+        where = urlsplit(server.url)
+        connection = HTTPConnection(where.hostname or "", where.port)
+        connection.request("GET", path.replace("SECRET", where.path))
+        assert connection.getresponse().status in (400, 404)
+        connection.close()
+
+
+async def test_a_reader_that_stops_keeps_its_version_for_one_timeout_and_no_training_from_going_on() -> None:
+    with serving(timeout_s=1.0) as (outbox, server):
+        outbox.pack(1, held(TENSORS), keep=())
+        where, first = urlsplit(server.url), outbox.parcel(1)
+        with socket.create_connection((where.hostname or "", where.port or 0)) as stopped:
+            stopped.sendall(f"GET {where.path}/1 HTTP/1.0\r\n\r\n".encode())
+            assert stopped.recv(1)  # the rest fills the buffers between us, and then the server waits
+            before = first.clone()
+            for version in (2, 3):
+                outbox.pack(version, held(weights(seed=version)), keep=())
+            assert torch.equal(first, before), "nothing was written over what is being read"
+            for version in (4, 5):  # while the reader still holds a connection
+                outbox.pack(version, held(weights(seed=version)), keep=())
+                assert torch.equal(pulled(server, version), outbox.parcel(version))

@@ -1,0 +1,146 @@
+"""Which way a worker takes to a live version that it lacks, with a learner of two ranks in one process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from async_rl.config import WireConfig
+from async_rl.errors import FleetMismatch, WireError
+from async_rl.parameter_spec import ParameterSpec
+from async_rl.transport.catch_up import CatchUp
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.messages import Source
+from async_rl.transport.plan import Box
+from async_rl.types import VersionRecord
+
+CPU = torch.device("cpu")
+TENSORS = {"matrix": torch.arange(2_000_000.0).reshape(2000, 1000), "bias": torch.arange(9.0)}
+SPECS = tuple(ParameterSpec(name=name, shape=tuple(tensor.shape), dtype="float32") for name, tensor in TENSORS.items())
+MATRIX, BIAS = (Box.whole(spec) for spec in SPECS)
+HELD = (
+    {MATRIX.cut(0, 1000): TENSORS["matrix"][:1000]},
+    {MATRIX.cut(1000, 2000): TENSORS["matrix"][1000:], BIAS: TENSORS["bias"]},
+)
+
+
+class Learner:
+    """Two ranks: one has the upper rows of the matrix, the other the lower rows and the bias."""
+
+    def __init__(self, wire: WireConfig, snapshots: Path) -> None:
+        opened = Meeting.open(wire.host, 4.0)
+        meetings = [opened, Meeting.join(opened.host, opened.port, 4.0)]
+        opened.post_held(1, list(HELD[1]))
+        self.depots: list[Depot] = []
+        for rank, meeting in enumerate(meetings):
+            layout = agree_on_layout(meeting, SPECS, list(HELD[rank]), rank=rank, ranks=2)
+            self.depots.append(Depot(meeting, layout, rank, CPU, wire, snapshots=snapshots))
+        self.depots[1].follow()
+        self.source = Source(fence=1, host=opened.host, port=opened.port, layout=self.depots[0].layout.digest)
+        self.snapshots = snapshots
+        self._versions = count(1)
+
+    def pack(self, *, plus: float = 0.0) -> VersionRecord:
+        """The next version, which takes the place of all before it."""
+        version = next(self._versions)
+        for depot, held in zip(self.depots, HELD, strict=True):
+            depot.pack(version, {box: tensor + plus for box, tensor in held.items()})
+        return VersionRecord(version=version, timeline="a", step=version, digest=self.depots[0].digest(version))
+
+    def shelve(self, record: VersionRecord) -> None:
+        self.depots[0].shelve(record)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["memory", "apart"])
+def wire(request: pytest.FixtureRequest) -> WireConfig:
+    """`apart`: as if workers were on other machines."""
+    return WireConfig(operation_timeout_s=4.0, rendezvous_timeout_s=4.0, bucket_mb=1.0, shared_memory=request.param)
+
+
+@pytest.fixture(scope="module")
+def learner(wire: WireConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
+    learner = Learner(wire, tmp_path_factory.mktemp("run") / "snapshots")
+    yield learner
+    for depot in reversed(learner.depots):
+        depot.close()
+
+
+def catch_up(wire: WireConfig, snapshots: Path | None = None) -> CatchUp:
+    return CatchUp(specs=SPECS, device=CPU, wire=wire, snapshots=snapshots)
+
+
+def test_what_is_easier_on_the_others_comes_first(learner: Learner, wire: WireConfig) -> None:
+    record = learner.pack()
+    learner.shelve(record)
+    with_snapshots, without = catch_up(wire, learner.snapshots), catch_up(wire)
+    ways: list[str] = []
+    for worker, known in ((with_snapshots, learner.source), (without, learner.source), (with_snapshots, None)):
+        landing, way = worker.fetch(record, known, Event())
+        assert landing.expected.record == record
+        assert all(torch.equal(landing.weights[name], tensor) for name, tensor in TENSORS.items())
+        landing.expected.let_go()
+        ways.append(way)
+    first, second = ("the learner's memory",) * 2 if wire.shared_memory else ("a snapshot", "the learner")
+    assert ways == [first, second, "a snapshot"]
+
+
+def test_what_it_has_stays_as_it_is_until_it_lets_go(learner: Learner, wire: WireConfig) -> None:
+    landing, _ = catch_up(wire).fetch(learner.pack(), learner.source, Event())
+    for _ in range(2):
+        learner.pack(plus=1)
+    assert torch.equal(landing.weights["matrix"], TENSORS["matrix"])
+    landing.expected.let_go()
+
+
+def test_a_version_that_is_nowhere_is_refused_for_all_reasons(learner: Learner, wire: WireConfig) -> None:
+    record = learner.pack()
+    learner.shelve(record)
+    worker = catch_up(wire, learner.snapshots)
+    with pytest.raises(WireError) as nowhere:
+        worker.fetch(replace(record, version=99), learner.source, Event())
+    assert str(nowhere.value) == (
+        "the learner's memory: it has not packed version 99; a snapshot: there is none of version 99; "
+        "the learner: it has not packed version 99"
+    )
+    with pytest.raises(WireError, match=f"a snapshot: the parcels of version .* add up to {record.digest}, not to another"):
+        worker.fetch(replace(record, digest="another"), None, Event())
+
+
+def test_one_that_nobody_waits_for_gives_up(learner: Learner, wire: WireConfig) -> None:
+    released = Event()
+    released.set()
+    if not wire.shared_memory:
+        with pytest.raises(WireError, match="nobody waits for it any more"):
+            catch_up(wire).fetch(learner.pack(), learner.source, released)
+
+
+def test_a_worker_with_another_model_hears_how_it_differs(learner: Learner, wire: WireConfig) -> None:
+    record = learner.pack()
+    other = replace(catch_up(wire), specs=(SPECS[0], replace(SPECS[1], shape=(8,))))
+    with pytest.raises(FleetMismatch, match=r"sends bias float32\[9\], this model has bias float32\[8\]"):
+        other.fetch(record, learner.source, Event())
+
+
+def test_a_version_that_is_given_up_before_it_is_written_leaves_no_snapshot(learner: Learner) -> None:
+    first = learner.pack()
+    learner.pack()
+    with pytest.raises(WireError, match=f"version {first.version} has been given up for newer ones"):
+        learner.shelve(first)
+    assert not list(learner.snapshots.glob(f"*version-{first.version:08d}*"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(learner: Learner) -> None:
+    record = learner.pack()
+    shutil.rmtree(learner.snapshots, ignore_errors=True)
+    learner.snapshots.write_text("a file where the folder should be")
+    with pytest.raises(WireError, match=r"cannot write to .*snapshots: "):
+        learner.shelve(record)
+    learner.snapshots.unlink()

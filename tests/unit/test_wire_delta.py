@@ -1,0 +1,261 @@
+"""The sparse delta codec: bit for bit, for any bits; whatever else arrives is refused and changes nothing."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from async_rl.errors import WireError
+from async_rl.transport import delta
+
+pytest.importorskip("numba", reason="deltas need numba: pip install 'async-rl[delta]'")
+
+HEADER = struct.Struct("<BBHIII")
+BODY = HEADER.size + 8
+WIDTHS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
+MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23}
+Bits = npt.NDArray[Any]
+
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+
+def specials(dtype: str) -> list[int]:
+    """Zeros, the smallest and largest denormals, infinities and NaNs, with either sign; and their neighbours."""
+    sign, mantissa = 1 << (8 * np.dtype(WIDTHS[dtype]).itemsize - 1), 1 << MANTISSA[dtype]
+    infinity = sign - mantissa
+    return [each | signed for each in (0, 1, mantissa - 1, mantissa, infinity - 1, infinity, sign - 1) for signed in (0, sign)]
+
+
+def weights(rng: np.random.Generator, size: int, dtype: str) -> Bits:
+    """Normal numbers as bits; bfloat16 by truncation, since any bits will do."""
+    values = rng.normal(0, 0.02, size).astype(np.float16 if dtype == "float16" else np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.view(WIDTHS[dtype])
+
+
+def any_bits(rng: np.random.Generator, size: int, dtype: str) -> Bits:
+    return rng.integers(0, np.iinfo(WIDTHS[dtype]).max, size, WIDTHS[dtype], endpoint=True)
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> tuple[Bits, Bits, str]:
+    """Two images: weights or any bits, of which few to all were nudged, replaced, or made special."""
+    dtype = draw(st.sampled_from(sorted(WIDTHS)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size = draw(st.one_of(st.integers(0, 200), st.integers(200, 20_000)))
+    old = draw(st.sampled_from([weights, any_bits]))(rng, size, dtype)
+    if size and draw(st.booleans()):
+        old[rng.integers(0, size, size // 4)] = rng.choice(np.array(specials(dtype), old.dtype), size // 4)
+    is_changed = rng.random(size) < draw(st.sampled_from([0, 0.001, 0.01, 0.1, 0.5, 1]))
+    nudged = old + rng.choice(np.array([1, np.iinfo(old.dtype).max, 3], old.dtype), size)
+    special = rng.choice(np.array(specials(dtype), old.dtype), size)
+    new = np.where(is_changed, draw(st.sampled_from([nudged, special, any_bits(rng, size, dtype)])), old)
+    return old, new, dtype
+
+
+def as_bytes(elements: Bits) -> delta.Image:
+    return elements.view(np.uint8)
+
+
+def small_update(seed: int = 3, size: int = 5000) -> tuple[delta.Image, delta.Image, bytes]:
+    """Images of bfloat16, and what leads from one to the other."""
+    rng = np.random.default_rng(seed)
+    old = weights(rng, size, "bfloat16")
+    new = np.where(rng.random(size) < 0.03, old + np.uint16(1), old)
+    made = delta.encode(as_bytes(old), as_bytes(new), "bfloat16")
+    assert made is not None
+    return as_bytes(old), as_bytes(new), made
+
+
+def signed(head: bytes, rest: bytes) -> bytes:
+    """What somebody sends who knows the format, digest included."""
+    return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head + rest)) + rest
+
+
+@relaxed
+@given(updates())
+def test_any_bits_arrive(update: tuple[Bits, Bits, str]) -> None:
+    old, new, dtype = update
+    made = delta.encode(as_bytes(old), as_bytes(new), dtype, most_changed=1)
+    if made is None:  # for so few elements, or such changes, nothing is smaller than the image
+        assert old.size < 50 or (old != new).mean() > 0.05
+        return
+    assert len(made) < old.nbytes
+    image = as_bytes(old.copy())
+    assert delta.apply(made, image) == np.count_nonzero(old != new)
+    assert np.array_equal(image, as_bytes(new))
+
+
+@relaxed
+@given(st.lists(st.lists(st.integers(0, 2**33 - 1) | st.integers(0, 9), min_size=30, max_size=30), min_size=1, max_size=3))
+def test_numbers_arrive(lists: list[list[int]]) -> None:
+    from async_rl.transport.delta_numbers import pack, unpack
+
+    decisions, rests = np.empty(9000, np.uint8), np.empty(9000, np.uint8)
+    num_decisions, num_rests = pack(np.array(lists, np.int64), decisions, rests)
+    found = np.zeros((len(lists), len(lists[0])), np.int64)
+    assert unpack(decisions[:num_decisions], rests[:num_rests], found)
+    assert found.tolist() == lists
+    assert not unpack(decisions[: num_decisions - 1], rests[:num_rests], found)
+    assert pack(np.array(lists, np.int64), decisions[:39], rests) == (-1, -1)
+
+
+def test_streams_are_not_read_beyond_their_end() -> None:
+    from async_rl.transport.delta_numbers import pack, unpack
+
+    numbers = np.random.default_rng(6).geometric(0.01, (1, 10_000))
+    decisions, rests = np.empty(1 << 16, np.uint8), np.empty(1 << 16, np.uint8)
+    num_decisions, num_rests = pack(numbers, decisions, rests)
+    for enough_decisions, enough_rests in ((num_decisions // 2, num_rests), (num_decisions, num_rests // 2), (3, num_rests)):
+        found = np.full_like(numbers, -1)
+        assert not unpack(decisions[:enough_decisions], rests[:enough_rests], found)  # what was cut off still lies there
+        assert np.count_nonzero(found == -1) > 4000
+    found[:] = -1
+    assert not unpack(np.zeros(9000, np.uint8), np.full(9000, 255, np.uint8), found)  # numbers of 63 bits
+    assert np.all(found == -1)
+
+
+def test_a_change_costs_what_it_tells() -> None:
+    """Of N(0, 0.02) weights that all try to move by 1e-6, about those arrive that are small enough for it to show."""
+    rng = np.random.default_rng(1)
+    old = weights(rng, 1 << 20, "bfloat16")
+    exponents = (old >> 7) & 255
+    chance = np.minimum(1e-6 / np.exp2(exponents.astype(np.float64) - 127 - 7), 1)
+    changed = rng.random(old.size) < chance
+    new = np.where(changed, old ^ 1, old)
+    made = delta.encode(as_bytes(old), as_bytes(new), "bfloat16")
+    assert made is not None
+    sizes, moved = np.bincount(exponents), np.bincount(exponents, changed)
+    share = np.clip(moved[sizes > 0] / sizes[sizes > 0], 1e-9, 1 - 1e-9)
+    surprise = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
+    least_bits = (sizes[sizes > 0] * surprise).sum() + changed.sum()  # where, and the sign
+    assert 8 * len(made) < 1.06 * least_bits
+
+
+def test_an_unchanged_chunk_costs_next_to_nothing() -> None:
+    image, _, _ = small_update()
+    made = delta.encode(image, image, "bfloat16")
+    assert made is not None
+    assert len(made) < 32
+    assert delta.apply(made, image.copy()) == 0
+
+
+def test_what_gains_nothing_is_sent_whole() -> None:
+    rng = np.random.default_rng(2)
+    old = weights(rng, 1 << 16, "float32")
+    assert delta.encode(as_bytes(old), as_bytes(old + np.uint32(1)), "float32") is None
+    assert (
+        delta.encode(as_bytes(old), as_bytes(np.where(rng.random(old.size) < 0.3, old + np.uint32(1), old)), "float32") is None
+    )
+    assert delta.encode(as_bytes(old), as_bytes(old), "int8") is None
+    assert delta.encode(as_bytes(old[:0]), as_bytes(old[:0]), "float32") is None
+    assert delta.encode(as_bytes(old), as_bytes(any_bits(rng, old.size, "float32")), "float32", most_changed=1) is None
+
+
+def test_threads_share_the_chunks() -> None:
+    chunks = [small_update(seed, 40_000) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda chunk: delta.encode(chunk[0], chunk[1], "bfloat16"), chunks))
+        images = [old.copy() for old, _, _ in chunks]
+        list(pool.map(lambda pair: delta.apply(*pair), zip(made, images, strict=True)))
+    assert all(np.array_equal(image, new) for image, (_, new, _) in zip(images, chunks, strict=True))
+
+
+def refused(made: bytes, old: delta.Image) -> None:
+    image = old.copy()
+    with pytest.raises(WireError):
+        delta.apply(made, image)
+    assert np.array_equal(image, old)
+
+
+def test_a_damaged_delta_is_refused() -> None:
+    old, _, made = small_update()
+    rng = np.random.default_rng(4)
+    for length in range(len(made)):
+        refused(made[:length], old)
+    for bit in rng.integers(0, 8 * len(made), 500):
+        flipped = bytearray(made)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        refused(bytes(flipped), old)
+    refused(made + b"\0", old)
+    refused(made, old[:-2])
+
+
+@relaxed
+@given(st.data())
+def test_a_forged_delta_reaches_no_other_memory(data: st.DataObject) -> None:
+    """With a digest that fits, anything may be claimed. It is refused, or it changes the image and nothing beside it."""
+    old, _, made = small_update()
+    body = bytearray(made[BODY:])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at] = data.draw(st.integers(0, 255))
+    margin = np.full(4096, 0xA5, np.uint8)
+    memory = np.concatenate([margin, old, margin])
+    image = memory[margin.size : -margin.size]
+    try:
+        delta.apply(signed(made[: HEADER.size], bytes(body)), image)
+    except WireError:
+        assert np.array_equal(image, old)
+    assert np.array_equal(memory[: margin.size], margin)
+    assert np.array_equal(memory[-margin.size :], margin)
+
+
+def test_a_step_beyond_the_largest_number_is_refused() -> None:
+    from async_rl.transport.delta_numbers import pack
+
+    decisions, rests = np.empty(99, np.uint8), np.empty(99, np.uint8)
+    ends = pack(np.array([[1], [0]]), decisions, rests)  # the second element moves by 1
+    old = np.array([0x7FFF] * 2 + [0] * 126, np.uint16)
+    exponents = bytes([255]) + struct.pack("<I", 1)
+    streams = decisions[: ends[0]].tobytes() + rests[: ends[1]].tobytes()
+    head = HEADER.pack(1, 1, 1, old.size, *ends)
+    down, image = signed(head, exponents + streams + bytes([0x80])), old.copy()
+    assert delta.apply(down, as_bytes(image)) == 1
+    assert image[1] == 0x7FFE
+    refused(signed(head, exponents + streams + bytes([0])), as_bytes(old))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (0, 2),
+        (1, 0),
+        (1, 3),
+        (1, 99),
+        (2, 0),
+        (2, 257),
+        (2, 65535),
+        (3, 2**32 - 1),
+        (3, 0),
+        (4, 2**32 - 1),
+        (4, 3),
+        (5, 2**32 - 1),
+    ],
+)
+def test_a_header_is_not_believed(field: int, value: int) -> None:
+    old, _, made = small_update()
+    fields = list(HEADER.unpack_from(made))
+    fields[field] = value
+    refused(signed(HEADER.pack(*fields), made[BODY:]), old)
+
+
+def test_a_claim_is_not_allocated() -> None:
+    """A billion changes of one exponent, said in a few bytes."""
+    old, _, _ = small_update()
+    head = HEADER.pack(1, 1, 1, old.size // 2, 4, 0)
+    refused(signed(head, bytes([120]) + struct.pack("<I", 1 << 30) + bytes(4)), old)  # warms up what raising needs
+    tracemalloc.start()
+    refused(signed(head, bytes([120]) + struct.pack("<I", 1 << 30) + bytes(4)), old)
+    refused(signed(head, bytes([120]) + struct.pack("<I", 1 << 25) + bytes(4 + (1 << 22))), old)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 << 20

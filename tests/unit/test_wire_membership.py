@@ -1,0 +1,73 @@
+"""On whom a push counts: not on the silent, and on those that failed only when they have something new to show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from async_rl.protocols import Board, Member
+from async_rl.transport.membership import Membership
+
+
+class Listing:
+    def __init__(self) -> None:
+        self.member = Member(id="w", host="h", version=4, device="cpu")
+
+    async def members(self) -> list[Member]:
+        return [self.member]
+
+    def serves(self, version: int) -> None:
+        self.member = replace(self.member, version=version)
+
+
+@pytest.fixture
+def listing() -> Listing:
+    return Listing()
+
+
+@pytest.fixture
+def membership(listing: Listing) -> Membership:
+    return Membership(cast("Board", listing), rest_s=60)
+
+
+async def test_the_silent_are_needy_again_when_they_speak(membership: Membership) -> None:
+    membership.silent("w")
+    assert await membership.needy(5) == []
+    membership.spoke("w", failed_at=None)
+    assert await membership.needy(5) == ["w"]
+    assert membership.is_trusted("w")
+
+
+async def test_the_silent_that_speak_only_of_failure_are_not(membership: Membership) -> None:
+    membership.silent("w")
+    membership.spoke("w", failed_at=5)
+    assert await membership.needy(6) == []
+
+
+async def test_who_failed_is_counted_on_when_it_asks_but_not_trusted_until_it_succeeds(membership: Membership) -> None:
+    membership.failed("w", 5)
+    assert await membership.needy(6) == []
+    membership.hello("w")
+    assert await membership.needy(6) == ["w"]
+    assert not membership.is_trusted("w")
+    membership.staged("w", 6)
+    assert membership.is_trusted("w")
+    assert await membership.needy(7) == ["w"]
+
+
+async def test_who_failed_is_counted_on_when_it_came_by_the_version_alone(membership: Membership, listing: Listing) -> None:
+    membership.failed("w", 5)
+    listing.serves(5)
+    assert await membership.needy(6) == ["w"]
+
+
+async def test_who_fails_again_rests_whatever_it_says(membership: Membership, listing: Listing) -> None:
+    membership.failed("w", 5)
+    membership.hello("w")
+    membership.failed("w", 6)
+    membership.hello("w")
+    assert await membership.needy(7) == []
+    listing.serves(6)
+    assert await membership.needy(7) == []

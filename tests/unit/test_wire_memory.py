@@ -1,0 +1,49 @@
+"""What a sender packed is read in place by whoever may, and stays as it is meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from async_rl.transport.memory import MappedMemory, Memory
+
+CPU = torch.device("cpu")
+
+
+def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
+    memory = Memory(4096, CPU, shared=True)
+    memory.data[:] = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
+    reader = MappedMemory.open(memory.address, 4096, CPU)
+    assert reader is not None
+    assert reader.hold()
+    assert not memory.claim(), "somebody reads it"
+    assert torch.equal(reader.data, memory.data)
+    reader.let_go()
+    assert memory.claim()
+    assert not reader.hold(), "it is being written"
+    memory.release()
+    assert reader.hold()
+
+
+def test_what_is_not_offered_is_not_opened() -> None:
+    assert Memory(64, CPU, shared=False).address == ""
+    memory = Memory(64, CPU, shared=True)
+    assert MappedMemory.open(memory.address, 65, CPU) is None, "another size"
+    assert MappedMemory.open("/proc/self/exe", 64, CPU) is None, "no memory of ours"
+    assert MappedMemory.open(f"/proc/{os.getpid()}/fd/4093", 64, CPU) is None, "nothing there"
+
+
+@pytest.mark.parametrize("card", ["", "{}", json.dumps({"handle": 5}), None])
+def test_memory_of_another_gpu_or_of_nothing_known_is_not_opened(card: str | None) -> None:
+    if card is None:
+        fields = {"gpu": "GPU-1", "handle": "", "num_bytes": 64, "offset": 0, "counter": ""}
+        card = json.dumps(fields | {"counter_offset": 0, "event": "", "wait_for_event": False})
+    fd = os.memfd_create("async-rl-gpu-weights", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, card.encode())
+        assert MappedMemory.open(f"/proc/{os.getpid()}/fd/{fd}", 64, CPU) is None
+    finally:
+        os.close(fd)

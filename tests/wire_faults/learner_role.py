@@ -1,0 +1,124 @@
+"""A learner that trains nothing: it packs one version after another and publishes them as the real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import torch
+from facts import tell
+from strike import Fate
+from wire_board import config_of
+from wire_weights import held, weights
+from worker_role import ROWS
+
+from async_rl.config import HEARTBEAT_S, WireConfig
+from async_rl.supervision import drain_on_signals, run_with
+from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.digest import digest_of, specs_of
+from async_rl.transport.meeting import Meeting
+from async_rl.transport.sender import WeightSender
+from async_rl.types import VersionRecord
+from buffer import open_board, open_buffer
+from buffer.redis_buffer import RedisBuffer
+from learner.publish import Publisher
+from learner.push_policy import PushPolicy
+
+TICK_S = 0.02
+STEP_S = 0.1
+"""How long training a version would take."""
+
+
+def main(*, name: str, url: str, run: str, wire: dict[str, Any]) -> None:
+    asyncio.run(_live(name, url, run, WireConfig(**wire)))
+
+
+async def _live(name: str, url: str, run: str, wire: WireConfig) -> None:
+    stop = drain_on_signals()
+    fate = Fate(name)
+    config = config_of(url, run)
+    async with open_buffer(config) as buffer, open_board(config) as board:
+        fence = await buffer.acquire(name, config.limits)
+        tell(name, "begins", fence=fence)
+        like = weights(0, rows=ROWS)
+        meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
+        layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
+        depot = Depot(meeting, layout, 0, torch.device("cpu"), wire)
+        async with WeightSender(fate.watching(board), wire, depot, "cpu", fence=fence) as sender:
+            lateness = _Lateness()
+            publisher = Publisher(buffer=_Watched(buffer, fate), fence=fence, sender=sender, policy=PushPolicy())
+            await run_with(
+                lambda: _train(name, buffer, fence, depot, publisher, lateness, stop),
+                lateness=lateness.run,
+                hold=lambda: _hold(buffer, fence),
+                publisher=publisher.run,
+                fate=lambda: fate.listen(board),
+            )
+        depot.close()
+        await buffer.resign(fence)
+
+
+class _Lateness:
+    """How much later than it should this process comes to its turns: what the machine adds to everything else."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """In all, so far."""
+
+    async def run(self) -> None:
+        """Service."""
+        while True:
+            slept = time.monotonic()
+            await asyncio.sleep(TICK_S)
+            self.seconds += time.monotonic() - slept - TICK_S
+
+
+class _Watched:
+    def __init__(self, buffer: RedisBuffer, fate: Fate) -> None:
+        self._buffer, self._fate = buffer, fate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+    async def publish(self, fence: int, record: VersionRecord) -> None:
+        self._fate.passes("staged")
+        await self._buffer.publish(fence, record)
+        tell("buffer", "live", version=record.version)
+        self._fate.passes("published")
+
+
+async def _train(
+    name: str, buffer: RedisBuffer, fence: int, depot: Depot, publisher: Publisher, lateness: _Lateness, stop: asyncio.Event
+) -> None:
+    recovery = await buffer.recover(fence, None)
+    version = recovery.version
+    while not stop.is_set():
+        version = await buffer.issue(fence, after=version)
+        tensors = weights(seed=version, rows=ROWS)
+        tell(name, "packs", version=version, digest=digest_of(tensors))
+        await asyncio.to_thread(
+            lambda version=version, tensors=tensors: depot.pack(version, held(tensors), keep=publisher.needed)
+        )
+        record = VersionRecord(version=version, timeline=f"t{fence}", step=version, digest=depot.digest(version))
+        offered, late = time.monotonic(), lateness.seconds
+        publisher.offer(record, releases=version)
+        await publisher.until_live(version)
+        pushed = publisher.last_push
+        assert pushed is not None
+        tell(
+            name,
+            "live",
+            version=version,
+            seconds=round(time.monotonic() - offered, 3),
+            late_s=round(lateness.seconds - late, 3),
+            staged=pushed.report.staged,
+            dropped=dict(pushed.report.dropped),
+        )
+        await asyncio.sleep(STEP_S)
+
+
+async def _hold(buffer: RedisBuffer, fence: int) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        await buffer.hold(fence)

@@ -1,0 +1,108 @@
+"""Starts the roles: by forking, so that a worker is there in milliseconds though torch takes seconds to import.
+
+Orders come in as lines of JSON, facts leave on file descriptor FACTS: each line is one write, so that lines never mix.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+from typing import Any
+
+import learner_role
+import torch
+import worker_role
+from facts import tell
+from network import Network
+
+from async_rl.errors import boundary
+from async_rl.supervision import die_with_parent
+from async_rl.supervision.leaving import leave_at_once
+
+ROLES = {"worker": worker_role.main, "learner": learner_role.main}
+
+
+def main() -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    network = Network()
+    names: dict[int, str] = {}
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    tell("nursery", "open", can_cut=network.is_possible)
+    unread = b""
+    while True:
+        ready, _, _ = select.select([0, wake], [], [])
+        if wake in ready:
+            os.read(wake, 100)
+            _bury(names, network)
+        if 0 in ready:
+            if not (arrived := os.read(0, 1 << 16)):
+                return
+            *lines, unread = (unread + arrived).split(b"\n")
+            for order in map(json.loads, lines):
+                match order.pop("do"):
+                    case "start":
+                        if (pid := _fork(order, network)) == 0:
+                            _play(order)
+                            return
+                        names[pid] = order["name"]
+                        tell("nursery", "started", name=order["name"], pid=pid)
+                    case "cut":
+                        network.cut(**order)
+                    case "heal":
+                        network.heal(**order)
+
+
+def _fork(order: dict[str, Any], network: Network) -> int:
+    remote = order.pop("remote", False)
+    ready_in, ready_out = os.pipe()
+    go_in, go_out = os.pipe()
+    if (pid := os.fork()) == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        die_with_parent()
+        if remote:
+            network.leave()
+        os.write(ready_out, b".")
+        os.read(go_in, 1)
+    else:
+        os.read(ready_in, 1)
+        if remote:
+            network.connect(order["name"], pid)
+        os.write(go_out, b".")
+    for end in (ready_in, ready_out, go_in, go_out):
+        os.close(end)
+    return pid
+
+
+def _play(order: dict[str, Any]) -> None:
+    log = os.open(order.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1)  # says where it hangs
+    with leave_at_once(), boundary(order["name"]):
+        ROLES[order.pop("role")](**order)
+
+
+def _bury(names: dict[int, str], network: Network) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if (name := names.pop(pid, None)) is not None:
+            network.forget(name)
+            tell("nursery", "ended", name=name, pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()
