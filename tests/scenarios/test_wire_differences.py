@@ -8,16 +8,21 @@ import pytest
 import torch
 from test_wire import Worker, all_needy, running
 from wire_board import board_of
-from wire_weights import Weights, sending
+from wire_weights import Sender, Weights, sending
 
 from async_rl.config import WireConfig
-from async_rl.supervision.daemon_thread import in_daemon_thread
 from async_rl.transport import delta
 from async_rl.transport.digest import digest_of
 from buffer.board import RedisBoard
 
 pytestmark = pytest.mark.skipif(not delta.is_available(), reason="needs the extra `delta`")
 WIRE = WireConfig(shared_memory=False, deltas="always", bucket_mb=1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Else dozens of versions would go by until the first difference."""
+    delta.warm_up("bfloat16")
 
 
 @pytest.fixture
@@ -48,67 +53,68 @@ def trained(before: Weights, seed: int) -> Weights:
     return after
 
 
+class Training:
+    """A learner whose weights change a little with every version, and workers that follow it."""
+
+    def __init__(self, sender: Sender, *workers: Worker) -> None:
+        self._sender, self._workers = sender, workers
+        self.version, self.weights = 1, policy(1)
+
+    async def go_on(self) -> None:
+        report = await self._sender.push(self.version, self.weights)
+        assert set(report.staged) == {worker.name for worker in self._workers}
+        await self.everybody_serves()
+        self.learn()
+
+    async def everybody_serves(self) -> None:
+        await self._sender.flip(self.version)
+        for worker in self._workers:
+            await worker.serves(self.version)
+            assert worker.served[-1] == (self.version, digest_of(self.weights))
+
+    def learn(self) -> None:
+        self.version += 1
+        self.weights = trained(self.weights, seed=self.version)
+
+    async def until_differences(self, count: int) -> None:
+        """Both ends must have compiled what they need."""
+        while self._sender.depot.num_differences < count:
+            await self.go_on()
+
+
 async def test_differences_bring_the_same_bits(board: RedisBoard) -> None:
-    await in_daemon_thread(lambda: delta.warm_up("bfloat16"), name="warm-up")
     workers = [Worker(board, f"w{number}", policy(0), WIRE) for number in range(2)]
-    versions = {1: policy(1)}
     async with running(*workers), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, *workers)
-        number = 1
-        while sender.depot.num_differences < 3:  # as soon as both ends have compiled what they need
-            report = await sender.push(number, versions[number])
-            assert set(report.staged) == {"w0", "w1"}
-            await sender.flip(number)
-            for worker in workers:
-                await worker.serves(number)
-                assert worker.served[-1] == (number, digest_of(versions[number]))
-            number += 1
-            versions[number] = trained(versions[number - 1], seed=number)
+        await Training(sender, *workers).until_differences(3)
 
 
 async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: RedisBoard) -> None:
-    await in_daemon_thread(lambda: delta.warm_up("bfloat16"), name="warm-up")
     first, late = (Worker(board, name, policy(0), WIRE) for name in ("first", "late"))
-    versions = {1: policy(1)}
     async with running(first), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, first)
-        number = 1
-        while sender.depot.num_differences < 1:
-            await sender.push(number, versions[number])
-            await sender.flip(number)
-            await first.serves(number)
-            number += 1
-            versions[number] = trained(versions[number - 1], seed=number)
+        alone = Training(sender, first)
+        await alone.until_differences(1)
         async with running(late):
-            await all_needy(sender, number, first, late)
-            report = await sender.push(number, versions[number])
+            await all_needy(sender, alone.version, first, late)
+            report = await sender.push(alone.version, alone.weights)
             assert set(report.staged) == {"first", "late"}
-            await sender.flip(number)
-            for worker in (first, late):
-                await worker.serves(number)
-                assert worker.served[-1] == (number, digest_of(versions[number]))
+            await alone.everybody_serves()
+            await late.serves(alone.version)
             assert sender.depot.num_differences == 1
+    assert late.served[-1] == first.served[-1]
 
 
 async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whole(board: RedisBoard) -> None:
-    await in_daemon_thread(lambda: delta.warm_up("bfloat16"), name="warm-up")
     worker = Worker(board, "w", policy(0), WIRE)
-    versions = {1: policy(1)}
     async with running(worker), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, worker)
-        number = 1
-        while sender.depot.num_differences < 1:
-            await sender.push(number, versions[number])
-            await sender.flip(number)
-            await worker.serves(number)
-            number += 1
-            versions[number] = trained(versions[number - 1], seed=number)
-        sender.flip_a_bit(number - 1)  # of what the difference is made to: it will not fit what the worker holds
-        assert "digest" in (await sender.push(number, versions[number])).dropped["w"]
-        await sender.flip(number)
-        assert await sender.needed(number) == ["w"], "it asks for what it lacks"
-        assert (await sender.push(number, versions[number])).staged == ("w",)
-        await sender.flip(number)
-        await worker.serves(number)
-        assert worker.served[-1] == (number, digest_of(versions[number]))
-        assert [version for version, _ in worker.served] == [*range(1, number + 1)]
+        training = Training(sender, worker)
+        await training.until_differences(1)
+        sender.flip_a_bit(training.version - 1)  # of what the difference is made to: it will not fit what the worker holds
+        assert "digest" in (await sender.push(training.version, training.weights)).dropped["w"]
+        await sender.flip(training.version)
+        assert await sender.needed(training.version) == ["w"], "it asks for what it lacks"
+        assert (await sender.push(training.version, training.weights)).staged == ("w",)
+        await training.everybody_serves()
+    assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
