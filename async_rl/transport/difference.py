@@ -9,11 +9,11 @@ every push, from a sample of the pieces and from the speed at which the wire car
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import cpu_count
 
 import numpy as np
 import torch
@@ -124,4 +124,4 @@ def _apply(piece: Piece, made: torch.Tensor, image: torch.Tensor) -> None:
 
 
 def _num_threads() -> int:
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    return min(_MAX_THREADS, cpu_count())

@@ -127,6 +127,7 @@ def test_ranks_whiten_as_if_they_were_one(tmp_path: Path) -> None:
         "    part = torch.arange(6.0).square().split([first, 6 - first])[rank]\n"
         "    found = whiten(part, torch.ones(len(part)), group=dist.group.WORLD)\n"
         "    torch.save(found, f'{folder}/{first}.{rank}.pt')\n"
+        "dist.destroy_process_group()\n"  # its threads must not outlive the interpreter
     )
     ranks = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(rank)]) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]

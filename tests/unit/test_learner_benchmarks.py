@@ -28,7 +28,7 @@ def test_every_packer_is_judged_by_the_same_measures(tmp_path: Path) -> None:
 
 def test_a_step_is_taken_apart_without_remainder(tmp_path: Path) -> None:
     found = figures_of("learner_step.py", tmp_path / "step.json", "--rollouts=8", "--median-tokens=16", "--steps=0")
-    phases = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "gather", "digest")
+    phases = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "weights")
     assert all(found[f"{phase}_ms"] > 0 for phase in phases)
     assert abs(sum(found[f"{phase}_ms"] for phase in phases) - found["step_ms"]) < 1e-6 * found["step_ms"]
     assert found["packed_vs_padded"] > 1
