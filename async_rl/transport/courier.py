@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.errors import WireError
+from async_rl.errors import ConfigError, WireError
 from async_rl.transport import delta
 from async_rl.transport.difference import Piece, pays, receive_difference, send_difference
 from async_rl.transport.link import Landed, Link, receive_parcel, send_parcel
@@ -58,6 +58,8 @@ class Courier:
     """A sender's."""
 
     def __init__(self, outbox: Outbox, cut: Sequence[Piece], wire: WireConfig) -> None:
+        if wire.deltas == "always" and not delta.is_available():
+            raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")
         self._outbox, self._cut, self._deltas = outbox, cut, wire.deltas
         self._transfer_bytes = int(wire.bucket_mb * (1 << 20))
         self.num_differences = 0

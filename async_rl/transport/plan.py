@@ -219,11 +219,6 @@ def _parcel(sender: int, boxes: Sequence[Box], sizes: Mapping[str, int]) -> Parc
     return Parcel(sender=sender, slices=tuple(slices), num_bytes=offset)
 
 
-def model_digest(specs: Sequence[ParameterSpec]) -> str:
-    """Equal exactly when names, shapes, dtypes and their order are."""
-    return xxhash.xxh3_128_hexdigest("\n".join(_line(spec) for spec in specs).encode())
-
-
 def model_difference(sent: Sequence[ParameterSpec], held: Sequence[ParameterSpec]) -> str:
     """The first way in which two parameter tables differ, for a person; empty when they are equal."""
     ours = {spec.name: spec for spec in held}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from wire_board import board_of
 from wire_weights import Sender, Weights, sending
 
 from async_rl.config import WireConfig
+from async_rl.errors import ConfigError
 from async_rl.transport import delta
 from async_rl.transport.digest import digest_of
 from buffer.board import RedisBoard
@@ -118,3 +120,10 @@ async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whol
         assert (await sender.push(training.version, training.weights)).staged == ("w",)
         await training.everybody_serves()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
+
+
+async def test_who_insists_on_differences_needs_the_extra(board: RedisBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"wire.deltas: always needs the extra: pip install 'async-rl\[delta\]'"):
+        async with sending(board, WIRE, policy(0)):
+            pass

@@ -17,7 +17,7 @@ from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport.digest import digest_of, specs_of, version_digest
 from async_rl.transport.landing import LandedWeights
 from async_rl.transport.outbox import Outbox
-from async_rl.transport.plan import ALIGNMENT, Box, Layout, lay_out, model_difference, model_digest, size_of
+from async_rl.transport.plan import ALIGNMENT, Box, Layout, lay_out, model_difference, size_of
 
 CPU = torch.device("cpu")
 
@@ -138,7 +138,6 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
 )
 def test_models_that_differ_are_told_apart_and_the_difference_named(other: list[ParameterSpec]) -> None:
     ours = [spec("a", 2), spec("b", 2)]
-    assert model_digest(ours) != model_digest(other)
     assert model_difference(other, ours)
     assert model_difference(ours, ours) == ""
 
