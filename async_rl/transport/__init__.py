@@ -1,1 +1,1 @@
-"""The weight wire: versioned full weights from the learner's rank 0 to an elastic set of workers (docs/weights.md)."""
+"""The weight wire: versioned weights from the learner's ranks to workers that come and go (docs/weights.md)."""

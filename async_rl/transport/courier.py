@@ -12,8 +12,8 @@ import torch
 
 from async_rl.config import WireConfig
 from async_rl.errors import ConfigError, WireError
-from async_rl.transport import delta
-from async_rl.transport.difference import Piece, pays, receive_difference, send_difference
+from async_rl.transport.delta import codec
+from async_rl.transport.delta.difference import Piece, pays, receive_difference, send_difference
 from async_rl.transport.link import Landed, Link, receive_parcel, send_parcel
 from async_rl.transport.outbox import Outbox
 
@@ -32,14 +32,14 @@ class Readiness:
     @property
     def is_there(self) -> bool:
         """The first question starts the compiler."""
-        if not self._begun and delta.is_available():
+        if not self._begun and codec.is_available():
             self._begun = True
             Thread(target=self._compile, name="weight-delta", daemon=True).start()
         return self._compiled.is_set()
 
     def _compile(self) -> None:
         for dtype in _SPARSE:
-            delta.warm_up(dtype)
+            codec.warm_up(dtype)
         self._compiled.set()
 
 
@@ -58,7 +58,7 @@ class Courier:
     """A sender's."""
 
     def __init__(self, outbox: Outbox, cut: Sequence[Piece], wire: WireConfig) -> None:
-        if wire.deltas == "always" and not delta.is_available():
+        if wire.deltas == "always" and not codec.is_available():
             raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")
         self._outbox, self._cut, self._deltas = outbox, cut, wire.deltas
         self._transfer_bytes = int(wire.bucket_mb * (1 << 20))

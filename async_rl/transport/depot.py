@@ -28,7 +28,7 @@ from async_rl.errors import WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.courier import Courier
-from async_rl.transport.difference import pieces
+from async_rl.transport.delta.difference import pieces
 from async_rl.transport.digest import version_digest
 from async_rl.transport.filling import Held
 from async_rl.transport.link import Links, Seat, Timeouts

@@ -15,7 +15,7 @@ import torch
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport.courier import READINESS, can_differ, receive
-from async_rl.transport.difference import Piece, pieces
+from async_rl.transport.delta.difference import Piece, pieces
 from async_rl.transport.digest import chunk_digest, version_digest
 from async_rl.transport.landing import LandedWeights
 from async_rl.transport.link import Landed, Links, Seat, Timeouts

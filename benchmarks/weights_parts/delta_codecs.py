@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from async_rl.transport import delta
+from async_rl.transport.delta import codec
 
 Bits = npt.NDArray[np.uint16]
 
@@ -27,7 +27,7 @@ class Codec:
 
 
 def _ours(old: Bits, new: Bits) -> bytes:
-    made = delta.encode(old.view(np.uint8), new.view(np.uint8), "bfloat16", most_changed=1)
+    made = codec.encode(old.view(np.uint8), new.view(np.uint8), "bfloat16", most_changed=1)
     assert made is not None
     return made
 
@@ -62,6 +62,6 @@ def _apply_xor(made: bytes, image: Bits) -> None:
     image ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(made), np.uint16)
 
 
-OURS = Codec(name="ours", encode=_ours, apply=lambda made, image: delta.apply(made, image.view(np.uint8)))
+OURS = Codec(name="ours", encode=_ours, apply=lambda made, image: codec.apply(made, image.view(np.uint8)))
 GAPS = Codec(name="u16 gaps + xor + zstd-1", encode=_gaps_and_xor, apply=_apply_gaps_and_xor)
 XOR = Codec(name="xor + zstd-1", encode=_xor, apply=_apply_xor)

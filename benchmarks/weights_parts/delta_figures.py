@@ -25,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.transport import delta
+from async_rl.transport.delta.codec import CHUNK_BYTES, warm_up
 from weights_parts.delta_codecs import GAPS, OURS, XOR, Bits, Codec
 
 THREADS = 2
-CHUNK = delta.CHUNK_BYTES // 2
+CHUNK = CHUNK_BYTES // 2
 Figures = dict[str, float]
 
 
 def delta_figures(images: Path | None = None, *, mib: int = 256, rounds: int = 5) -> Figures:
     """`images`: what real_deltas.py left in a folder; None trains a policy now, which takes minutes."""
-    delta.warm_up()
+    warm_up()
     with tempfile.TemporaryDirectory() as scratch:
         if images is None:
             images = Path(scratch)
@@ -122,7 +122,7 @@ def speeds(versions: Bits, mib: int, rounds: int) -> Figures:
 
 def _scan(chunk: tuple[Bits, Bits]) -> int:
     """The part of encoding that reads both images."""
-    from async_rl.transport.delta_scan import find
+    from async_rl.transport.delta.scan import find
 
     old, new = chunk
     blocks = old.size // 64

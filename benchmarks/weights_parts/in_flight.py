@@ -25,6 +25,7 @@ from async_rl.model_shape import ModelShape
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import GenerationArgs, Member
 from async_rl.rollout_config import WorkerConfig
+from async_rl.supervision import keep_pauses_short
 from async_rl.tokenizers import Characters
 from async_rl.transport.receiver import WeightReceiver
 from async_rl.types import Completion
@@ -191,6 +192,7 @@ async def _decoding() -> AsyncIterator[Decoding]:
                     services.create_task(engine.watch()),
                 ]
                 await decoding.pushed()
+                keep_pauses_short()  # as the mains of both ends do
                 yield decoding
                 for task in following:
                     task.cancel()
@@ -208,6 +210,7 @@ async def _push_when_wanted(pipe: Connection, specs: Sequence[ParameterSpec]) ->
     weights = {spec.name: torch.randn(spec.shape).to(getattr(torch, spec.dtype)) / 30 for spec in specs}
     board = PipeBoard(pipe)
     async with learner(board, WIRE, weights) as end:
+        keep_pauses_short()
         served = 0
         while True:
             for _ in await board.read("wanted", str(served), 5.0):

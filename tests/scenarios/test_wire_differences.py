@@ -13,18 +13,18 @@ from wire_weights import Sender, Weights, sending
 
 from async_rl.config import WireConfig
 from async_rl.errors import ConfigError
-from async_rl.transport import delta
+from async_rl.transport.delta import codec
 from async_rl.transport.digest import digest_of
 from buffer.board import RedisBoard
 
-pytestmark = pytest.mark.skipif(not delta.is_available(), reason="needs the extra `delta`")
+pytestmark = pytest.mark.skipif(not codec.is_available(), reason="needs the extra `delta`")
 WIRE = WireConfig(shared_memory=False, deltas="always", bucket_mb=1.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Else dozens of versions would go by until the first difference."""
-    delta.warm_up("bfloat16")
+    codec.warm_up("bfloat16")
 
 
 @pytest.fixture

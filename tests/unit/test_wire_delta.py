@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from async_rl.errors import WireError
-from async_rl.transport import delta
+from async_rl.transport.delta import codec
 
 pytest.importorskip("numba", reason="deltas need numba: pip install 'async-rl[delta]'")
 
@@ -61,16 +61,16 @@ def updates(draw: st.DrawFn) -> tuple[Bits, Bits, str]:
     return old, new, dtype
 
 
-def as_bytes(elements: Bits) -> delta.Image:
+def as_bytes(elements: Bits) -> codec.Image:
     return elements.view(np.uint8)
 
 
-def small_update(seed: int = 3, size: int = 5000) -> tuple[delta.Image, delta.Image, bytes]:
+def small_update(seed: int = 3, size: int = 5000) -> tuple[codec.Image, codec.Image, bytes]:
     """Images of bfloat16, and what leads from one to the other."""
     rng = np.random.default_rng(seed)
     old = weights(rng, size, "bfloat16")
     new = np.where(rng.random(size) < 0.03, old + np.uint16(1), old)
-    made = delta.encode(as_bytes(old), as_bytes(new), "bfloat16")
+    made = codec.encode(as_bytes(old), as_bytes(new), "bfloat16")
     assert made is not None
     return as_bytes(old), as_bytes(new), made
 
@@ -84,20 +84,20 @@ def signed(head: bytes, rest: bytes) -> bytes:
 @given(updates())
 def test_any_bits_arrive(update: tuple[Bits, Bits, str]) -> None:
     old, new, dtype = update
-    made = delta.encode(as_bytes(old), as_bytes(new), dtype, most_changed=1)
+    made = codec.encode(as_bytes(old), as_bytes(new), dtype, most_changed=1)
     if made is None:  # for so few elements, or such changes, nothing is smaller than the image
         assert old.size < 50 or (old != new).mean() > 0.05
         return
     assert len(made) < old.nbytes
     image = as_bytes(old.copy())
-    assert delta.apply(made, image) == np.count_nonzero(old != new)
+    assert codec.apply(made, image) == np.count_nonzero(old != new)
     assert np.array_equal(image, as_bytes(new))
 
 
 @relaxed
 @given(st.lists(st.lists(st.integers(0, 2**33 - 1) | st.integers(0, 9), min_size=30, max_size=30), min_size=1, max_size=3))
 def test_numbers_arrive(lists: list[list[int]]) -> None:
-    from async_rl.transport.delta_numbers import pack, unpack
+    from async_rl.transport.delta.numbers import pack, unpack
 
     decisions, rests = np.empty(9000, np.uint8), np.empty(9000, np.uint8)
     num_decisions, num_rests = pack(np.array(lists, np.int64), decisions, rests)
@@ -109,7 +109,7 @@ def test_numbers_arrive(lists: list[list[int]]) -> None:
 
 
 def test_streams_are_not_read_beyond_their_end() -> None:
-    from async_rl.transport.delta_numbers import pack, unpack
+    from async_rl.transport.delta.numbers import pack, unpack
 
     numbers = np.random.default_rng(6).geometric(0.01, (1, 10_000))
     decisions, rests = np.empty(1 << 16, np.uint8), np.empty(1 << 16, np.uint8)
@@ -131,7 +131,7 @@ def test_a_change_costs_what_it_tells() -> None:
     chance = np.minimum(1e-6 / np.exp2(exponents.astype(np.float64) - 127 - 7), 1)
     changed = rng.random(old.size) < chance
     new = np.where(changed, old ^ 1, old)
-    made = delta.encode(as_bytes(old), as_bytes(new), "bfloat16")
+    made = codec.encode(as_bytes(old), as_bytes(new), "bfloat16")
     assert made is not None
     sizes, moved = np.bincount(exponents), np.bincount(exponents, changed)
     share = np.clip(moved[sizes > 0] / sizes[sizes > 0], 1e-9, 1 - 1e-9)
@@ -142,37 +142,37 @@ def test_a_change_costs_what_it_tells() -> None:
 
 def test_an_unchanged_chunk_costs_next_to_nothing() -> None:
     image, _, _ = small_update()
-    made = delta.encode(image, image, "bfloat16")
+    made = codec.encode(image, image, "bfloat16")
     assert made is not None
     assert len(made) < 32
-    assert delta.apply(made, image.copy()) == 0
+    assert codec.apply(made, image.copy()) == 0
 
 
 def test_what_gains_nothing_is_sent_whole() -> None:
     rng = np.random.default_rng(2)
     old = weights(rng, 1 << 16, "float32")
-    assert delta.encode(as_bytes(old), as_bytes(old + np.uint32(1)), "float32") is None
+    assert codec.encode(as_bytes(old), as_bytes(old + np.uint32(1)), "float32") is None
     assert (
-        delta.encode(as_bytes(old), as_bytes(np.where(rng.random(old.size) < 0.3, old + np.uint32(1), old)), "float32") is None
+        codec.encode(as_bytes(old), as_bytes(np.where(rng.random(old.size) < 0.3, old + np.uint32(1), old)), "float32") is None
     )
-    assert delta.encode(as_bytes(old), as_bytes(old), "int8") is None
-    assert delta.encode(as_bytes(old[:0]), as_bytes(old[:0]), "float32") is None
-    assert delta.encode(as_bytes(old), as_bytes(any_bits(rng, old.size, "float32")), "float32", most_changed=1) is None
+    assert codec.encode(as_bytes(old), as_bytes(old), "int8") is None
+    assert codec.encode(as_bytes(old[:0]), as_bytes(old[:0]), "float32") is None
+    assert codec.encode(as_bytes(old), as_bytes(any_bits(rng, old.size, "float32")), "float32", most_changed=1) is None
 
 
 def test_threads_share_the_chunks() -> None:
     chunks = [small_update(seed, 40_000) for seed in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda chunk: delta.encode(chunk[0], chunk[1], "bfloat16"), chunks))
+        made = list(pool.map(lambda chunk: codec.encode(chunk[0], chunk[1], "bfloat16"), chunks))
         images = [old.copy() for old, _, _ in chunks]
-        list(pool.map(lambda pair: delta.apply(*pair), zip(made, images, strict=True)))
+        list(pool.map(lambda pair: codec.apply(*pair), zip(made, images, strict=True)))
     assert all(np.array_equal(image, new) for image, (_, new, _) in zip(images, chunks, strict=True))
 
 
-def refused(made: bytes, old: delta.Image) -> None:
+def refused(made: bytes, old: codec.Image) -> None:
     image = old.copy()
     with pytest.raises(WireError):
-        delta.apply(made, image)
+        codec.apply(made, image)
     assert np.array_equal(image, old)
 
 
@@ -202,7 +202,7 @@ def test_a_forged_delta_reaches_no_other_memory(data: st.DataObject) -> None:
     memory = np.concatenate([margin, old, margin])
     image = memory[margin.size : -margin.size]
     try:
-        delta.apply(signed(made[: HEADER.size], bytes(body)), image)
+        codec.apply(signed(made[: HEADER.size], bytes(body)), image)
     except WireError:
         assert np.array_equal(image, old)
     assert np.array_equal(memory[: margin.size], margin)
@@ -210,7 +210,7 @@ def test_a_forged_delta_reaches_no_other_memory(data: st.DataObject) -> None:
 
 
 def test_a_step_beyond_the_largest_number_is_refused() -> None:
-    from async_rl.transport.delta_numbers import pack
+    from async_rl.transport.delta.numbers import pack
 
     decisions, rests = np.empty(99, np.uint8), np.empty(99, np.uint8)
     ends = pack(np.array([[1], [0]]), decisions, rests)  # the second element moves by 1
@@ -219,7 +219,7 @@ def test_a_step_beyond_the_largest_number_is_refused() -> None:
     streams = decisions[: ends[0]].tobytes() + rests[: ends[1]].tobytes()
     head = HEADER.pack(1, 1, 1, old.size, *ends)
     down, image = signed(head, exponents + streams + bytes([0x80])), old.copy()
-    assert delta.apply(down, as_bytes(image)) == 1
+    assert codec.apply(down, as_bytes(image)) == 1
     assert image[1] == 0x7FFE
     refused(signed(head, exponents + streams + bytes([0])), as_bytes(old))
 

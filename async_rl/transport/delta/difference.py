@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport import delta
+from async_rl.transport.delta import codec
 from async_rl.transport.link import Link
 from async_rl.transport.plan import Layout, Parcel
 
@@ -51,8 +51,8 @@ def _pieces(layout: Layout, parcel: Parcel) -> Iterator[Piece]:
         is_last = number + 1 == len(starts)
         stop = parcel.num_bytes if is_last else starts[number + 1]
         if is_last or dtypes[parcel.slices[number + 1].box.name] != dtypes[each.box.name]:
-            for start in range(begun, stop, delta.CHUNK_BYTES):
-                yield Piece(start=start, stop=min(start + delta.CHUNK_BYTES, stop), dtype=dtypes[each.box.name])
+            for start in range(begun, stop, codec.CHUNK_BYTES):
+                yield Piece(start=start, stop=min(start + codec.CHUNK_BYTES, stop), dtype=dtypes[each.box.name])
             begun = stop
 
 
@@ -111,7 +111,7 @@ def _land(applied: tuple[Piece, Future[None]], landed: Callable[[int], None]) ->
 def _encoded(piece: Piece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     """As long as the piece itself when it is the piece itself."""
     before, after = (each[piece.start : piece.stop].numpy() for each in (old, new))
-    made = delta.encode(before, after, piece.dtype)
+    made = codec.encode(before, after, piece.dtype)
     return made if made is not None else after.tobytes()
 
 
@@ -120,7 +120,7 @@ def _apply(piece: Piece, made: torch.Tensor, image: torch.Tensor) -> None:
     if len(made) == len(place):
         place.copy_(made)
     else:
-        delta.apply(made.numpy().tobytes(), np.asarray(place.numpy()))
+        codec.apply(made.numpy().tobytes(), np.asarray(place.numpy()))
 
 
 def _num_threads() -> int:

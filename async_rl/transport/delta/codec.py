@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.errors import WireError
-from async_rl.transport.delta_format import Delta
+from async_rl.transport.delta.format import Delta
 
 Image = npt.NDArray[np.uint8]
 """Elements as bytes."""
@@ -99,8 +99,8 @@ def apply(made: bytes, image: Image) -> int:
         raise WireError(f"a delta for {delta.num_elements} elements arrived for an image of {image.size} bytes")
     if delta.num_changes == 0:
         return 0
-    from async_rl.transport.delta_numbers import unpack
-    from async_rl.transport.delta_scan import locate, move
+    from async_rl.transport.delta.numbers import unpack
+    from async_rl.transport.delta.scan import locate, move
 
     lists = np.empty((2, delta.num_changes), np.int64)
     if not unpack(delta.decisions, delta.rests, lists):
@@ -116,8 +116,8 @@ def apply(made: bytes, image: Image) -> int:
 
 def _changes(kind: _Kind, before: npt.NDArray[Any], after: npt.NDArray[Any], most: int) -> Delta | None:
     """None if there are more, or they would take more bytes than the image."""
-    from async_rl.transport.delta_numbers import pack
-    from async_rl.transport.delta_scan import describe, find
+    from async_rl.transport.delta.numbers import pack
+    from async_rl.transport.delta.scan import describe, find
 
     old, new = _whole_blocks(before), _whole_blocks(after)
     words, firsts = np.empty(old.size // _BLOCK, np.uint64), np.empty(old.size // _BLOCK, np.int64)

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import types
 
-from async_rl.transport.delta_numbers import Int64s, kernel
+from async_rl.transport.delta.numbers import Int64s, kernel
 
 intrinsic: Any = extending.intrinsic  # it adds arguments of its own, which pyright would miss in every call
 

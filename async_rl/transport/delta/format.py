@@ -2,7 +2,7 @@
 
 header      format, dtype, how many elements and exponents, how long the streams are; a digest of this and all that follows
 exponents   those of changed elements, ascending, a byte each; then how many changed, 4 bytes each
-decisions   the one stream of delta_numbers.pack, of all gaps and then of all steps less one
+decisions   the one stream of numbers.pack, of all gaps and then of all steps less one
 rests       the other stream
 signs       a bit for each change, set where the number became smaller
 """
