@@ -11,6 +11,7 @@ What is easier on the others comes first. Wherever the version comes from, its r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,12 @@ class CatchUp:
     wire: WireConfig
     snapshots: Path | None
 
+    def check(self, source: Source | None) -> None:
+        """While nothing is live. Raises FleetMismatch when there is a learner, and it trains another model."""
+        if source is not None:
+            with suppress(WireError):  # it may be gone
+                self.intake().meet(source)
+
     def fetch(self, live: VersionRecord, source: Source | None, released: Event) -> tuple[Landing, str]:
         """The version, and where it came from. Raises WireError when there is no way, FleetMismatch when it is another model's.
 
@@ -59,14 +66,17 @@ class CatchUp:
                 problems.append(f"{name}: {error}")
         raise WireError("; ".join(problems))
 
+    def intake(self) -> Intake:
+        """A new one: what is left behind by one that is given up must disturb neither pushes nor other tries."""
+        timeouts = Timeouts(rendezvous_s=self.wire.rendezvous_timeout_s, operation_s=self.wire.operation_timeout_s)
+        return Intake(self.specs, self.device, timeouts)
+
 
 class _Fetching:
     def __init__(self, to: CatchUp, live: VersionRecord, source: Source | None, released: Event) -> None:
         self._to, self._live, self._source, self._released = to, live, source, released
         self._timeout_s = to.wire.operation_timeout_s
-        timeouts = Timeouts(rendezvous_s=to.wire.rendezvous_timeout_s, operation_s=self._timeout_s)
-        # Of its own: what is left behind by one that is given up must disturb no push.
-        self._intake = Intake(to.specs, to.device, timeouts)
+        self._intake = to.intake()
 
     def in_place(self) -> Landing:
         _, expected = self._ask_learner()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import cpu_count
 from threading import Event
 
 import torch
@@ -24,6 +26,9 @@ from async_rl.transport.memory import MappedMemory
 from async_rl.transport.messages import Begin, Offer, Source
 from async_rl.transport.plan import CHUNK_BYTES, Layout, model_difference
 from async_rl.types import VersionRecord
+
+_READERS = min(4, cpu_count())
+"""Threads that verify a parcel where it lies: one reads at half the speed of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,13 +95,13 @@ class Intake:
         """What the learner says of a version that it packed. Raises FleetMismatch as `meet` does."""
         sender = self._met(source)
         packed = sender.meeting.packed(record.version, len(sender.layout.parcels))
-        _raise_unless_it_is(record, source.layout, packed)
+        _raise_unless_it_is(record, sender.layout, packed)
         return Expected(record=record, layout=sender.layout, packed=packed, mapped=self._map(sender, packed))
 
     def expect_as_told(self, record: VersionRecord, layout: Layout, packed: tuple[Packed, ...]) -> Expected:
         """As `expect`, no matter by whom it is told: only the truth has the record's digest."""
         self._raise_if_another(layout)
-        _raise_unless_it_is(record, layout.digest, packed)
+        _raise_unless_it_is(record, layout, packed)
         return Expected(record=record, layout=layout, packed=packed, mapped={})
 
     @property
@@ -149,8 +154,7 @@ class Intake:
         for number in range(len(expected.packed)):
             if number in expected.mapped:
                 data = expected.mapped[number].data
-                check = _Check(expected, number, data)
-                work.append(lambda check=check, data=data: check.up_to(len(data)))
+                work += [partial(_Check(expected, number, data).share, first) for first in range(_READERS)]
             else:
                 data = own[number] = self._memory(number, expected.layout)
                 check = _Check(expected, number, data)
@@ -209,8 +213,10 @@ class Intake:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
-def _raise_unless_it_is(record: VersionRecord, layout: str, packed: Sequence[Packed]) -> None:
-    if (found := version_digest(layout, [each.chunks for each in packed])) != record.digest:
+def _raise_unless_it_is(record: VersionRecord, layout: Layout, packed: Sequence[Packed]) -> None:
+    if [len(each.chunks) for each in packed] != [parcel.num_chunks for parcel in layout.parcels]:
+        raise WireError(f"version {record.version} is described with more or fewer chunks than it has")
+    if (found := version_digest(layout.digest, [each.chunks for each in packed])) != record.digest:
         raise WireError(f"the parcels of version {record.version} add up to {found}, not to {record.digest}")
 
 
@@ -224,14 +230,19 @@ class _Check:
         self._checked = 0
 
     def up_to(self, arrived: int) -> None:
-        while (start := self._checked * CHUNK_BYTES) < arrived:
-            stop = min(start + CHUNK_BYTES, len(self._data))
-            if stop > arrived:
-                return
-            found, packed = chunk_digest(self._data[start:stop]), self._chunks[self._checked]
-            if found != packed:
-                raise WireError(f"chunk {self._checked} of {self._what} has digest {found}, packed was {packed}")
+        while self._checked < len(self._chunks) and min((self._checked + 1) * CHUNK_BYTES, len(self._data)) <= arrived:
+            self._look_at(self._checked)
             self._checked += 1
+
+    def share(self, first: int) -> None:
+        """One of several readers of what is there already."""
+        for number in range(first, len(self._chunks), _READERS):
+            self._look_at(number)
+
+    def _look_at(self, number: int) -> None:
+        found, packed = chunk_digest(self._data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]), self._chunks[number]
+        if found != packed:
+            raise WireError(f"chunk {number} of {self._what} has digest {found}, packed was {packed}")
 
 
 def _together(work: Sequence[Callable[[], None]]) -> None:

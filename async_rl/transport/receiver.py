@@ -45,6 +45,7 @@ from async_rl.transport.messages import (
     Offer,
     Ready,
     Refused,
+    Source,
     Staged,
     ToWorkers,
     newest_source,
@@ -286,14 +287,19 @@ class WeightReceiver:
 
     async def _catch_up(self, swap: Swap) -> bool:
         """Whether the live version is here now, or on its way."""
-        live = await self._board.live_version()
-        caught_up = live is not None and (not self._lacks(live) or await self._fetch(live, swap))
+        live, source = await self._board.live_version(), await newest_source(self._board)
+        if live is None:
+            caught_up = False
+            with _naming_the_model():
+                await in_daemon_thread(lambda: self._catching_up.check(source), name="weight-catch-up")
+        else:
+            caught_up = not self._lacks(live) or await self._fetch(live, source, swap)
         await self._announce(catches_up="")
         return caught_up
 
-    async def _fetch(self, live: VersionRecord, swap: Swap) -> bool:
+    async def _fetch(self, live: VersionRecord, source: Source | None, swap: Swap) -> bool:
         await self._announce(catches_up=f"with version {live.version}")
-        source, newest = await newest_source(self._board), self._newest
+        newest = self._newest
         self._fetching = released = Event()
         try:
             with _naming_the_model():

@@ -49,7 +49,7 @@ from async_rl.transport.messages import (
 from async_rl.transport.shelf import Shelf
 from async_rl.types import VersionRecord
 
-_GRACE_S = 1.0
+_GRACE_S = 0.5
 """Who has just spoken, or is not to be trusted, answers within this time or is not counted on: a living event loop needs
 milliseconds, however busy its threads are, and so does a way to the learner's store that is not cut."""
 

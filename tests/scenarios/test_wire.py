@@ -235,30 +235,54 @@ async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(bo
         ({"extra": torch.zeros(1)}, "this model has extra .* does not send"),
     ],
 )
-async def test_a_worker_with_another_model_is_refused_with_the_difference(
+async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
     board: RedisBoard, wire: WireConfig, change: dict[str, torch.Tensor], says: str
 ) -> None:
     pushed = weights(seed=1)
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | change, wire)
-    refusals: list[BaseException | None] = []
-
-    async def run_stranger() -> None:
-        try:
-            await stranger.run()
-        except* FleetMismatch as error:
-            refusals.append(first_of_ours(error))
-
-    async with running(fits), asyncio.TaskGroup() as group, sending(board, wire, weights(0)) as sender:
-        group.create_task(run_stranger())
-        await all_needy(sender, 1, fits, stranger)
-        report = await sender.push(1, pushed)
-        assert report.staged == ("fits",)
-        await sender.flip(1)
-        await fits.serves(1)
-    with pytest.raises(FleetMismatch, match=says):
-        raise refusals[0] or AssertionError
+    async with sending(board, wire, weights(0)) as sender:
+        with pytest.raises(FleetMismatch, match=says):
+            await refusal_of(stranger)
+        async with running(fits):
+            assert await sender.needed(1) == ["fits"]
+            report = await sender.push(1, pushed)
+            assert (report.staged, report.dropped) == (("fits",), {})
+            await sender.flip(1)
+            await fits.serves(1)
     assert stranger.served == []
-    assert report.dropped["stranger"] in str(refusals[0])
+
+
+async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_refused_at_the_first_offer(
+    board: RedisBoard, wire: WireConfig
+) -> None:
+    wire = wire.model_copy(update={"operation_timeout_s": 60.0})
+    pushed = weights(seed=1)
+    fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
+    async with running(fits), asyncio.TaskGroup() as group:
+        refusing = group.create_task(refusal_of(stranger, raises=False))
+        while [member.catches_up for member in await board.members()] != ["", ""]:
+            await asyncio.sleep(0.01)
+        async with sending(board, wire, weights(0)) as sender:
+            assert set(await sender.needed(1)) == {"fits", "stranger"}
+            report = await sender.push(1, pushed)
+            assert report.staged == ("fits",)
+            await sender.flip(1)
+            await fits.serves(1)
+            refusal = await refusing
+    assert report.dropped["stranger"] in str(refusal)
+    assert "this model has extra" in str(refusal)
+    assert stranger.served == []
+
+
+async def refusal_of(stranger: Worker, *, raises: bool = True) -> FleetMismatch:
+    try:
+        await stranger.run()
+    except* FleetMismatch as group:
+        error = first_of_ours(group)
+        assert isinstance(error, FleetMismatch)
+    if raises:
+        raise error
+    return error
 
 
 async def test_malformed_and_foreign_messages_change_nothing(board: RedisBoard, wire: WireConfig) -> None:
