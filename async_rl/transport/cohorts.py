@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from async_rl.transport.messages import Backend, Ready, Wire
 from async_rl.types import VersionRecord
@@ -33,7 +33,7 @@ class Cohorts:
             self._number += 1
         self._backend = backend
         self._newest = tuple(
-            Wire(parcel=parcel, group=f"{self._fence}/{self._number}/{parcel}", members=names)
+            Wire(parcel=parcel, group=f"{self._fence}/{self._number}/{parcel}", members=names, base=self._base(names, ready))
             for parcel, names in members.items()
         )
         return self._newest
@@ -42,9 +42,8 @@ class Cohorts:
         """It goes out: workers may hold it soon."""
         self._versions = {**dict([*self._versions.items()][-_REMEMBERED:]), record.digest: record.version}
 
-    def base_of(self, wire: Wire, ready: Mapping[str, Ready]) -> int:
-        """The version that all of them hold, to which a difference may be sent; -1 if there is none."""
-        held = {ready[member].holds for member in wire.members}
+    def _base(self, members: Collection[str], ready: Mapping[str, Ready]) -> int:
+        held = {ready[member].holds for member in members}
         return self._versions.get(held.pop(), -1) if len(held) == 1 else -1
 
     def broke(self) -> None:

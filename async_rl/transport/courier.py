@@ -75,7 +75,8 @@ class Courier:
                 self.num_differences += 1
                 _log.debug("sent a difference", version=version, base=base, bytes=sent, of=len(new))
             else:
-                _tell(link, _WHOLE)
+                if base >= 0:
+                    _tell(link, _WHOLE)
                 started = time.monotonic()
                 send_parcel(link, new, self._transfer_bytes)
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
@@ -87,10 +88,10 @@ class Courier:
 
 
 def receive(
-    link: Link, data: torch.Tensor, cut: Sequence[Piece], *, is_base: bool, transfer_bytes: int, landed: Landed
+    link: Link, data: torch.Tensor, cut: Sequence[Piece], *, base: int, is_base: bool, transfer_bytes: int, landed: Landed
 ) -> None:
-    """`is_base` says that `data` is what a difference may be made to."""
-    if _hear(link) == _WHOLE:
+    """`base` is what the sender knows of; `is_base` says that `data` is what a difference may be made to."""
+    if base < 0 or _hear(link) == _WHOLE:
         receive_parcel(link, data, transfer_bytes, landed)
     elif is_base:
         receive_difference(link, cut, data, landed)

@@ -162,18 +162,20 @@ class Depot:
 
     def deliver(self, errands: Sequence[Job], released: Event) -> None:
         """All of them at once. Returns when everybody has everything; raises WireError when somebody has not."""
-        number = next(self._numbers)
-        others = [errand for errand in errands if self._sender(errand) != 0]
-        self.meeting.store.set(f"errands/{number}", _JOBS.dump_json(others).decode())
+        senders = {self._sender(errand) for errand in errands} - {0}
+        number = next(self._numbers) if senders else -1
+        if senders:
+            others = [errand for errand in errands if self._sender(errand) in senders]
+            self.meeting.store.set(f"errands/{number}", _JOBS.dump_json(others).decode())
         for errand in errands:
             if self._sender(errand) == 0:
                 self._run(errand, released)
-        for errand in others:
-            self._hear_of(number, errand)
+        for sender in senders:
+            self._hear_of(number, sender)
 
-    def _hear_of(self, number: int, errand: Job) -> None:
-        key = f"done/{number}/{self._sender(errand)}"
-        with as_wire_error(f"learner rank {self._sender(errand)} does not answer"):
+    def _hear_of(self, number: int, sender: int) -> None:
+        key = f"done/{number}/{sender}"
+        with as_wire_error(f"learner rank {sender} does not answer"):
             store = self.meeting.again().store
             store.wait([key], timedelta(seconds=self._timeouts.rendezvous_s))
             problem = store.get(key).decode()

@@ -119,26 +119,24 @@ class Intake:
         assert self._sender is not None
         sender = self._sender
         sender.links.keep_only([wire.group for wire in begin.wires])
-        seats = {
-            wire.parcel: Seat(
+        wires = {wire.parcel: wire for wire in begin.wires if member in wire.members}
+        based = set(self._spare) if self._held is not None else set()
+
+        def take(number: int, data: torch.Tensor, landed: Landed) -> None:
+            wire = wires[number]
+            seat = Seat(
                 group=wire.group,
                 rank=wire.members.index(member) + 1,
                 size=len(wire.members) + 1,
                 device=self._device,
                 backend=begin.backend,
             )
-            for wire in begin.wires
-            if member in wire.members
-        }
-
-        based = set(self._spare) if self._held is not None else set()
-
-        def take(number: int, data: torch.Tensor, landed: Landed) -> None:
-            with sender.links.use(sender.meeting, seats[number], released) as link:
+            with sender.links.use(sender.meeting, seat, released) as link:
                 receive(
                     link,
                     data,
                     sender.cut(number),
+                    base=wire.base,
                     is_base=number in based,
                     transfer_bytes=begin.transfer_bytes,
                     landed=landed,

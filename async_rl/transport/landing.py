@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -16,19 +15,15 @@ class LandedWeights(StoredWeights):
 
     def __init__(self, layout: Layout, parcels: Sequence[torch.Tensor]) -> None:
         """`parcels`: flat bytes, in the layout's order."""
-        self._specs = {spec.name: spec for spec in layout.specs}
+        self._layout = layout
         self._parcels = parcels
-        self._places: dict[str, list[tuple[int, Slice]]] = defaultdict(list)
-        for number, parcel in enumerate(layout.parcels):
-            for each in parcel.slices:
-                self._places[each.box.name].append((number, each))
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: spec.shape for name, spec in self._specs.items()}
+        return {spec.name: spec.shape for spec in self._layout.specs}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        spec, places = self._specs[name], self._places.get(name, [])
+        spec, places = self._layout.spec_of[name], self._layout.places[name]
         dtype: torch.dtype = getattr(torch, spec.dtype)
         if len(places) == 1 and places[0][1].box.shape == spec.shape:
             return self._view(*places[0], dtype)
@@ -40,10 +35,10 @@ class LandedWeights(StoredWeights):
         return full
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return iter(self._layout.spec_of)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._layout.specs)
 
     def _view(self, number: int, each: Slice, dtype: torch.dtype) -> torch.Tensor:
         return self._parcels[number][each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from async_rl.protocols import Board, Member
@@ -27,6 +28,8 @@ class Membership:
         """`rest_s`: how long a member that failed twice in a row is left to itself; three times, twice as long."""
         self._board = board
         self._rest_s = rest_s
+        self._gpus: dict[str, str] = {}
+        """Of the members that were listed when somebody last asked who needs a version."""
         self._settled: dict[str, int] = {}
         """The newest version that each member holds staged, or that was given up for it."""
         self._silent: set[str] = set()
@@ -34,15 +37,20 @@ class Membership:
         self._suspects: dict[str, _Suspicion] = {}
 
     async def needy(self, version: int) -> list[str]:
+        members = await self._board.members()
+        self._gpus = {member.id: member.gpu for member in members}
         return [
             member.id
-            for member in await self._board.members()
+            for member in members
             if member.version < version
             and not member.catches_up
             and self._settled.get(member.id, -1) < version
             and member.id not in self._silent
             and not self._is_out(member)
         ]
+
+    def gpus_of(self, members: Collection[str]) -> list[str]:
+        return [self._gpus.get(member, "") for member in members]
 
     def is_trusted(self, member: str) -> bool:
         """Worth waiting for. Who failed last time must be quick."""

@@ -77,6 +77,8 @@ class Wire(BaseModel):
     group: str
     members: tuple[str, ...]
     """The sender has rank 0, the i-th member rank i + 1."""
+    base: int
+    """The version that all of them hold, to which a difference may come; -1 if there is none, and the parcel comes whole."""
 
 
 class Begin(_OfPush):

@@ -112,6 +112,19 @@ class Layout:
         return sum(size_of(spec) for spec in self.specs)
 
     @cached_property
+    def places(self) -> Mapping[str, Sequence[tuple[int, Slice]]]:
+        """By parameter: what of it lies where, and in which parcel."""
+        places: dict[str, list[tuple[int, Slice]]] = {spec.name: [] for spec in self.specs}
+        for number, parcel in enumerate(self.parcels):
+            for each in parcel.slices:
+                places[each.box.name].append((number, each))
+        return places
+
+    @cached_property
+    def spec_of(self) -> Mapping[str, ParameterSpec]:
+        return {spec.name: spec for spec in self.specs}
+
+    @cached_property
     def digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.to_json())
 

@@ -33,7 +33,6 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
-    Backend,
     Begin,
     Cancel,
     Failed,
@@ -216,7 +215,8 @@ class WeightSender:
         """Send, and wait for everybody's report; give up at the first sign that something is broken."""
         members, parcels = list(ready), len(self._depot.layout.parcels)
         # Those who read in place may well share the learner's GPU.
-        backend = await self._backend_for([each for each in members if len(ready[each].by_memory) < parcels])
+        grouped = [each for each in members if len(ready[each].by_memory) < parcels]
+        backend = backend_among([gpu_of(self._device), *self._membership.gpus_of(grouped)])
         wires = self._cohorts.wires(parcels, ready, backend)
         begin = Begin(
             fence=self._fence,
@@ -234,14 +234,13 @@ class WeightSender:
                 group=wire.group,
                 size=len(wire.members) + 1,
                 backend=backend,
-                base=self._cohorts.base_of(wire, ready),
+                base=wire.base,
             )
             for wire in wires
         ]
         try:
             async with asyncio.TaskGroup() as both:
                 # Who reads in place breaks nothing for others.
-                grouped = {member for wire in wires for member in wire.members}
                 watch = both.create_task(self._raise_when_broken(grouped), name="weight-push-failures")
                 if errands:
                     await in_daemon_thread(lambda: self._depot.deliver(errands, released), name="weight-delivery")
@@ -250,10 +249,6 @@ class WeightSender:
                 watch.cancel()
         except* WireError as broken:
             _log.info("a weight push broke", generation=self._generation, reason=str(broken.exceptions[0]))
-
-    async def _backend_for(self, cohort: Sequence[str]) -> Backend:
-        members = await self._board.members()
-        return backend_among([gpu_of(self._device), *(member.gpu for member in members if member.id in cohort)])
 
     async def _raise_when_broken(self, grouped: Collection[str]) -> None:
         hearing = self._hearing

@@ -260,7 +260,7 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
     async with running(fits), asyncio.TaskGroup() as group:
         refusing = group.create_task(refusal_of(stranger, raises=False))
-        while [member.catches_up for member in await board.members()] != ["", ""]:
+        while [member.catches_up for member in await board.members()] != ["", ""]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         async with sending(board, wire, weights(0)) as sender:
             assert set(await sender.needed(1)) == {"fits", "stranger"}
