@@ -119,9 +119,11 @@ def main() -> None:
         print(f"\na model, not a measurement: {cost.explained()}")
         figures |= found | cost.figures()
     if not args.no_decoding:
-        found = in_flight_figures(args.rounds)
+        found = in_flight_figures(args.rounds, MEMORY)
         show("while an engine decodes", found)
-        figures |= found
+        over_gloo = {f"{name}_gloo": value for name, value in in_flight_figures(args.rounds, GLOO).items()}
+        show("the same over gloo", over_gloo)
+        figures |= found | over_gloo
     if args.deltas is not None:
         from weights_parts.delta_figures import delta_figures
 

@@ -1,7 +1,9 @@
 """What an engine that decodes feels of pushes from another process: its throughput, and how long a flip holds it up.
 
 A window is the same work every time, a batch of generations of fixed length: without pushes, with one every second, and with
-one after the other. Engine and learner have one thread each; the learner's also does what packing and sending take.
+one after the other. What a push costs while it is on its way is taken from the windows with one every second: the rate of
+steps from the order to pack until the flip, whose pause is given apart, beside the rate in between, so that a machine whose
+speed drifts says nothing wrong. Engine and learner have one thread each; the learner's also does what packing and sending take.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from rollout_workers.inference.engine import MegatronEngine
 from weights_parts.learner import learner
 from weights_parts.pipe_board import PipeBoard
 
-WIRE = WireConfig()
 BATCH, TOKENS = 48, 64
 EVERY_S = 1.0
 SHAPE = ModelShape(
@@ -57,8 +58,10 @@ class Spell:
     def seconds(self) -> float:
         return self.stop - self.start
 
-    def meets(self, other: Spell) -> bool:
-        return self.start < other.stop and other.start < self.stop
+    def within(self, others: Sequence[Spell]) -> float:
+        """Which part of it."""
+        shared = sum(max(0.0, min(self.stop, other.stop) - max(self.start, other.start)) for other in others)
+        return shared / self.seconds
 
 
 class TimedCore(EngineCore):
@@ -118,6 +121,7 @@ class Decoding:
         return seconds
 
     async def _push_on(self, every_s: float) -> None:
+        await asyncio.sleep(every_s / 2)  # the first steps read the prompts, and take longer
         while True:
             pace = asyncio.create_task(asyncio.sleep(every_s))
             await self.pushed()
@@ -132,13 +136,13 @@ def _versions_of(answer: Completion) -> int:
     return len(spans)
 
 
-def in_flight_figures(rounds: int) -> dict[str, float]:
-    return asyncio.run(_figures(rounds))
+def in_flight_figures(rounds: int, wire: WireConfig) -> dict[str, float]:
+    return asyncio.run(_figures(rounds, wire))
 
 
-async def _figures(rounds: int) -> dict[str, float]:
+async def _figures(rounds: int, wire: WireConfig) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
-    async with _decoding() as decoding:
+    async with _decoding(wire) as decoding:
         core = decoding.core
         for number in range(-1, rounds):
             core.steps.clear()
@@ -147,13 +151,13 @@ async def _figures(rounds: int) -> dict[str, float]:
             for spells in (core.steps, core.pauses, decoding.pushes):
                 spells.clear()
             paced_s = await decoding.window(EVERY_S)
-            beside = [step.seconds for step in core.steps if any(step.meets(push) for push in decoding.pushes)]
+            during = _during(core.steps, decoding.pushes, core.pauses)
             pauses = [pause.seconds for pause in core.pauses]
             unpaced_s = await decoding.window(0.0)
             if number >= 0:  # the first round warms everything up
+                found["in_flight_throughput_during_pushes"].append(during)
                 found["in_flight_throughput"].append(quiet_s / paced_s)
                 found["in_flight_throughput_back_to_back"].append(quiet_s / unpaced_s)
-                found["step_beside_push"].append(statistics.fmean(beside) / step_s)
                 found["flip_pause_vs_step"].append(statistics.fmean(pauses) / step_s)
                 found["flip_pause_ms"].append(1e3 * statistics.fmean(pauses))
                 found["push_ms"].append(1e3 * statistics.fmean(push.seconds for push in decoding.pushes))
@@ -163,8 +167,18 @@ async def _figures(rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()} | {"versions_in_one_generation": versions}
 
 
+def _during(steps: Sequence[Spell], pushes: Sequence[Spell], pauses: Sequence[Spell]) -> float:
+    """The rate of steps while a push is on its way, beside the rate in between."""
+    first, last = pushes[0].start, pushes[-1].stop
+    meanwhile = [step for step in steps if first - EVERY_S / 2 < step.start and step.stop < last + EVERY_S / 2]
+    beside = sum(step.within(pushes) for step in meanwhile)
+    pushing_s, paused_s = (sum(spell.seconds for spell in spells) for spells in (pushes, pauses))
+    between_s = meanwhile[-1].stop - meanwhile[0].start - pushing_s
+    return (beside / (pushing_s - paused_s)) / ((len(meanwhile) - beside) / between_s)
+
+
 @asynccontextmanager
-async def _decoding() -> AsyncIterator[Decoding]:
+async def _decoding(wire: WireConfig) -> AsyncIterator[Decoding]:
     ours, theirs = multiprocessing.Pipe()
     cores: list[TimedCore] = []
 
@@ -178,13 +192,13 @@ async def _decoding() -> AsyncIterator[Decoding]:
         device=torch.device("cpu"), seed=0, core=build,
     )  # fmt: skip
     async with engine:
-        process = multiprocessing.get_context("spawn").Process(target=_learn, args=(theirs, engine.specs), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(target=_learn, args=(theirs, engine.specs, wire), daemon=True)
         process.start()
         try:
             board = PipeBoard(ours)
             decoding = Decoding(engine, cores[0], board)
             member = Member(id="worker", host="localhost", version=-1, device="cpu")
-            receiver = WeightReceiver(board, member, engine.specs, WIRE, lease_s=60)
+            receiver = WeightReceiver(board, member, engine.specs, wire, lease_s=60)
             async with asyncio.TaskGroup() as services:
                 following = [
                     services.create_task(board.listen()),
@@ -201,15 +215,15 @@ async def _decoding() -> AsyncIterator[Decoding]:
             process.join()
 
 
-def _learn(pipe: Connection, specs: Sequence[ParameterSpec]) -> None:
+def _learn(pipe: Connection, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     torch.set_num_threads(1)
-    asyncio.run(_push_when_wanted(pipe, specs))
+    asyncio.run(_push_when_wanted(pipe, specs, wire))
 
 
-async def _push_when_wanted(pipe: Connection, specs: Sequence[ParameterSpec]) -> None:
+async def _push_when_wanted(pipe: Connection, specs: Sequence[ParameterSpec], wire: WireConfig) -> None:
     weights = {spec.name: torch.randn(spec.shape).to(getattr(torch, spec.dtype)) / 30 for spec in specs}
     board = PipeBoard(pipe)
-    async with learner(board, WIRE, weights) as end:
+    async with learner(board, wire, weights) as end:
         keep_pauses_short()
         served = 0
         while True:

@@ -10,9 +10,8 @@ from typing import Any
 from trials import Played
 
 SLACK_S = 1.0
-"""What a broken push may take beyond one operation timeout."""
-PUSH_S = 1.0
-"""What the push itself may take on top, beside the time that the learner's process waits for a turn on the machine's cores."""
+"""What a broken push may take beyond one operation timeout, beside the time that the learner's process waits for a turn on the
+machine's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class Round:
 
 
 def bound(operation_s: float) -> float:
-    return operation_s + SLACK_S + PUSH_S
+    return operation_s + SLACK_S
 
 
 def too_long(rounds: Sequence[Round], operation_s: float) -> list[str]:
@@ -55,9 +54,7 @@ def table(rounds: Sequence[Round], *, command: str, operation_s: float) -> str:
     versions, pause = sum(each.versions for each in rounds), max(each.pause_s for each in rounds)
     lines += ["", f"{versions} versions, {sum(each.samples for each in rounds)} changes of what a worker served"]
     lines += [f"longest pause between two sampled tokens of a worker that was not stopped: {pause:.2f} s"]
-    lines += [
-        f"bound on a stall, beside lateness: {operation_s:g} s (operation timeout) + {SLACK_S:g} s + {PUSH_S:g} s (the push)"
-    ]
+    lines += [f"bound on a stall, beside lateness: {operation_s:g} s (operation timeout) + {SLACK_S:g} s"]
     lines += [f"violations: {len(found)}", *(f"VIOLATION {each}" for each in found)]
     return "\n".join([*lines, f"again: {command}"])
 

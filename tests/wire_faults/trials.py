@@ -166,6 +166,8 @@ async def _a_stranger(stage: Stage, luck: random.Random) -> str:
     await _others_go_on(stage)
     if any(fact.who == "stranger" and fact.what == "serves" and fact.more["version"] >= 0 for fact in stage.facts[since:]):
         raise NeverHappened("the worker with another model was refused: it served")
+    if any("stranger" in fact.more["dropped"] for fact in stage.facts[since:] if fact.what == "live" and fact.who == "learner"):
+        raise NeverHappened("the worker with another model was refused before it said hello: it was offered a version")
     return "hello"
 
 
