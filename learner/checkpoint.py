@@ -23,8 +23,9 @@ from torch import Tensor
 
 from async_rl.checkpoint_draft import Draft
 from async_rl.checkpoint_files import FileFacts, file_of
-from async_rl.errors import CheckpointError, ServiceStopped
+from async_rl.errors import CheckpointError
 from async_rl.megatron.parallel import GROUP_TIMEOUT
+from learner.peers import naming_lost_peers
 
 _ROOM = 1024
 """Bytes that one rank says to the others at a time."""
@@ -107,10 +108,8 @@ class CheckpointWriter:
         assert packed is not None
         own = torch.frombuffer(bytearray(packed.ljust(_ROOM, _NOTHING)), dtype=torch.uint8)
         heard = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        try:
+        with naming_lost_peers():
             dist.all_gather(heard, own, group=self._group)
-        except RuntimeError as error:
-            raise ServiceStopped(f"learner rank {dist.get_rank()} hears no more of the others: {error}") from error
         return [msgpack.unpackb(each.numpy().tobytes().rstrip(_NOTHING)) for each in heard]
 
 

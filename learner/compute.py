@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -13,12 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import TypeAdapter
 
 from async_rl.config import Config
+from async_rl.errors import ServiceStopped
 from async_rl.model_shape import ModelShape
 from async_rl.transport.depot import Depot
 from async_rl.types import BufferPosition
 from learner.batch import PackedBatch
 from learner.checkpoint import Written
 from learner.objective import Objective
+from learner.peers import naming_lost_peers
 from learner.progress import Progress
 from learner.ranks import Crew
 from learner.step import StepResult
@@ -59,7 +61,7 @@ class Compute:
                 folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
                 yield cls(crew, thread, folder=folder, keep=keep, life=life)
             finally:
-                await loop.run_in_executor(thread, crew.stop)
+                await loop.run_in_executor(thread, _stop, crew)
 
     @property
     def device(self) -> str:
@@ -119,7 +121,12 @@ class Compute:
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
-        call = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+        def run() -> T:
+            with naming_lost_peers():
+                return function(*args, **kwargs)
+
+        call = asyncio.get_running_loop().run_in_executor(self._thread, run)
         cancelled: asyncio.CancelledError | None = None
         while not call.done():
             try:
@@ -131,6 +138,11 @@ class Compute:
                 call.exception()  # looked at, so that nobody reports it as forgotten
             raise cancelled
         return call.result()
+
+
+def _stop(crew: Crew) -> None:
+    with suppress(ServiceStopped), naming_lost_peers():  # whoever is gone need not be told
+        crew.stop()
 
 
 async def _awaited(result: Awaitable[None]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from async_rl.checkpoint_files import Damaged, candidates
 from async_rl.config import Config
-from async_rl.errors import CheckpointError, ServiceStopped
+from async_rl.errors import CheckpointError
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters import specs
@@ -42,6 +42,7 @@ from learner.joining import join
 from learner.keeping import Keeping, all_succeeded
 from learner.model import TrainingModel
 from learner.objective import Objective
+from learner.peers import naming_lost_peers
 from learner.rank_trainer import RankTrainer
 from learner.roster import assemble
 from learner.step import StepResult
@@ -177,7 +178,8 @@ def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hand = _Hand(config, objective, shape)
     try:
-        _obey(hand)
+        with naming_lost_peers():
+            _obey(hand)
     finally:
         hand.close_depot()
     hand.close()
@@ -282,10 +284,7 @@ def _send(order: Order, told: object = None) -> None:
 
 def _receive() -> tuple[Order, Any]:
     header = torch.zeros(2, dtype=torch.int64)
-    try:
-        dist.broadcast(header, src=0)
-        payload = torch.empty(int(header[1]), dtype=torch.uint8)
-        dist.broadcast(payload, src=0)
-    except RuntimeError as error:
-        raise ServiceStopped(f"learner rank {dist.get_rank()} hears no more of rank 0: {error}") from error
+    dist.broadcast(header, src=0)
+    payload = torch.empty(int(header[1]), dtype=torch.uint8)
+    dist.broadcast(payload, src=0)
     return Order(int(header[0])), msgpack.unpackb(payload.numpy().tobytes())

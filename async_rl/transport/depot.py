@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
+from async_rl.failpoints import define, failpoint
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.courier import Courier
@@ -38,6 +39,8 @@ from async_rl.transport.outbox import Outbox
 from async_rl.transport.plan import Box, Layout, lay_out
 from async_rl.transport.serving import Serving
 from async_rl.types import VersionRecord
+
+define("wire.errand")
 
 _LOOK_UP = timedelta(seconds=2)
 """How long a rank waits for an errand before it looks whether it should end."""
@@ -205,6 +208,7 @@ class Depot:
             number += 1
 
     def _report(self, number: int, errand: Job) -> None:
+        failpoint("wire.errand")
         problem = ""
         try:
             self._run(errand, self._closed)

@@ -12,6 +12,8 @@ import pytest
 from run_history import check, last_step, lives
 from run_processes import audit, pid_of, program, read_config, redis_pid, until, write_config
 
+from async_rl.failpoints import ORDERS
+
 HANGS_AT = 17
 """With 2 groups per step and 6 slots, the ticket of task 17 is issued at a version from 6 to 8. While it hangs, the learner
 goes on for two steps and then waits for it: after step 8, 9 or 10, so always between the checkpoints of steps 6 and 12."""
@@ -49,6 +51,26 @@ def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path:
     assert said["stats"]["reserved"] == 0
     assert "worker-0 was ended by SIGKILL; restarting" in run.output
     assert "learner was ended by SIGKILL; restarting" in run.output
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ORDERS, "wire.errand:6")  # of each life; rank 0 has no errands
+    path = write_config(
+        tmp_path,
+        "half-a-learner",
+        wire={"shared_memory": False, "operation_timeout_s": 2},
+        learner={"steps": 8, "checkpoint_every": 2, "parallel": {"tensor": 2, "processes": 2}},
+    )
+    config = read_config(path)
+    with program(tmp_path, "run", "@", path) as run:
+        assert run.exit_code() == 0, run.output
+    assert "learner exited with code 137; restarting" in run.output
+    assert len(lives(config)) == 2
+    check(config, steps=8)
+    assert audit(tmp_path, path)["clean"]
     assert "Traceback" not in run.output
 
 
