@@ -31,6 +31,11 @@ from async_rl.transport.messages import Backend
 _DEPTH = 3
 """Transfers under way at once, each over a connection of its own where gloo carries them: one alone does not fill the way."""
 
+_SMALL = 8
+"""Members, with the sender, of a group that has so many connections for each pair. In larger ones a pair has one: gloo connects
+everybody with everybody before anything can be sent, and a tree of receivers keeps the way filled.
+"""
+
 _WATCHDOG = timedelta(days=1)
 """NCCL's own watchdog takes the whole process down when it fires; our deadlines are shorter and abort only the group."""
 
@@ -193,7 +198,8 @@ def _gloo(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> ProcessGroupGloo:
     # Everybody answered the roll call, so the mesh is a matter of milliseconds; and closing the store does not end this wait.
     options._timeout = timedelta(seconds=timeouts.operation_s)
     # gloo takes them in turn. Each has connections, and a thread that serves them, of its own.
-    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_address()) for _ in range(_DEPTH)]
+    connections = _DEPTH if seat.size <= _SMALL else 1
+    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_address()) for _ in range(connections)]
     options._threads = _DEPTH
     store = PrefixStore(seat.group, meeting.store)
     return _built_within(timeouts.operation_s, lambda: ProcessGroupGloo(store, seat.rank, seat.size, options))

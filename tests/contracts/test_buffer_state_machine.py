@@ -66,7 +66,7 @@ def test_the_memory_buffer_keeps_its_promises():
 
 def test_a_server_keeps_its_promises_also_when_it_is_set_back(server_urls: list[str]):
     for url in server_urls:
-        play(life(lambda url=url: on_server(url)), examples=80, steps=25)
+        play(life(lambda url=url: on_server(url)), examples=40, steps=25)
 
 
 @pytest.mark.slow

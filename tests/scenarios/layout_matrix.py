@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,16 @@ CASES = {
 }
 
 
-def every_case(root: Path, process: int) -> None:
+FEW = {name: case for name, case in CASES.items() if case.ranks == 2} | {
+    name: CASES[name] for name in ("tensor_pipeline", "context_sequence", "experts_sequence_data")
+}
+"""Each way to divide, and some of their combinations."""
+
+
+def every_case(cases: Mapping[str, Case], root: Path, process: int) -> None:
     """Cases of two ranks go to the first and the second half of the processes, in turn."""
     halves = 0
-    for name, case in CASES.items():
+    for name, case in cases.items():
         mine = True
         if case.ranks < PROCESSES:
             mine, halves = process // case.ranks == halves % 2, halves + 1
@@ -93,4 +100,4 @@ def play(folder: Path, under: Config, rank: int, ranks: int) -> None:
 
 if __name__ == "__main__":
     with boundary("rank"):
-        every_case(Path(sys.argv[2]), int(sys.argv[3]))
+        every_case({"few": FEW, "all": CASES}[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]))

@@ -9,18 +9,22 @@ import torch
 from safetensors.torch import load_file
 
 from learner.ranks import Crew
-from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, OBJECTIVE, PROCESSES, STEPS
+from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.scenarios.learner_rank import config, run_ranks, shape, train
 
 pytestmark = pytest.mark.timeout(600)
 Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("matrix")
-    for rank in run_ranks("", root, module="tests.scenarios.layout_matrix", ranks=PROCESSES, timeout_s=500):
+def play(which: str, root: Path) -> None:
+    for rank in run_ranks(which, root, module="tests.scenarios.layout_matrix", ranks=PROCESSES, timeout_s=500):
         assert rank.returncode == 0, rank.stderr
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("matrix")
+    play("few", root)
     return root
 
 
@@ -48,10 +52,21 @@ def expect_same(found: Trained, expected: Trained) -> None:
         torch.testing.assert_close(found[1][name], tensor, atol=1e-5, rtol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_losses_gradients_and_weights_are_those_of_one_process(divided: Path, single: dict[str, Trained], name: str) -> None:
-    rows, weights = json.loads((divided / name / "rows.json").read_text()), load_file(divided / name / "weights.safetensors")
+def check(name: str, root: Path, single: dict[str, Trained]) -> None:
+    rows, weights = json.loads((root / name / "rows.json").read_text()), load_file(root / name / "weights.safetensors")
     expect_same((rows, weights), single["dense" if CASES[name].model is DENSE else "experts"])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_losses_gradients_and_weights_are_those_of_one_process(few: Path, single: dict[str, Trained], name: str) -> None:
+    check(name, few, single)
+
+
+@pytest.mark.slow
+def test_every_combination(tmp_path: Path, single: dict[str, Trained]) -> None:
+    play("all", tmp_path)
+    for name in CASES:
+        check(name, tmp_path, single)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

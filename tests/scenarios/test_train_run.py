@@ -36,6 +36,7 @@ def checkpointed(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_it_ends_like_an_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_section = {"name": "it", "folder": str(tmp_path / "runs")}
     learner = {"steps": NEVER, "checkpoint_every": 2}

@@ -14,6 +14,8 @@ from stage import NeverHappened, Stage
 WORKERS = ("w0", "w1", "w2")
 STORM = 20
 STORM_S = 10.0
+STORM_TICK_S = 0.25
+"""Each of a crowd looks at its weights less often, or looking would be all that this machine does."""
 _TRANSFER_S = 0.03
 """About as long as a push takes here: strikes after "begin" fall anywhere in it, and some after it."""
 
@@ -143,7 +145,7 @@ async def _storm(stage: Stage, luck: random.Random) -> str:
 
     async def join(name: str) -> None:
         await asyncio.sleep(luck.uniform(0, STORM_S))
-        await stage.start(name, "worker")
+        await stage.start(name, "worker", tick_s=STORM_TICK_S)
 
     async with asyncio.TaskGroup() as joining:
         for name in names:

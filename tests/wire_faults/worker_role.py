@@ -28,8 +28,9 @@ LEASE_S = 4.0
 class Engine:
     """Samples all the time, and tells the stage whenever what it samples from is something else than before."""
 
-    def __init__(self, name: str, tensors: Mapping[str, torch.Tensor], fate: Fate) -> None:
+    def __init__(self, name: str, tensors: Mapping[str, torch.Tensor], fate: Fate, tick_s: float) -> None:
         self._name = name
+        self._tick_s = tick_s
         self._tensors = {key: tensor.clone() for key, tensor in tensors.items()}
         self._fate = fate
         self._version = -1
@@ -47,7 +48,7 @@ class Engine:
         """Service."""
         seen, last, longest = (-1, ""), time.monotonic(), 0.0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._tick_s)
             async with self._between_tokens:
                 found = (self._version, digest_of(self._tensors) if self._version >= 0 else "")
             longest = max(longest, time.monotonic() - last)
@@ -57,17 +58,17 @@ class Engine:
                 seen, longest = found, 0.0
 
 
-def main(*, name: str, url: str, run: str, wire: dict[str, Any], other_model: bool = False) -> None:
+def main(*, name: str, url: str, run: str, wire: dict[str, Any], other_model: bool = False, tick_s: float = TICK_S) -> None:
     tensors = weights(seed=0, rows=ROWS)
     if other_model:
         tensors["layers.0.norm"] = torch.zeros(65)
-    asyncio.run(_live(name, url, run, WireConfig(**wire), tensors))
+    asyncio.run(_live(name, url, run, WireConfig(**wire), tensors, tick_s))
 
 
-async def _live(name: str, url: str, run: str, wire: WireConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+async def _live(name: str, url: str, run: str, wire: WireConfig, tensors: Mapping[str, torch.Tensor], tick_s: float) -> None:
     stop = drain_on_signals()
     fate = Fate(name)
-    engine = Engine(name, tensors, fate)
+    engine = Engine(name, tensors, fate, tick_s)
     member = Member(id=name, host="localhost", version=-1, device="cpu")
     async with board_of(url, run) as board:
         receiver = WeightReceiver(fate.watching(board), member, specs_of(tensors), wire, lease_s=LEASE_S)
