@@ -20,6 +20,8 @@ from async_rl.verb_line import Line, manual, read
 from buffer.embedded_server import EmbeddedServer
 
 HELP = ("-h", "--help")
+ALSO = ("env", "weights")
+"""Families of verbs that this process does besides its own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,7 +73,7 @@ async def _use_on_a_run(config: Config, line: Line) -> int:
 
 
 if __name__ == "__main__":
-    with boundary("buffer"):
+    with boundary(next((family for family in ALSO if sys.argv[1:2] == [family]), "buffer")):
         try:
             raise SystemExit(main(sys.argv[1:]))
         except BrokenPipeError:  # whoever read has seen enough, as in `buffer ls | head`

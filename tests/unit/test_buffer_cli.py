@@ -68,12 +68,15 @@ def test_the_server_dies_with_a_killed_supervisor_and_the_next_one_takes_over(co
         os.kill(int(line.rpartition("process ")[2].strip(")\n")), 0)
 
 
-@pytest.mark.parametrize("words", [["stat", "@", "x.yaml"], ["stats", "@", "missing.yaml"]], ids=["verb", "file"])
-def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str]):
-    result = buffer(*words)
+@pytest.mark.parametrize(
+    ("words", "family"),
+    [("stat @ x.yaml", "buffer"), ("stats @ missing.yaml", "buffer"), ("weights status @ missing.yaml", "weights")],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(words: str, family: str):
+    result = buffer(*words.split())
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
-    assert result.stderr.startswith("buffer: ")
+    assert result.stderr.startswith(f"{family}: ")
 
 
 def test_every_verb_is_listed_and_explains_itself():
