@@ -26,8 +26,10 @@ from learner.publish import Publisher
 from learner.push_policy import PushPolicy
 
 TICK_S = 0.02
-STEP_S = 0.1
-"""How long training a version would take."""
+STEP_S = (0.1, 0.5)
+"""How long training a version would take: twice as long as its push, within these bounds. A crowd that is pushed to all the time
+has no time left to answer in.
+"""
 
 
 def main(*, name: str, url: str, run: str, wire: dict[str, Any]) -> None:
@@ -115,7 +117,7 @@ async def _train(
             staged=pushed.report.staged,
             dropped=dict(pushed.report.dropped),
         )
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(min(max(2 * pushed.report.seconds, STEP_S[0]), STEP_S[1]))
 
 
 async def _hold(buffer: RedisBuffer, fence: int) -> None:
