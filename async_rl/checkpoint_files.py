@@ -168,9 +168,12 @@ def facts_of(path: Path) -> FileFacts:
     return FileFacts(bytes=size, xxh3=digest.hexdigest())
 
 
-def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0) -> None:
-    """All but the newest `keep`, and what this life has above `newest`: that was given up, because it was damaged."""
-    found = candidates(root)
+def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0, spared: str = "") -> None:
+    """All but the newest `keep`, and what this life has above `newest`: that was given up, because it was damaged.
+
+    `spared` names one that is still needed.
+    """
+    found = [checkpoint for checkpoint in candidates(root) if checkpoint.name != spared]
     above = [checkpoint for checkpoint in found if place_of(checkpoint) > (life, newest) and place_of(checkpoint)[0] == life]
     remove([*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep:]])
 

@@ -27,6 +27,7 @@ from async_rl.megatron.pieces import check_model, lacks_head, open_pieces
 from learner import training_state
 from learner.checkpoint import CheckpointWriter, Written
 from learner.model import TrainingModel, current_layout
+from learner.pin_file import PinFile
 
 log = structlog.get_logger()
 
@@ -49,9 +50,9 @@ class Keeping:
     ) -> Future[Written]:
         """Training may go on when this returns, and the checkpoint is durable when the future is done.
 
-        Then all but the newest `keep` are removed; those of a later `life` are newer, whatever their step. `extra` must fit
-        JSON, and like `confirm` counts on rank 0 alone. `confirm` is called, on another thread, when everything is written and
-        before it counts; if it raises, there is no checkpoint.
+        Then all but the newest `keep`, and one that is rolled back to, are removed; those of a later `life` are newer, whatever
+        their step. `extra` must fit JSON, and like `confirm` counts on rank 0 alone. `confirm` is called, on another thread,
+        when everything is written and before it counts; if it raises, there is no checkpoint.
         """
         draft, layout = Draft.of(folder, step, life), current_layout()
         facts = {name: training_state.facts_of(model) for name, model in self._models.items()}
@@ -59,7 +60,8 @@ class Keeping:
         def complete(files: dict[str, FileFacts]) -> None:
             confirm()
             draft.commit(Manifest(format=FORMAT, step=step, layout=layout, models=facts, files=files, extra=dict(extra)))
-            remove_superseded(folder, keep, newest=step, life=life)
+            pin = PinFile(folder.parent).read()
+            remove_superseded(folder, keep, newest=step, life=life, spared=pin.checkpoint if pin is not None else "")
 
         given = training_state.capture_random(dist.get_rank(), self._device)
         for name, model in self._models.items():

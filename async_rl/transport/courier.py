@@ -34,10 +34,12 @@ class Readiness:
         """The first question starts the compiler."""
         if not self._begun and codec.is_available():
             self._begun = True
-            Thread(target=self._compile, name="weight-delta", daemon=True).start()
+            Thread(target=self.compile, name="weight-delta", daemon=True).start()
         return self._compiled.is_set()
 
-    def _compile(self) -> None:
+    def compile(self) -> None:
+        """Takes seconds."""
+        self._begun = True
         for dtype in _SPARSE:
             codec.warm_up(dtype)
         self._compiled.set()

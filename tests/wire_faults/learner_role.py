@@ -27,8 +27,8 @@ from learner.push_policy import PushPolicy
 
 TICK_S = 0.02
 STEP_S = (0.1, 0.5)
-"""How long training a version would take: twice as long as its push, within these bounds. A crowd that is pushed to all the time
-has no time left to answer in.
+"""How long training a version would take: twice as long as its push, within these bounds. A crowd that is pushed to without a
+pause has no time left to answer in.
 """
 
 

@@ -21,6 +21,8 @@ from network import Network
 from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
 from async_rl.supervision.leaving import leave_at_once
+from async_rl.transport.courier import READINESS
+from async_rl.transport.delta import codec
 
 ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 
@@ -28,6 +30,8 @@ ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 def main() -> None:
     die_with_parent()
     torch.set_num_threads(1)
+    if codec.is_available():
+        READINESS.compile()  # once for all that are born here
     network = Network()
     names: dict[int, str] = {}
     wake, waker = os.pipe()
