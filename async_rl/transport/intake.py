@@ -28,7 +28,7 @@ from async_rl.transport.plan import CHUNK_BYTES, Layout, model_difference
 from async_rl.types import VersionRecord
 
 _READERS = min(4, cpu_count())
-"""Threads that verify a parcel where it lies: one reads at half the speed of the memory."""
+"""Threads that verify what lies on this machine: one reads at half the speed of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,10 +149,11 @@ class Intake:
         self._held = None
         own: dict[int, torch.Tensor] = {}
         work: list[Callable[[], None]] = []
+        readers = max(1, _READERS // max(1, len(expected.mapped)))
         for number in range(len(expected.packed)):
             if number in expected.mapped:
                 data = expected.mapped[number].data
-                work += [partial(_Check(expected, number, data).share, first) for first in range(_READERS)]
+                work += [partial(_Check(expected, number, data).share, first, readers) for first in range(readers)]
             else:
                 data = own[number] = self._memory(number, expected.layout)
                 check = _Check(expected, number, data)
@@ -232,9 +233,9 @@ class _Check:
             self._look_at(self._checked)
             self._checked += 1
 
-    def share(self, first: int) -> None:
-        """One of several readers of what is there already."""
-        for number in range(first, len(self._chunks), _READERS):
+    def share(self, first: int, readers: int) -> None:
+        """One reader's, of what is there already."""
+        for number in range(first, len(self._chunks), readers):
             self._look_at(number)
 
     def _look_at(self, number: int) -> None:
