@@ -121,6 +121,7 @@ def test_the_result_is_one_flat_object(gpu_check: ModuleType) -> None:
     assert "    | where" in list(gpu_check.lines_of(results[1]))
 
 
+@pytest.mark.slow  # `make gpu-check` is a part of CI
 def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> None:
     command = [
         BENCHMARKS / "gpu_check.py",
