@@ -22,6 +22,7 @@ from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.protocols import Board
 from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.transport.apart import Apart
 from async_rl.transport.cohorts import Cohorts
 from async_rl.transport.depot import Depot, Errand
 from async_rl.transport.gpus import backend_among, gpu_of
@@ -51,6 +52,9 @@ from async_rl.types import VersionRecord
 _GRACE_S = 0.5
 """Who has just spoken, or is not to be trusted, answers within this time or is not counted on: a living event loop needs
 milliseconds, however busy its threads are, and so does a way to the learner's store that is not cut."""
+
+_APART = 20
+"""Operation timeouts for which workers that could not be sent to together are sent to one by one."""
 
 _RECHECK_S = 5.0
 """How long `needed` trusts that every member in need has said so."""
@@ -84,6 +88,7 @@ class WeightSender:
         self._hearing = Hearing(board, self._membership)
         self._generation = 0
         self._cohorts = Cohorts(fence)
+        self._apart = Apart(_APART * wire.operation_timeout_s)
         self._pushing = asyncio.Lock()
         self._listening = asyncio.TaskGroup()
         self._shelf = Shelf(depot, wire.snapshot_every)
@@ -129,18 +134,22 @@ class WeightSender:
             self._cohorts.remember(record)
             staged: list[str] = []
             dropped: dict[str, str] = {}
-            cohorts = [await self.needy(record.version)]
-            trusted = {member for member in cohorts[0] if self._membership.is_trusted(member)}
+            divided: set[str] = set()
+            needy = await self.needy(record.version)
+            trusted = {member for member in needy if self._membership.is_trusted(member)}
+            cohorts = self._apart.cohorts(needy)
             while cohorts:
-                if not (cohort := cohorts.pop(0)):
-                    continue
-                outcome = await self._attempt(record, cohort, trusted)
+                cohort = cohorts.pop(0)
+                outcome = await self._attempt(record, cohort, trusted.intersection(cohort))
                 staged += outcome.staged
                 dropped |= outcome.dropped
-                # Whoever was lost explains why the others failed. If nobody was, one broke it for all: halves tell who.
-                middle = 0 if outcome.lost else len(outcome.victims) // 2
-                cohorts += [outcome.victims[:middle], outcome.victims[middle:]]
-                trusted = set()  # from here on everybody has just spoken
+                trusted.difference_update(cohort)  # they have just spoken
+                if outcome.lost and outcome.victims:  # that explains why the others failed
+                    cohorts.append(outcome.victims)
+                elif outcome.victims:
+                    divided.update(outcome.victims)
+                    cohorts += self._apart.divided(outcome.victims)
+            self._apart.learn(divided.intersection(staged))
             for member in staged:
                 self._membership.staged(member, record.version)
             for member in dropped:

@@ -64,7 +64,8 @@ def as_json(rounds: Sequence[Round], *, command: str, operation_s: float) -> dic
         "command": command,
         "operation_timeout_s": operation_s,
         "stall_bound_s": bound(operation_s),
-        "violations": [each for round_ in rounds for each in round_.violations] + too_long(rounds, operation_s),
+        "violations": [each for round_ in rounds for each in round_.violations],
+        "stalls_too_long": too_long(rounds, operation_s),
         "faults": [
             {
                 "over": over,

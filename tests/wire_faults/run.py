@@ -25,7 +25,7 @@ from audit import longest_pause, noise, violations  # noqa: E402
 from private_server import private_server  # noqa: E402
 from report import Round, as_json, table, too_long  # noqa: E402
 from stage import open_stage  # noqa: E402
-from trials import TRIALS, WORKERS, Played, play  # noqa: E402
+from trials import CUTS, TRIALS, WORKERS, Played, play  # noqa: E402
 
 from async_rl.config import WireConfig  # noqa: E402
 from async_rl.errors import boundary  # noqa: E402
@@ -88,7 +88,7 @@ async def _round(url: str, root: Path, over: str, deck: list[tuple[str, int]], *
         await stage.all_serve(0, *WORKERS, since=0)
         while deck and len(played) < TRIALS_PER_RUN and not (played and played[-1].problem):
             fault, trial = deck.pop()
-            if fault == "one-way cut" and not opened.more["can_cut"]:
+            if fault in CUTS and not opened.more["can_cut"]:
                 continue
             luck = random.Random(f"{seed}/{over}/{fault}/{trial}")
             played.append(await play(fault, stage, luck))

@@ -191,6 +191,26 @@ async def _cut_one_way(stage: Stage, luck: random.Random) -> str:
     return direction
 
 
+async def _two_that_cannot_meet(stage: Stage, luck: random.Random) -> str:
+    """Both reach the learner; there is no way between them."""
+    since = len(stage.facts)
+    for name in ("far", "away"):
+        await stage.start(name, "worker", remote=True)
+    await stage.all_serve(stage.live_version, "far", "away", since=since)
+    await _others_go_on(stage)
+    since = len(stage.facts)
+    await stage.all_serve(stage.live_version + 3, *WORKERS, "far", "away", since=since)
+    if (
+        slowest := max(fact.more["seconds"] for fact in stage.facts[since:] if fact.what == "live" and fact.who == "learner")
+    ) > 1:
+        raise NeverHappened(f"they were sent to apart from then on: a push took {slowest:.2f} s")
+    for name in ("far", "away"):
+        stage.signal(name, SIGTERM)
+        await _ends_well(stage, name)
+    await _others_go_on(stage, versions=1)
+    return "mesh"
+
+
 async def _ends_well(stage: Stage, name: str) -> None:
     try:
         code = await stage.ended(name, within_s=20)
@@ -215,4 +235,8 @@ TRIALS: Mapping[str, Trial] = {
     "storm": _storm,
     "stranger": _a_stranger,
     "one-way cut": _cut_one_way,
+    "no way between": _two_that_cannot_meet,
 }
+
+CUTS = ("one-way cut", "no way between")
+"""They need networks of their own."""
