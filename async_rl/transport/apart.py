@@ -10,21 +10,22 @@ _FEW = 8
 
 
 class Apart:
-    """Known from a push in which they failed together, nobody was to blame, and each was served when it was alone."""
+    """Known from a push in which they failed together, nobody was to blame, and each was served among others or alone."""
 
     def __init__(self, for_s: float) -> None:
-        """`for_s`: after so long they may try together again, which costs everybody a timeout if it was too soon."""
+        """`for_s`: after so long all may try together again, which costs everybody a timeout if it was too soon."""
         self._for_s = for_s
-        self._members: frozenset[str] = frozenset()
+        self._groups: list[frozenset[str]] = []
         self._until = 0.0
 
     def cohorts(self, members: Sequence[str]) -> list[list[str]]:
         """Whom to send to together."""
         if time.monotonic() > self._until:
-            self._members = frozenset()
-        together = [member for member in members if member not in self._members]
-        alone = [[member] for member in members if member in self._members]
-        return [together, *alone] if together else alone
+            self._groups = []
+        known = frozenset[str]().union(*self._groups)
+        cohorts = [[member for member in members if member not in known]]
+        cohorts += [[member for member in members if member in group] for group in self._groups]
+        return [cohort for cohort in cohorts if cohort]
 
     @staticmethod
     def divided(victims: Sequence[str]) -> list[list[str]]:
@@ -34,8 +35,9 @@ class Apart:
         middle = len(victims) // 2
         return [list(victims[:middle]), list(victims[middle:])]
 
-    def learn(self, served_alone: Collection[str]) -> None:
-        """Of a push in which victims were divided."""
-        if len(served_alone) > 1:
-            self._members |= frozenset(served_alone)
+    def learn(self, served: Collection[Collection[str]]) -> None:
+        """Who was served together, of those that were divided."""
+        if len(served) > 1:
+            new = frozenset[str]().union(*served)
+            self._groups = [*(group for group in self._groups if group.isdisjoint(new)), *map(frozenset, served)]
             self._until = time.monotonic() + self._for_s

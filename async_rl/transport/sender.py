@@ -54,7 +54,7 @@ _GRACE_S = 0.5
 milliseconds, however busy its threads are, and so does a way to the learner's store that is not cut."""
 
 _APART = 20
-"""Operation timeouts for which workers that could not be sent to together are sent to one by one."""
+"""Operation timeouts for which workers that could not be sent to together are sent to apart."""
 
 _RECHECK_S = 5.0
 """How long `needed` trusts that every member in need has said so."""
@@ -135,6 +135,7 @@ class WeightSender:
             staged: list[str] = []
             dropped: dict[str, str] = {}
             divided: set[str] = set()
+            served: list[list[str]] = []
             needy = await self.needy(record.version)
             trusted = {member for member in needy if self._membership.is_trusted(member)}
             cohorts = self._apart.cohorts(needy)
@@ -144,12 +145,14 @@ class WeightSender:
                 staged += outcome.staged
                 dropped |= outcome.dropped
                 trusted.difference_update(cohort)  # they have just spoken
+                if outcome.staged and divided.issuperset(cohort):
+                    served.append(outcome.staged)
                 if outcome.lost and outcome.victims:  # that explains why the others failed
                     cohorts.append(outcome.victims)
                 elif outcome.victims:
                     divided.update(outcome.victims)
                     cohorts += self._apart.divided(outcome.victims)
-            self._apart.learn(divided.intersection(staged))
+            self._apart.learn(served)
             for member in staged:
                 self._membership.staged(member, record.version)
             for member in dropped:
