@@ -232,6 +232,13 @@ def test_a_learner_that_slept_through_its_successors_beginning_spoils_no_checkpo
     assert [path.name for path in candidates(tmp_path)] == ["step-00000011-by-7"]
 
 
+def test_a_checkpoint_that_is_rolled_back_to_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        (tmp_path / f"step-{step:08}").mkdir()
+    remove_superseded(tmp_path, 2, newest=8, spared="step-00000002")
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000008", "step-00000006", "step-00000002"]
+
+
 def test_a_file_of_another_checkpoint_is_damage_too(tmp_path: Path) -> None:
     draft = Draft.of(tmp_path, 1)
     draft.open()
