@@ -79,7 +79,7 @@ async def board(redis_server: str, run_name: str) -> AsyncIterator[RedisBoard]:
 def wire(request: pytest.FixtureRequest) -> WireConfig:
     """In place on the same machine, and over a process group."""
     return WireConfig(
-        bucket_mb=0.25, operation_timeout_s=2.0, rendezvous_timeout_s=4.0, shared_memory=request.param == "memory"
+        bucket_mb=0.25, operation_timeout_s=20.0, rendezvous_timeout_s=20.0, shared_memory=request.param == "memory"
     )
 
 
@@ -205,6 +205,7 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
 
 
 async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: RedisBoard, wire: WireConfig) -> None:
+    wire = wire.model_copy(update={"operation_timeout_s": 2.0})
     worker = Worker(board, "w", weights(0), wire)
     old, new, stale = (weights(seed=seed) for seed in (1, 2, 3))
     async with running(worker), sending(board, wire, weights(0)) as first:
@@ -255,7 +256,6 @@ async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
 async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_refused_at_the_first_offer(
     board: RedisBoard, wire: WireConfig
 ) -> None:
-    wire = wire.model_copy(update={"operation_timeout_s": 60.0})
     pushed = weights(seed=1)
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
     async with running(fits), asyncio.TaskGroup() as group:
