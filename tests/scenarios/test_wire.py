@@ -243,7 +243,7 @@ async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | change, wire)
     async with sending(board, wire, weights(0)) as sender:
         with pytest.raises(FleetMismatch, match=says):
-            await refusal_of(stranger)
+            raise await refusal_of(stranger)
         async with running(fits):
             assert await sender.needed(1) == ["fits"]
             report = await sender.push(1, pushed)
@@ -259,7 +259,7 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
     pushed = weights(seed=1)
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
     async with running(fits), asyncio.TaskGroup() as group:
-        refusing = group.create_task(refusal_of(stranger, raises=False))
+        refusing = group.create_task(refusal_of(stranger))
         while [member.catches_up for member in await board.members()] != ["", ""]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         async with sending(board, wire, weights(0)) as sender:
@@ -274,14 +274,11 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
     assert stranger.served == []
 
 
-async def refusal_of(stranger: Worker, *, raises: bool = True) -> FleetMismatch:
-    try:
+async def refusal_of(stranger: Worker) -> FleetMismatch:
+    with pytest.raises(ExceptionGroup) as refused:
         await stranger.run()
-    except* FleetMismatch as group:
-        error = first_of_ours(group)
-        assert isinstance(error, FleetMismatch)
-    if raises:
-        raise error
+    error = first_of_ours(refused.value)
+    assert isinstance(error, FleetMismatch)
     return error
 
 
