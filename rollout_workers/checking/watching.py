@@ -40,6 +40,8 @@ def stalls_of(loop: asyncio.AbstractEventLoop) -> Generator[list[Stall]]:
             loop.call_soon_threadsafe(turned.set)
             if not turned.wait(STALL_S):
                 frame = sys._current_frames().get(owner)
+                if ended.is_set():  # the owner waits for this thread, and for nothing else
+                    return
                 place, once = _place(frame), _is_importing(frame)
                 while not (turned.wait(BEAT_S) or ended.is_set()):
                     pass
