@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 _FEW = 8
 """So many are sent to one by one rather than searched for who cannot meet whom, which would cost a timeout for each guess."""
+
+
+class Round:
+    """The cohorts of one push: who is still to be sent to, and who turned out to be served with whom."""
+
+    def __init__(self, cohorts: Sequence[Sequence[str]]) -> None:
+        self._waiting = [list(cohort) for cohort in cohorts if cohort]
+        self._divided: set[str] = set()
+        self.found: list[frozenset[str]] = []
+        """Who was served together, of those that were divided."""
+
+    def __iter__(self) -> Iterator[list[str]]:
+        while self._waiting:
+            yield self._waiting.pop(0)
+
+    def served(self, members: Collection[str]) -> None:
+        if members and self._divided.issuperset(members):
+            self.found.append(frozenset(members))
+
+    def again(self, members: Collection[str]) -> None:
+        """They failed because of somebody else."""
+        if members:
+            self._waiting.append(list(members))
+
+    def divide(self, members: Sequence[str]) -> None:
+        """They failed together, and nobody was to blame."""
+        self._divided.update(members)
+        middle = len(members) // 2
+        apart = [[member] for member in members] if len(members) <= _FEW else [members[:middle], members[middle:]]
+        self._waiting += map(list, apart)
 
 
 class Apart:
@@ -18,26 +48,17 @@ class Apart:
         self._groups: list[frozenset[str]] = []
         self._until = 0.0
 
-    def cohorts(self, members: Sequence[str]) -> list[list[str]]:
+    def round(self, members: Sequence[str]) -> Round:
         """Whom to send to together."""
         if time.monotonic() > self._until:
             self._groups = []
         known = frozenset[str]().union(*self._groups)
         cohorts = [[member for member in members if member not in known]]
-        cohorts += [[member for member in members if member in group] for group in self._groups]
-        return [cohort for cohort in cohorts if cohort]
+        return Round(cohorts + [[member for member in members if member in group] for group in self._groups])
 
-    @staticmethod
-    def divided(victims: Sequence[str]) -> list[list[str]]:
-        """They failed together: who goes on with whom."""
-        if len(victims) <= _FEW:
-            return [[member] for member in victims]
-        middle = len(victims) // 2
-        return [list(victims[:middle]), list(victims[middle:])]
-
-    def learn(self, served: Collection[Collection[str]]) -> None:
-        """Who was served together, of those that were divided."""
-        if len(served) > 1:
-            new = frozenset[str]().union(*served)
-            self._groups = [*(group for group in self._groups if group.isdisjoint(new)), *map(frozenset, served)]
+    def learn(self, found: Collection[frozenset[str]]) -> None:
+        """What a round found, once it is over."""
+        if len(found) > 1:
+            new = frozenset[str]().union(*found)
+            self._groups = [*(group for group in self._groups if group.isdisjoint(new)), *found]
             self._until = time.monotonic() + self._for_s

@@ -90,12 +90,19 @@ class Courier:
 
 
 def receive(
-    link: Link, data: torch.Tensor, cut: Sequence[Piece], *, base: int, is_base: bool, transfer_bytes: int, landed: Landed
+    link: Link,
+    data: torch.Tensor,
+    cut: Sequence[Piece],
+    *,
+    may_differ: bool,
+    holds_base: bool,
+    transfer_bytes: int,
+    landed: Landed,
 ) -> None:
-    """`base` is what the sender knows of; `is_base` says that `data` is what a difference may be made to."""
-    if base < 0 or _hear(link) == _WHOLE:
+    """`may_differ`: the sender was given a base, so it says first how the parcel travels. `holds_base`: `data` is that base."""
+    if not may_differ or _hear(link) == _WHOLE:
         receive_parcel(link, data, transfer_bytes, landed)
-    elif is_base:
+    elif holds_base:
         receive_difference(link, cut, data, landed)
     else:
         raise WireError("a difference arrived for a version that this worker does not hold")

@@ -136,8 +136,8 @@ class Intake:
                     link,
                     data,
                     sender.cut(number),
-                    base=wire.base,
-                    is_base=number in based,
+                    may_differ=wire.base >= 0,
+                    holds_base=number in based,
                     transfer_bytes=begin.transfer_bytes,
                     landed=landed,
                 )

@@ -134,25 +134,20 @@ class WeightSender:
             self._cohorts.remember(record)
             staged: list[str] = []
             dropped: dict[str, str] = {}
-            divided: set[str] = set()
-            served: list[list[str]] = []
             needy = await self.needy(record.version)
             trusted = {member for member in needy if self._membership.is_trusted(member)}
-            cohorts = self._apart.cohorts(needy)
-            while cohorts:
-                cohort = cohorts.pop(0)
+            cohorts = self._apart.round(needy)
+            for cohort in cohorts:
                 outcome = await self._attempt(record, cohort, trusted.intersection(cohort))
                 staged += outcome.staged
                 dropped |= outcome.dropped
                 trusted.difference_update(cohort)  # they have just spoken
-                if outcome.staged and divided.issuperset(cohort):
-                    served.append(outcome.staged)
-                if outcome.lost and outcome.victims:  # that explains why the others failed
-                    cohorts.append(outcome.victims)
-                elif outcome.victims:
-                    divided.update(outcome.victims)
-                    cohorts += self._apart.divided(outcome.victims)
-            self._apart.learn(served)
+                cohorts.served(outcome.staged)
+                if outcome.lost:  # that explains why the others failed
+                    cohorts.again(outcome.victims)
+                else:
+                    cohorts.divide(outcome.victims)
+            self._apart.learn(cohorts.found)
             for member in staged:
                 self._membership.staged(member, record.version)
             for member in dropped:
