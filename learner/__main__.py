@@ -30,23 +30,23 @@ from async_rl.transport.sender import WeightSender
 from buffer import open_archive, open_board, open_buffer
 from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
-from learner.compute import Compute
-from learner.cost import cost_of
-from learner.evaluations import Evaluations
+from learner.batches.cost import cost_of
 from learner.feed import Feed
-from learner.fleet_metrics import FleetMetrics
-from learner.journal import Journal
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import Objective, load_objective
 from learner.priorities import load_priority, weigh
 from learner.progress import Progress
-from learner.publish import Publisher
-from learner.push_policy import PushPolicy
-from learner.ranks import follow
-from learner.report import Reporter
-from learner.roster import check_needs
+from learner.ranks.compute import Compute
+from learner.ranks.crew import follow
+from learner.ranks.roster import check_needs
+from learner.reporting.evaluations import Evaluations
+from learner.reporting.fleet_metrics import FleetMetrics
+from learner.reporting.journal import Journal
+from learner.reporting.report import Reporter
+from learner.versions.publish import Publisher
+from learner.versions.push_policy import PushPolicy
+from learner.versions.requests import WeightRequests
 from learner.watch import Watch
-from learner.weight_requests import WeightRequests
 
 ARCHIVE_DRAIN_S = 30.0
 """For what is left at the end; more waits in the buffer for the next life of the run."""

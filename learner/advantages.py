@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from learner.gae import gae, whiten
+from learner.credit.gae import gae, whiten
 
 __all__ = ["gae", "group_advantages", "overlong_penalty", "whiten", "whiten_rollouts"]
 

@@ -12,8 +12,8 @@ from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import TakenGroup
-from learner.batch import PackedBatch, pack_batch
-from learner.cost import TYPICAL, Cost
+from learner.batches.batch import PackedBatch, pack_batch
+from learner.batches.cost import TYPICAL, Cost
 from learner.objective import Objective
 
 PATIENCE_S = 5.0

@@ -24,12 +24,12 @@ from async_rl.errors import Diverged
 from async_rl.failpoints import define, failpoint
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import VersionRecord
-from learner.batch import PackedBatch
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.saves import Saver, Saves
 from learner.feed import Feed, Meal
 from learner.progress import Progress
-from learner.publish import Publisher, Rollback
-from learner.saves import Saver, Saves
 from learner.step import StepResult
+from learner.versions.publish import Publisher, Rollback
 
 define("learner.trained", "learner.issued", "learner.recorded", "learner.offered")
 

@@ -28,18 +28,18 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from async_rl.training_config import DpoConfig
-from learner.aggregation import Normaliser, StepCounts, count, token_shares
-from learner.corrections import correction_weights
-from learner.diagnostics import measure, policy_metrics
-from learner.loss_choices import TokenMean
-from learner.loss_config import PolicyLossConfig, ValueLossConfig
-from learner.loss_reports import DPO, REWARD_MODEL, SFT, VALUE, dpo_metrics, reward_model_metrics, sft_metrics, value_metrics
-from learner.ratios import kl_penalty, loglinear_proximal
-from learner.segments import Segments
-from learner.surrogates import token_losses
-from learner.tokens import Tokens
-from learner.totals import Totals
-from learner.trust import trusted, vetoed
+from learner.loss.aggregation import Normaliser, StepCounts, count, token_shares
+from learner.loss.choices import TokenMean
+from learner.loss.config import PolicyLossConfig, ValueLossConfig
+from learner.loss.corrections import correction_weights
+from learner.loss.diagnostics import measure, policy_metrics
+from learner.loss.ratios import kl_penalty, loglinear_proximal
+from learner.loss.reports import DPO, REWARD_MODEL, SFT, VALUE, dpo_metrics, reward_model_metrics, sft_metrics, value_metrics
+from learner.loss.segments import Segments
+from learner.loss.surrogates import token_losses
+from learner.loss.tokens import Tokens
+from learner.loss.totals import Totals
+from learner.loss.trust import trusted, vetoed
 
 __all__ = [
     "DpoConfig", "Loss", "PolicyLossConfig", "StepCounts", "ValueLossConfig",

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, InstanceOf, NonNegativeFloat, model_valida
 from async_rl.config_files import load_file, shipped_configs
 from async_rl.errors import ConfigError
 from async_rl.references import load_reference
-from learner.credit_config import (
+from learner.credit.config import (
     Advantages,
     DistillationAdvantages,
     GaeAdvantages,
@@ -21,10 +21,10 @@ from learner.credit_config import (
     ReturnAdvantages,
     RewardConfig,
 )
-from learner.loss_choices import Choice
-from learner.loss_config import PolicyLossConfig, ValueLossConfig
+from learner.loss.choices import Choice
+from learner.loss.config import PolicyLossConfig, ValueLossConfig
+from learner.loss.own import OwnLoss
 from learner.losses import Loss, policy_loss
-from learner.own_loss import OwnLoss
 
 
 def _own_loss(given: object) -> OwnLoss:
@@ -64,7 +64,7 @@ class Objective(Choice):
 
     @property
     def has_token_advantages(self) -> bool:
-        """They are made where the rows are trained, not before packing: learner/token_credit.py."""
+        """They are made where the rows are trained, not before packing: learner/credit/tokens.py."""
         return not isinstance(self.advantages, GroupAdvantages)
 
     @property

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.errors import ConfigError
-from learner.best_fit import Int64s, best_fit, descending, fewest_bins
-from learner.cost import TYPICAL, Cost
-from learner.lock_step import by_cost, even, rows_alike
+from learner.batches.best_fit import Int64s, best_fit, descending, fewest_bins
+from learner.batches.cost import TYPICAL, Cost
+from learner.batches.lock_step import by_cost, even, rows_alike
 
 Bins = list[list[int]]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from async_rl.megatron import host
 from async_rl.megatron.compat import PackedSeqParams, parallel_state
 from async_rl.megatron.model import forward_packed
+from learner.loss.totals import Names, Totals
 from learner.model import TrainingModel
-from learner.totals import Names, Totals
 
 with host.quiet():
     from megatron.core.pipeline_parallel import get_forward_backward_func

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.value_head import split
-from learner.aggregation import StepCounts
-from learner.loss_config import ValueLossConfig
-from learner.loss_reports import VALUE, value_metrics
+from learner.batches.rows import Row
+from learner.loss.aggregation import StepCounts
+from learner.loss.config import ValueLossConfig
+from learner.loss.reports import VALUE, value_metrics
+from learner.loss.totals import Names, Totals
 from learner.losses import value_loss
 from learner.policy_update import PolicyUpdate
-from learner.rows import Row
-from learner.totals import Names, Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,8 +14,8 @@ from types import FrameType
 def drain_on_signals() -> asyncio.Event:
     """An event that the first signal sets; the next signal ends the process. For the main thread, inside its loop.
 
-    The handlers are the interpreter's rather than the loop's, so that the second signal also ends a process whose loop
-    is stuck.
+    The handlers are the interpreter's rather than the loop's, and are gone after the first signal: so the second one ends
+    a process whatever it is stuck in.
     """
     loop = asyncio.get_running_loop()
     draining = asyncio.Event()
@@ -36,14 +36,16 @@ def drain_flag() -> threading.Event:
 
 
 def _on_first_signal(ask: Callable[[], None]) -> None:
-    seen = 0
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            os._exit(128 + number)
+    def first(_number: int, _frame: FrameType | None) -> None:
+        # A container's first process is shielded from the signals that it does not handle.
+        install(signal.SIG_DFL if os.getpid() > 1 else second)
         ask()
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    def second(number: int, _frame: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    def install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    install(first)

@@ -15,10 +15,10 @@ from async_rl.megatron.parameters import table
 from async_rl.model_shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
-from learner import training_state
-from learner.batch import PackedBatch, pack_batch
+from learner.batches.batch import PackedBatch, pack_batch
+from learner.checkpoints import training_state
 from learner.objective import Objective
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 
 REINFORCE = Objective.model_validate(
     {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}

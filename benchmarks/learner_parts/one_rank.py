@@ -16,12 +16,12 @@ from async_rl.model_shape import ModelShape
 from async_rl.transport.depot import Depot, agree_on_layout
 from async_rl.transport.meeting import Meeting
 from async_rl.types import TakenGroup
-from learner.batch import pack_batch, shard_from_bytes, shard_to_bytes
-from learner.cost import cost_of
-from learner.joining import join
+from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
+from learner.batches.cost import cost_of
 from learner.objective import Objective
-from learner.rank_trainer import RankTrainer
-from learner.roster import assemble
+from learner.ranks.joining import join
+from learner.ranks.roster import assemble
+from learner.ranks.trainer import RankTrainer
 from learner_parts.stopwatch import Stopwatch, WatchedModel
 
 PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "weights")

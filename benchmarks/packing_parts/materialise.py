@@ -8,8 +8,8 @@ from dataclasses import fields
 import numpy as np
 
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.batch import PackedBatch, pack_batch
-from learner.bins import Bin
+from learner.batches.batch import PackedBatch, pack_batch
+from learner.batches.bins import Bin
 from learner.objective import Objective
 from packing_parts.measure import CAPACITY, Lengths
 

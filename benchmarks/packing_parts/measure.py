@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from learner.best_fit import fewest_bins
-from learner.cost import TYPICAL
+from learner.batches.best_fit import fewest_bins
+from learner.batches.cost import TYPICAL
 from learner.packing import Bins
 
 CAPACITY = 32768

@@ -13,7 +13,7 @@ from typing import Any
 
 from rivals import virtual_env
 
-from learner.cost import TYPICAL
+from learner.batches.cost import TYPICAL
 from learner.packing import Bins, plan
 from packing_parts import textbook
 from packing_parts.measure import CAPACITY, Lengths, dealt

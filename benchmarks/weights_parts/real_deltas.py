@@ -26,11 +26,11 @@ from async_rl.megatron import parallel
 from async_rl.model_shape import ModelShape, model_shape
 from async_rl.tokenizers import open_tokenizer
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, spans_of
-from learner.batch import pack_batch, shard_from_bytes, shard_to_bytes
-from learner.joining import join
+from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import load_objective
-from learner.rank_trainer import RankTrainer
-from learner.roster import assemble
+from learner.ranks.joining import join
+from learner.ranks.roster import assemble
+from learner.ranks.trainer import RankTrainer
 from rollout_workers.inference.engine import MegatronEngine
 
 CPU = torch.device("cpu")

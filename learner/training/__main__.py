@@ -22,8 +22,8 @@ from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.training_config import TrainingConfig
 from async_rl.training_verbs import load_described
-from learner.joining import join
-from learner.keeping import Keeping
+from learner.checkpoints.keeping import Keeping
+from learner.ranks.joining import join
 from learner.training.examples import Compared, Reader, Said
 from learner.training.keeper import Keeper, Progress
 from learner.training.models import Builder, check

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from async_rl.checkpoint_files import candidates
 from async_rl.errors import CheckpointError
-from learner.checkpoint import Written
-from learner.keeping import Keeping
+from learner.checkpoints.keeping import Keeping
+from learner.checkpoints.writing import Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ import torch
 from async_rl.megatron import parallel
 from async_rl.model_shape import ModelShape
 from async_rl.training_config import Distillation, DpoTraining, TrainingConfig
+from learner.checkpoints.origins import Origin
 from learner.model import FrozenModel, TrainingModel, thrift_of
-from learner.origins import Origin
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
 
 

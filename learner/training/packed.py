@@ -1,4 +1,4 @@
-"""Examples to packed rows, everything aligned to the position that predicts, as in learner/batch.py."""
+"""Examples to packed rows, everything aligned to the position that predicts, as in learner/batches/batch.py."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.model_shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 
 ANSWER = 3
 PROMPTS = 4

@@ -23,9 +23,9 @@ from async_rl.megatron import parallel
 from async_rl.megatron.parameters import table
 from async_rl.model_shape import ModelShape, model_shape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.batch import PackedBatch, pack_batch
+from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks import Crew, follow
+from learner.ranks.crew import Crew, follow
 
 CPU = torch.device("cpu")
 VOCABULARY = 21

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from async_rl.config import Config
 from async_rl.errors import boundary
-from learner.batch import PackedBatch, pack_batch
+from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks import Crew, follow
+from learner.ranks.crew import Crew, follow
 from tests.scenarios.learner_rank import config, meet, shape, taken_groups
 
 EVERYTHING = Objective.model_validate(

@@ -13,7 +13,7 @@ from typing import Any
 from async_rl.checkpoint_files import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
-from learner.ranks import Crew, follow
+from learner.ranks.crew import Crew, follow
 from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
 
 SAVED_AT, STEPS = 3, 5

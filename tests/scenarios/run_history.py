@@ -15,7 +15,7 @@ from typing import Any
 
 from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.config import Config
-from learner.compute import POSITION
+from learner.ranks.compute import POSITION
 
 
 @dataclass(frozen=True, kw_only=True)

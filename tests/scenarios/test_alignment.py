@@ -18,9 +18,9 @@ from async_rl.model_shape import model_shape
 from async_rl.protocols import EpisodeContext
 from async_rl.tokenizers import open_tokenizer
 from async_rl.types import RolloutGroup, TakenGroup, Ticket
-from learner.batch import Bin, pack_batch
+from learner.batches.batch import Bin, pack_batch
 from learner.objective import load_objective
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from rollout_workers.agents import RewardOnlyAgent
 from rollout_workers.environments.counting import Counting
 from rollout_workers.environments.guess_number import GuessNumber

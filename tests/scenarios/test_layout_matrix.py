@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.scenarios.learner_rank import config, run_ranks, shape, train
 

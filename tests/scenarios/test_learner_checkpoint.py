@@ -25,9 +25,9 @@ from async_rl.checkpoint_files import (
 )
 from async_rl.errors import CheckpointError, FenceLost
 from async_rl.megatron.checkpoint_weights import load_checkpoint, save_checkpoint
-from learner.keeping import Keeping
+from learner.checkpoints.keeping import Keeping
 from learner.model import TrainingModel
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, batch, config, shape, train
 
 

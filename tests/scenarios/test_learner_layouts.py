@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.megatron.checkpoint_weights import load_checkpoint
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, run_ranks, shape, train
 
 

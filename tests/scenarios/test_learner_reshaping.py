@@ -13,7 +13,7 @@ from torch import Tensor
 from async_rl.checkpoint_files import POLICY, WEIGHT, candidates, read_manifest
 from async_rl.megatron.parameter_table import table
 from async_rl.megatron.pieces import Stretch, open_pieces
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, run_ranks, shape, train
 from tests.scenarios.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
 

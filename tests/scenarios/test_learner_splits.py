@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from async_rl.megatron import parallel
-from learner.batch import Bin, Minibatch, PackedBatch, pack_batch
+from learner.batches.batch import Bin, Minibatch, PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from learner.step import StepResult
 from tests.scenarios.learner_rank import CPU, OBJECTIVE, VOCABULARY, config, shape, taken_groups
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from async_rl.megatron.model import forward_packed, pack
 from async_rl.megatron.parameters import bare
 from async_rl.types import Status
-from learner.batch import PackedBatch, pack_batch
+from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 from tests.scenarios.ppo_stage import SHARED, learner_config
 

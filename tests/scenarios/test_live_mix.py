@@ -19,7 +19,7 @@ from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import BufferPosition, VersionRecord
 from buffer.memory_board import MemoryBoard
 from buffer.memory_buffer import MemoryBuffer
-from learner.fleet_metrics import FleetMetrics
+from learner.reporting.fleet_metrics import FleetMetrics
 from rollout_workers.tasks import TaskMix
 from rollout_workers.worker import Worker
 

@@ -25,7 +25,7 @@ from async_rl.verb_line import read
 from learner.models.__main__ import main
 from learner.models.memory import Division, bytes_of
 from learner.objective import load_objective
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, config, shape
 from tests.scenarios.small_models import write_folder
 

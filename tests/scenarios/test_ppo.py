@@ -15,7 +15,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters import bare
 from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
-from learner.ranks import Crew
+from learner.ranks.crew import Crew
 from tests.scenarios.learner_rank import CPU, VOCABULARY, run_ranks, shape, taken_groups
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
 

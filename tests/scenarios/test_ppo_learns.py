@@ -18,10 +18,10 @@ from async_rl.megatron.hf_export import Beside, write_folder
 from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters import gather_full
 from async_rl.model_folder import written_config
-from learner.batch import pack_batch
+from learner.batches.batch import pack_batch
 from learner.objective import Objective, load_objective
-from learner.ranks import Crew
-from learner.roster import assemble, check_needs
+from learner.ranks.crew import Crew
+from learner.ranks.roster import assemble, check_needs
 from learner.step import StepResult
 from tests.scenarios.bandits import Bandits, share_right
 from tests.scenarios.learner_rank import CPU, shape

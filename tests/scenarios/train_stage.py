@@ -19,8 +19,8 @@ from async_rl.model_shape import model_shape
 from async_rl.rendering import Manner
 from async_rl.tokenizers import open_tokenizer
 from async_rl.training_config import METHODS, Method, TrainingConfig
-from learner.joining import join
-from learner.keeping import Keeping
+from learner.checkpoints.keeping import Keeping
+from learner.ranks.joining import join
 from learner.training.examples import Compared, Reader, Said
 from learner.training.keeper import Keeper, Progress
 from learner.training.models import Builder

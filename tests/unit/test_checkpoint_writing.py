@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from async_rl.checkpoint_draft import Draft, write_tensors
 from async_rl.checkpoint_files import facts_of, file_of
 from async_rl.megatron import parallel
-from learner.checkpoint import CheckpointWriter
+from learner.checkpoints.writing import CheckpointWriter
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
 from async_rl.types import VersionRecord
 from buffer.memory_board import MemoryBoard
 from buffer.memory_buffer import MemoryBuffer
-from learner.evaluations import Evaluations
+from learner.reporting.evaluations import Evaluations
 
 
 @asynccontextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.journal import Journal
 from learner.loop import Progress
+from learner.reporting.journal import Journal
 
 
 def test_versions_go_on_above_the_highest_that_anybody_may_have_seen(tmp_path: Path):

@@ -18,15 +18,15 @@ from async_rl.replay_protocol import BufferStats, CommitResult
 from async_rl.transport.sender import PushReport
 from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.memory_buffer import MemoryBuffer
-from learner.batch import PackedBatch
-from learner.checkpoint import Written
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.writing import Written
 from learner.feed import Feed
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import load_objective
 from learner.progress import Progress
-from learner.publish import Publisher
-from learner.push_policy import PushPolicy
 from learner.step import StepResult
+from learner.versions.publish import Publisher
+from learner.versions.push_policy import PushPolicy
 
 sys.path.append(str(Path(__file__).parents[1] / "contracts"))
 from groups import group

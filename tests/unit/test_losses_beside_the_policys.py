@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from async_rl.telemetry import find_metric
-from learner.gae import distillation_advantages
+from learner.credit.gae import distillation_advantages
+from learner.loss.totals import Totals
 from learner.losses import (
     DpoConfig,
     Loss,
@@ -27,7 +28,6 @@ from learner.losses import (
     sft_loss,
     value_loss,
 )
-from learner.totals import Totals
 
 
 def doubles(*numbers: float) -> Tensor:

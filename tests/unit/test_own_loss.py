@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from async_rl.errors import ConfigError
-from learner.loss_config import PolicyLossConfig
+from learner.loss.config import PolicyLossConfig
+from learner.loss.own import OwnLoss
 from learner.losses import Loss, StepCounts, count, policy_loss, sft_loss
 from learner.objective import Objective
-from learner.own_loss import OwnLoss
 
 
 def given() -> dict[str, Any]:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from async_rl.errors import ConfigError
 from async_rl.model_shape import Experts, ModelShape
-from learner.best_fit import best_fit, brackets, fewest_bins
-from learner.cost import Cost, cost_of
-from learner.lock_step import even, pour
+from learner.batches.best_fit import best_fit, brackets, fewest_bins
+from learner.batches.cost import Cost, cost_of
+from learner.batches.lock_step import even, pour
 from learner.packing import plan
 
 KINDS = ["lognormal", "uniform", "bimodal"]

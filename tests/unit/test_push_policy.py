@@ -14,13 +14,13 @@ from test_loop import STEPS, Trainer, a_loop
 from async_rl.config import Config
 from async_rl.types import BufferPosition
 from buffer.memory_buffer import MemoryBuffer
-from learner.batch import PackedBatch
-from learner.checkpoint import Written
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.writing import Written
 from learner.loop import Stepped
 from learner.progress import Progress
-from learner.publish import Publisher, Rollback
-from learner.push_policy import PushPolicy
 from learner.step import StepResult
+from learner.versions.publish import Publisher, Rollback
+from learner.versions.push_policy import PushPolicy
 
 EVERY_STEP = PushPolicy()
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

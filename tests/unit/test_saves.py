@@ -13,8 +13,8 @@ from async_rl.errors import CheckpointError, FenceLost, first_of_ours
 from async_rl.telemetry.table import find_metric
 from async_rl.types import BufferPosition
 from buffer.memory_buffer import MemoryBuffer
-from learner.batch import PackedBatch
-from learner.checkpoint import Written
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.writing import Written
 from learner.loop import Stepped
 from learner.progress import Progress
 from learner.step import StepResult

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -318,7 +318,7 @@ async def test_a_killed_worker_returns_under_another_pid(tmp_path: Path) -> None
 # -- signals and stalls ---------------------------------------------------------------------------------------------
 
 DRAINS = """\
-import asyncio, sys, time
+import asyncio, ctypes, sys, time
 from async_rl.supervision import drain_on_signals
 async def main():
     stop = drain_on_signals()
@@ -327,6 +327,8 @@ async def main():
     print("draining", flush=True)
     if sys.argv[1] == "stuck":
         time.sleep(600)
+    if sys.argv[1] == "stuck with the interpreter's lock":
+        ctypes.PyDLL(None).sleep(600)
 asyncio.run(main())
 """
 
@@ -338,20 +340,25 @@ def test_the_first_signal_drains(number: signal.Signals) -> None:
         assert process.wait(30) == 0
 
 
-def test_the_second_signal_ends_even_a_stuck_process() -> None:
-    with drainer("stuck") as process:
+@pytest.mark.parametrize("how", ["stuck", "stuck with the interpreter's lock"])
+def test_the_second_signal_ends_even_a_stuck_process(how: str) -> None:
+    with drainer(how) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
         assert process.stdout.readline() == b"draining\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(30) == -signal.SIGTERM
 
 
-def drainer(how: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", DRAINS, how], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process
+@contextmanager
+def drainer(how: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", DRAINS, how], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_a_stuck_loop_is_shown_where_it_is_stuck() -> None:

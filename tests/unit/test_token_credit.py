@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import pack_batch
+from learner.batches.batch import pack_batch
+from learner.batches.rows import Row
+from learner.credit.tokens import with_token_credit
 from learner.objective import Objective
-from learner.rows import Row
-from learner.token_credit import with_token_credit
 from tests.unit.test_batch import rollout, sample, taken
 
 MASK = [0, 1, 1, 0, 1, 0]

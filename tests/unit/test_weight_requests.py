@@ -23,11 +23,11 @@ from async_rl.types import VersionRecord
 from buffer.__main__ import main
 from buffer.memory_board import MemoryBoard
 from buffer.memory_buffer import MemoryBuffer
-from learner.pin_file import PinFile
 from learner.progress import Progress
-from learner.publish import Publisher, Rollback
-from learner.push_policy import PushPolicy
-from learner.weight_requests import WeightRequests
+from learner.versions.pin_file import PinFile
+from learner.versions.publish import Publisher, Rollback
+from learner.versions.push_policy import PushPolicy
+from learner.versions.requests import WeightRequests
 
 SLOW = PushPolicy(every_steps=100, most_steps=100)
 

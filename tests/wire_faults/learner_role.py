@@ -22,8 +22,8 @@ from async_rl.transport.sender import WeightSender
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer
 from buffer.redis_buffer import RedisBuffer
-from learner.publish import Publisher
-from learner.push_policy import PushPolicy
+from learner.versions.publish import Publisher
+from learner.versions.push_policy import PushPolicy
 
 TICK_S = 0.02
 STEP_S = (0.1, 0.5)

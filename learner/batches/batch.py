@@ -1,0 +1,187 @@
+"""Groups to packed batches: who is trained, what the steps divide by, and which rank runs which bins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from async_rl.types import TakenGroup
+from learner.batches.bins import Bin, Source, fill, from_buffer, to_buffers
+from learner.batches.cost import TYPICAL, Cost
+from learner.credit.rollouts import credit
+from learner.losses import StepCounts
+from learner.objective import Objective
+from learner.packing import Bins, plan
+
+__all__ = ["Bin", "Minibatch", "PackedBatch", "Portion", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Portion:
+    """What one data-parallel rank trains in one optimizer update."""
+
+    bins: tuple[Bin, ...]
+    counts: StepCounts
+    """Of the whole update, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minibatch:
+    """One optimizer update: a list of bins for every data-parallel rank, all of the same length."""
+
+    shards: tuple[tuple[Bin, ...], ...]
+    counts: StepCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """One step, ready to run: the updates that its groups are divided into."""
+
+    minibatches: tuple[Minibatch, ...]
+    metrics: Mapping[str, float]
+    """How much there is to learn from, and how well the bins are filled."""
+    magnitudes: tuple[float, ...]
+    """Mean |advantage| of each group's rollouts."""
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.minibatches[0].shards)
+
+
+def pack_batch(
+    groups: Sequence[TakenGroup],
+    *,
+    objective: Objective,
+    capacity: int,
+    num_shards: int = 1,
+    minibatches: int = 1,
+    multiple: int = 1,
+    bins_multiple: int = 1,
+    cost: Cost = TYPICAL,
+) -> PackedBatch:
+    """The last three as in `plan`."""
+    rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
+    worth = credit(groups, objective)
+    sources = [
+        Source(
+            sample=sample,
+            trained=trained,
+            advantage=float(worth.advantages[index]),
+            reward=float(worth.rewards[index]),
+            version=groups[place].version_at_take,
+            group=place,
+        )
+        for index, (place, rollout) in enumerate(rollouts)
+        if worth.is_trained[index]
+        for sample in rollout.samples
+        if (trained := int(np.count_nonzero(sample.loss_mask[1:])))
+    ]
+
+    def schedule(lengths: Sequence[int]) -> list[Bins]:
+        planned = plan(lengths, capacity, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
+        # every rank runs at least one backward pass, because the others wait for it there
+        return [bins if bins else [[] for _ in range(bins_multiple)] for bins in planned]
+
+    # whole groups stay together: some losses average over the tokens of a group
+    updates = min(minibatches, max(len(groups), 1))
+    portions = [[each for each in sources if each.group * updates // len(groups) == update] for update in range(updates)]
+    made = tuple(
+        Minibatch(shards=fill(portion, schedule([len(each.sample) for each in portion])), counts=_count(portion))
+        for portion in portions
+    )
+    owners = np.array([place for place, _ in rollouts], np.int64)
+    magnitudes = tuple(float(np.abs(worth.advantages[owners == place]).mean()) for place in range(len(groups)))
+    return PackedBatch(minibatches=made, metrics=_describe(worth.advantages, made, capacity, cost), magnitudes=magnitudes)
+
+
+def _count(sources: Sequence[Source]) -> StepCounts:
+    groups, owner = np.unique(np.array([each.group for each in sources], np.int64), return_inverse=True)
+    group_tokens = np.zeros(len(groups), np.int64)
+    np.add.at(group_tokens, owner, [each.trained for each in sources])
+    return StepCounts(
+        tokens=int(group_tokens.sum()),
+        sequences=len(sources),
+        groups=torch.from_numpy(groups),
+        group_tokens=torch.from_numpy(group_tokens),
+    )
+
+
+# -- metrics ------------------------------------------------------------------------------------------------------------
+
+
+def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], capacity: int, cost: Cost) -> dict[str, float]:
+    tokens = np.concatenate([_of_bins(each, lambda bin_: len(bin_.token_ids)) for each in made], axis=1)
+    costs = np.concatenate([_of_bins(each, lambda bin_: cost.of(np.diff(bin_.cu_seqlens)).sum()) for each in made], axis=1)
+    per_shard = tokens.sum(axis=1)
+    return {
+        "batch/advantage_abs": float(np.abs(advantages).mean()) if len(advantages) else 0.0,
+        "batch/no_signal_frac": float((advantages == 0).mean()) if len(advantages) else 0.0,
+        "batch/sequences": float(sum(each.counts.sequences for each in made)),
+        "batch/trained_tokens": float(sum(each.counts.tokens for each in made)),
+        "batch/tokens": float(tokens.sum()),
+        "batch/bins": float(tokens.size),
+        "batch/fill": float(tokens.sum() / (tokens.size * capacity)),
+        "batch/imbalance": float(per_shard.max() / max(per_shard.mean(), 1.0)),
+        "batch/lock_step": float(costs.max(axis=0).sum() / max(costs.mean(axis=0).sum(), 1.0)),
+    }
+
+
+def _of_bins(minibatch: Minibatch, measure: Callable[[Bin], float]) -> npt.NDArray[np.float64]:
+    """[shards, bins]"""
+    return np.array([[measure(each) for each in bins] for bins in minibatch.shards], np.float64)
+
+
+# -- one shard as bytes, for the ranks that train it -----------------------------------------------------------------------
+
+
+_ALIGNMENT = 8
+"""Of columns on the wire."""
+
+
+def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
+    """The length of a header, the header, and every update's columns: what is large is copied once."""
+    header: list[dict[str, Any]] = []
+    columns: list[memoryview | bytes] = []
+    for minibatch in batch.minibatches:
+        bins, counts = minibatch.shards[shard], minibatch.counts
+        buffers = to_buffers(bins)
+        padding = bytes(-sum(each.nbytes for each in buffers) % _ALIGNMENT)
+        columns += [*buffers, padding]
+        header.append(
+            {
+                "bytes": sum(each.nbytes for each in buffers) + len(padding),
+                "bin_tokens": [len(each.token_ids) for each in bins],
+                "bin_sequences": [len(each.group_ids) for each in bins],
+                "tokens": counts.tokens,
+                "sequences": counts.sequences,
+                "groups": counts.groups.tolist(),
+                "group_tokens": counts.group_tokens.tolist(),
+            }
+        )
+    packed = msgpack.packb(header)
+    assert packed is not None
+    return b"".join([len(packed).to_bytes(_ALIGNMENT, "little"), packed, bytes(-len(packed) % _ALIGNMENT), *columns])
+
+
+def shard_from_bytes(payload: bytes) -> tuple[Portion, ...]:
+    size = int.from_bytes(payload[:_ALIGNMENT], "little")
+    header: list[dict[str, Any]] = msgpack.unpackb(payload[_ALIGNMENT : _ALIGNMENT + size])
+    rest = memoryview(payload)[_ALIGNMENT + size + -size % _ALIGNMENT :]
+    portions: list[Portion] = []
+    for update in header:
+        counts = StepCounts(
+            tokens=update["tokens"],
+            sequences=update["sequences"],
+            groups=torch.tensor(update["groups"], dtype=torch.int64),
+            group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
+        )
+        bins = from_buffer(rest, update["bin_tokens"], update["bin_sequences"])
+        portions.append(Portion(bins=bins, counts=counts))
+        rest = rest[update["bytes"] :]
+    return tuple(portions)

@@ -1,0 +1,85 @@
+"""A packed bin on the device of the rank that computes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from async_rl.megatron.compat import PackedSeqParams
+from async_rl.megatron.model import packed_params
+from learner.batches.batch import Bin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """[T] tokens in [S] sequences, as in Bin. What is None has not been computed, or nobody asked for it."""
+
+    token_ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    mask: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    rewards: Tensor
+    ages: Tensor
+    cu_seqlens: Tensor
+    group_ids: Tensor
+    packing: PackedSeqParams
+    proximal: Tensor | None = None
+    """Log-probabilities of the targets under the policy before the step's first update."""
+    reference: Tensor | None = None
+    """The same under the reference policy."""
+    teacher: Tensor | None = None
+    """The same under the teacher."""
+    values: Tensor | None = None
+    """The critic's, before the step's first update."""
+    returns: Tensor | None = None
+
+    @staticmethod
+    def on_device(source: Bin, device: torch.device) -> Row:
+        if len(source.token_ids) == 0:
+            source = _FILLER
+
+        def moved(array: np.ndarray) -> Tensor:
+            # the copy makes it writable, which torch insists on
+            return torch.from_numpy(array.copy()).to(device, non_blocking=True)
+
+        cu_seqlens = moved(source.cu_seqlens)
+        return Row(
+            token_ids=moved(source.token_ids).long(),
+            positions=moved(source.positions).long(),
+            targets=moved(source.targets).long(),
+            mask=moved(source.mask),
+            behaviour=moved(source.behaviour),
+            advantages=moved(source.advantages),
+            rewards=moved(source.rewards),
+            ages=moved(source.ages),
+            cu_seqlens=cu_seqlens,
+            group_ids=moved(source.group_ids).long(),
+            packing=packed_params(cu_seqlens, int(np.diff(source.cu_seqlens).max())),
+        )
+
+    def emptied(self) -> Row:
+        """A row that nobody trains on, with all the columns that this one has."""
+        nothing = Row.on_device(_FILLER, self.mask.device)
+        more = {name: self.behaviour.new_zeros(1) for name in _COMPUTED if getattr(self, name) is not None}
+        return replace(nothing, **more)
+
+
+_COMPUTED = ("proximal", "reference", "teacher", "values", "returns")
+_FILLER = Bin(
+    token_ids=np.zeros(1, np.int32),
+    positions=np.zeros(1, np.int32),
+    targets=np.zeros(1, np.int32),
+    mask=np.zeros(1, np.uint8),
+    behaviour=np.zeros(1, np.float32),
+    advantages=np.zeros(1, np.float32),
+    rewards=np.zeros(1, np.float32),
+    ages=np.zeros(1, np.int32),
+    cu_seqlens=np.array([0, 1], np.int32),
+    group_ids=np.zeros(1, np.int32),
+)
+"""Stands in for an empty bin: one token that nobody trains on, because layers refuse rows without any."""

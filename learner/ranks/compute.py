@@ -1,0 +1,149 @@
+"""The crew on its thread: what the loop awaits. The CUDA device is per thread, so all of torch happens on this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import TypeAdapter
+
+from async_rl.config import Config
+from async_rl.errors import ServiceStopped
+from async_rl.model_shape import ModelShape
+from async_rl.transport.depot import Depot
+from async_rl.types import BufferPosition
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.writing import Written
+from learner.objective import Objective
+from learner.progress import Progress
+from learner.ranks.crew import Crew
+from learner.ranks.peers import naming_lost_peers
+from learner.step import StepResult
+
+POSITION = TypeAdapter(BufferPosition)
+"""As a checkpoint's JSON."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What the newest checkpoint says of itself."""
+
+    step: int
+    position: BufferPosition | None
+    """None of a model that was imported: no buffer has anything to do with it."""
+
+
+class Compute:
+    def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
+        self._crew, self._thread = crew, thread
+        self._folder, self._keep, self._life = folder, keep, life
+        self.learning_rate_scale = 1.0
+        """What the schedule's learning rate is multiplied with."""
+        self.beside: dict[str, Any] = {}
+        """What checkpoints carry for others."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: Config, objective: Objective, shape: ModelShape, *, life: int) -> AsyncIterator[Compute]:
+        """`life` tells this learner's checkpoints from those of learners before it: its fence."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
+            loop = asyncio.get_running_loop()
+            crew = await loop.run_in_executor(thread, Crew, config, objective, shape)
+            try:
+                folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
+                yield cls(crew, thread, folder=folder, keep=keep, life=life)
+            finally:
+                await loop.run_in_executor(thread, _stop, crew)
+
+    @property
+    def device(self) -> str:
+        return str(self._crew.device)
+
+    @property
+    def num_shards(self) -> int:
+        return self._crew.num_shards
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        return await self._call(self._crew.step, batch, learning_rate_scale=self.learning_rate_scale)
+
+    async def open_depot(self) -> Depot:
+        """Where versions leave from."""
+        return await self._call(self._crew.open_depot)
+
+    async def pack(self, version: int, keep: Collection[int]) -> str:
+        """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""
+        return await self._call(self._crew.pack, version, keep)
+
+    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        """The same with the weights of a checkpoint; None when it cannot be read."""
+        return await self._call(self._crew.pack_stored, version, keep, checkpoint)
+
+    async def save(
+        self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
+    ) -> Awaitable[Written]:
+        """`still_ours` is asked when everything is written and nothing valid yet: a learner that slept through its
+        successor's beginning must not leave it a checkpoint of another life.
+        """
+        loop = asyncio.get_running_loop()
+
+        def confirm() -> None:
+            asyncio.run_coroutine_threadsafe(_awaited(still_ours()), loop).result()
+
+        extra = {
+            "step": progress.step,
+            "version": progress.version,
+            "timeline": progress.timeline,
+            "fence": self._life,
+            "position": POSITION.dump_python(position, mode="json"),
+            "beside": dict(self.beside),
+        }
+        how = {"step": progress.step, "extra": extra, "keep": self._keep, "life": self._life, "confirm": confirm}
+        return asyncio.wrap_future(await self._call(lambda: self._crew.save(self._folder, **how)))
+
+    async def load(self) -> Resumed | None:
+        extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)
+        if extra is None:
+            return None
+        position = POSITION.validate_python(extra["position"]) if "position" in extra else None
+        self.beside = dict(extra.get("beside", {}))
+        return Resumed(step=extra.get("step", 0), position=position)
+
+    async def idle(self) -> None:
+        await self._call(self._crew.idle)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
+
+        def run() -> T:
+            with naming_lost_peers():
+                return function(*args, **kwargs)
+
+        call = asyncio.get_running_loop().run_in_executor(self._thread, run)
+        cancelled: asyncio.CancelledError | None = None
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError as error:  # every task group around us may send its own
+                cancelled = error
+        if cancelled is not None:
+            if not call.cancelled():
+                call.exception()  # looked at, so that nobody reports it as forgotten
+            raise cancelled
+        return call.result()
+
+
+def _stop(crew: Crew) -> None:
+    with suppress(ServiceStopped), naming_lost_peers():  # whoever is gone need not be told
+        crew.stop()
+
+
+async def _awaited(result: Awaitable[None]) -> None:
+    await result

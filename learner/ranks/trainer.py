@@ -1,0 +1,129 @@
+"""What one rank does with its part of a step: ask the models that know something of its rows, then update.
+
+rows ──ask──▶ proximal, values, reference, teacher ──▶ advantages ──▶ for each epoch, for each minibatch: update ──▶ result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from async_rl.config import Config
+from async_rl.learner_config import SharedCritic
+from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.parallel import data_group
+from async_rl.megatron.value_head import split
+from learner.batches.batch import Portion
+from learner.batches.rows import Row
+from learner.credit.tokens import with_token_credit
+from learner.losses import StepCounts
+from learner.model import TrainingModel
+from learner.objective import Objective
+from learner.policy_update import PolicyUpdate, Reader
+from learner.ranks.roster import Roster
+from learner.step import StepResult, Update, judge, look, update
+from learner.value_update import SharedUpdate, ValueUpdate
+
+
+class RankTrainer:
+    def __init__(self, roster: Roster, objective: Objective, config: Config):
+        self._roster, self._objective = roster, objective
+        self._epochs, self._critic = config.batch.epochs, config.learner.critic
+        self._measures_entropy = config.learner.measure_entropy
+        self._read = Reader(vocab_size=roster.policy.shape.vocab_size, sampling=config.sampling)
+
+    @property
+    def models(self) -> Mapping[str, TrainingModel]:
+        """All that learn."""
+        return self._roster.trained
+
+    def step(self, portions: Sequence[Portion]) -> StepResult:
+        """One update for each portion, as often as there are epochs. Every rank of the learner must call it."""
+        device = self._roster.policy.device
+        rows = [Row.on_device(each, device) for portion in portions for each in portion.bins]
+        rows = self._asked(rows, num_updates=len(portions) * self._epochs)
+        if parallel_state.is_pipeline_last_stage():  # the others compute no losses
+            rows = with_token_credit(rows, self._objective, data_group())
+        remaining = iter(rows)
+        shares = [
+            _Share(rows=[next(remaining) for _ in portion.bins], counts=portion.counts.to(device)) for portion in portions
+        ]
+        done = [self._update(share) for _ in range(self._epochs) for share in shares]
+        of_policy = _reported("policy", [policy for policy, _ in done], self._policy_loss(shares[0]))
+        of_critic = [critic for _, critic in done if critic is not None]
+        if not of_critic:
+            return of_policy
+        critic = _reported("value", of_critic, self._value_loss(shares[0]))
+        beside = {"value/grad_norm": critic.grad_norm, "value/lr": critic.learning_rate}
+        return replace(of_policy, metrics={**of_policy.metrics, **critic.metrics, **beside})
+
+    # -- asking ---------------------------------------------------------------------------------------------------------
+
+    def _asked(self, rows: list[Row], *, num_updates: int) -> list[Row]:
+        """What was said before the step's first update, on the ranks that hold the last layers."""
+        roster, is_shared = self._roster, isinstance(self._critic, SharedCritic)
+        wants_proximal = self._objective.needs_proximal and num_updates > 1
+
+        def by_policy(row: Row, output: Tensor) -> Row:
+            logits, values = split(output, "both" if is_shared else "tokens")
+            return replace(
+                row, proximal=self._read(row, logits) if wants_proximal else None, values=values if is_shared else None
+            )
+
+        if wants_proximal or is_shared:
+            rows = _seen(roster.policy.chunks, rows, by_policy)
+        if roster.critic is not None:
+            rows = _seen(roster.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
+        if roster.reference is not None:
+            rows = _seen(roster.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits)))
+        if roster.teacher is not None:
+            rows = _seen(roster.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
+        return rows
+
+    # -- updating -------------------------------------------------------------------------------------------------------
+
+    def _update(self, share: _Share) -> tuple[Update, Update | None]:
+        """The policy's, and that of a critic of its own."""
+        policy, critic, loss = self._roster.policy, self._roster.critic, self._policy_loss(share)
+        if critic is None:
+            return update(policy, loss, share.rows), None
+        if critic.updates < self._roster.cold_updates:
+            of_policy = Update(totals=judge(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
+        else:
+            of_policy = update(policy, loss, share.rows)
+        return of_policy, update(critic, self._value_loss(share), share.rows)
+
+    def _policy_loss(self, share: _Share) -> PolicyUpdate | SharedUpdate:
+        alone = PolicyUpdate(
+            loss=self._objective.loss,
+            counts=share.counts,
+            read=self._read,
+            entropy="trained" if self._objective.needs_entropy else "measured" if self._measures_entropy else "unknown",
+        )
+        if not isinstance(self._critic, SharedCritic):
+            return alone
+        return SharedUpdate(policy=alone, value=self._value_loss(share), coefficient=self._critic.coefficient)
+
+    def _value_loss(self, share: _Share) -> ValueUpdate:
+        assert self._objective.value_loss is not None
+        return ValueUpdate(config=self._objective.value_loss, counts=share.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Share:
+    """What this rank does for one update."""
+
+    rows: list[Row]
+    counts: StepCounts
+
+
+def _seen(chunks: nn.ModuleList, rows: list[Row], see: Callable[[Row, Tensor], Row]) -> list[Row]:
+    found = look(chunks, rows, see)
+    return found if parallel_state.is_pipeline_last_stage() else rows
+
+
+def _reported(part: str, updates: Sequence[Update], loss: PolicyUpdate | SharedUpdate | ValueUpdate) -> StepResult:
+    step = StepResult.of(updates, loss.metrics)
+    return replace(step, metrics={**step.metrics, f"{part}/skipped_updates": float(sum(each.skipped for each in updates))})

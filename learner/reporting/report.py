@@ -1,0 +1,157 @@
+"""What a step says of itself: one flat row of metrics, and a few rollouts for people to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from async_rl.protocols import MetricsSink
+from async_rl.replay_protocol import BufferStats
+from async_rl.types import Rollout, Status, TakenGroup
+from learner.loop import Stepped
+from learner.versions.publish import Publisher
+
+SAMPLES_PER_STEP = 2
+
+
+class Reporter:
+    """Rank 0's view of the run: totals so far, and the row of each step."""
+
+    def __init__(self, *, sink: MetricsSink, run_folder: Path, publisher: Publisher, before: Mapping[str, float]):
+        """`before` is the last row that counts from an earlier life of the run: totals go on from it."""
+        self._sink, self._publisher = sink, publisher
+        self._samples = run_folder / "samples.jsonl"
+        self._tokens = before.get("progress/tokens", 0.0)
+        self._rollouts = before.get("progress/samples", 0.0)
+        self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
+
+    def write(self, stepped: Stepped, buffer: BufferStats, workers: Mapping[str, float]) -> None:
+        groups = stepped.meal.groups
+        rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
+        tokens = sum(rollout.num_sampled for rollout in rollouts)
+        self._tokens += tokens
+        self._rollouts += len(rollouts)
+        row = {
+            **of_rewards(groups),
+            **of_environments(groups),
+            **of_episodes(rollouts),
+            **of_ages(groups),
+            **stepped.result.metrics,
+            "optim/lr": stepped.result.learning_rate,
+            "optim/grad_norm": stepped.result.grad_norm,
+            "optim/skipped": float(stepped.result.skipped),
+            "time/step": stepped.step_s,
+            "time/wait_data": stepped.idle_s,
+            "idle/learner": stepped.idle_s / max(stepped.idle_s + stepped.step_s, 1e-9),
+            "perf/tok_s": tokens / max(stepped.idle_s + stepped.step_s, 1e-9),
+            "progress/tokens": self._tokens,
+            "progress/samples": self._rollouts,
+            "progress/wall_s": time.monotonic() - self._started,
+            "weights/version": stepped.progress.version,
+            **stepped.checkpoint,
+            **of_pushes(self._publisher),
+            **of_buffer(buffer),
+            **workers,
+        }
+        self._sink.log(stepped.meal.step, row)
+        self._keep_samples(stepped)
+
+    def _keep_samples(self, stepped: Stepped) -> None:
+        with self._samples.open("a") as file:
+            for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
+                first = taken.group.rollouts[0]
+                prompt, *said = first.conversation or (None,)
+                row = {
+                    "step": stepped.meal.step,
+                    "environment": taken.group.task.environment,
+                    "prompt": prompt.content if prompt else "",
+                    "text": " ".join(message.content for message in said if message),
+                    "reward": first.reward if math.isfinite(first.reward) else None,
+                    "age": taken.age,
+                }
+                file.write(json.dumps(row) + "\n")
+
+
+def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:
+    scored = [
+        (taken.group.task.environment, rollout)
+        for taken in groups
+        for rollout in taken.group.rollouts
+        if rollout.status is not Status.FAILED
+    ]
+    rewards = [rollout.reward for _, rollout in scored]
+    named: dict[str, list[float]] = defaultdict(list)
+    for environment, rollout in scored:
+        named[f"reward/{environment}/mean"].append(rollout.reward)
+        for part, value in rollout.reward_parts.items():
+            named[f"reward/{environment}/{part}"].append(value)
+    row = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
+    return row | {name: float(np.mean(values)) for name, values in named.items()}
+
+
+def of_environments(groups: list[TakenGroup]) -> dict[str, float]:
+    """What the mix comes to, once quick and slow environments have raced for the batch."""
+    counts = Counter(taken.group.task.environment for taken in groups)
+    return {f"environment/{name}/share": count / len(groups) for name, count in counts.items()}
+
+
+def of_episodes(rollouts: list[Rollout]) -> dict[str, float]:
+    count = len(rollouts)
+    return {
+        "episode/length": sum(rollout.num_sampled for rollout in rollouts) / count,
+        "episode/turns": sum(rollout.metrics.get("turns", 1.0) for rollout in rollouts) / count,
+        "episode/truncated": sum(rollout.status is Status.TRUNCATED for rollout in rollouts) / count,
+        "episode/failed": sum(rollout.status is Status.FAILED for rollout in rollouts) / count,
+    }
+
+
+def of_ages(groups: list[TakenGroup]) -> dict[str, float]:
+    ages = np.array([taken.age for taken in groups])
+    row = {
+        "staleness/mean": float(ages.mean()),
+        "staleness/max": float(ages.max()),
+        "staleness/p95": float(np.percentile(ages, 95)),
+        "staleness/in_flight": float(np.mean([taken.age_in_flight for taken in groups])),
+        "staleness/in_queue": float(np.mean([taken.age_in_queue for taken in groups])),
+    }
+    return row | {f"staleness/age_{age}": float(count) for age, count in sorted(Counter(ages.tolist()).items())}
+
+
+def of_pushes(publisher: Publisher) -> dict[str, float]:
+    row = {
+        "weights/pushes": float(publisher.pushes),
+        "weights/coalesced": float(publisher.coalesced),
+        "weights/pinned": float(bool(publisher.pinned)),
+    }
+    if (pushed := publisher.last_push) is None:
+        return row
+    return row | {
+        "weights/live": float(pushed.record.version),
+        "weights/push_s": pushed.report.seconds,
+        "weights/wait_s": pushed.waited_s,
+        "weights/bytes": float(pushed.report.num_bytes),
+        "weights/workers": float(len(pushed.report.staged)),
+        "weights/dropped": float(len(pushed.report.dropped)),
+    }
+
+
+def of_buffer(stats: BufferStats) -> dict[str, float]:
+    return {
+        "buffer/depth": stats.ready,
+        "buffer/again": stats.again,
+        "buffer/reserved": stats.reserved,
+        "buffer/slots_used": stats.slots_used,
+        "buffer/bytes": stats.bytes,
+        "buffer/quarantined": stats.quarantined,
+        "buffer/kept": stats.kept,
+        "buffer/expired": stats.expired,
+        "buffer/owed": stats.owed,
+        "staleness/dropped": stats.dropped.get("stale", 0),
+        **{f"buffer/dropped/{reason}": count for reason, count in stats.dropped.items()},
+    }

@@ -1,0 +1,130 @@
+"""What `async-rl weights ...` asks of the learner. It is answered at once; what has to wait for a step happens later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from async_rl.checkpoint_files import Damaged, candidates, read_manifest
+from async_rl.errors import CheckpointError
+from async_rl.protocols import Board
+from async_rl.transport.weight_requests import Answer, LastPush, Request, WeightsState, answer, open_requests
+from learner.versions.pin_file import Pin, PinFile
+from learner.versions.publish import Publisher, Rollback
+
+log = structlog.get_logger("learner")
+
+
+class Refused(Exception):
+    """For whoever asked, in a sentence."""
+
+
+class WeightRequests:
+    def __init__(self, board: Board, publisher: Publisher, run_folder: Path) -> None:
+        self._board, self._publisher = board, publisher
+        self._checkpoints, self._pin_file = run_folder / "checkpoints", PinFile(run_folder)
+
+    async def resume(self) -> None:
+        """What was pinned when the learner before this one ended. Belongs before anything is offered."""
+        if (pin := self._pin_file.read()) is None:
+            return
+        checkpoint = self._checkpoints / pin.checkpoint
+        if pin.checkpoint and checkpoint.is_dir():
+            log.warning(f"the weights are still rolled back to step {pin.step}; `async-rl weights pin off` ends it")
+            await self._publisher.roll_back(Rollback(checkpoint=checkpoint, step=pin.step))
+            return
+        log.warning(
+            f"the weights of step {pin.step}, which were pinned, are gone with the learner before this one: it serves its own"
+        )
+        self._pin_file.remove()
+
+    async def run(self) -> None:
+        """consumes: requests (the board)    produces: answers, wishes    unblocked by: anybody who asks"""
+        inbox = await open_requests(self._board)
+        while True:
+            for request in await inbox.read():
+                try:
+                    said, is_refusal = await self._grant(request), False
+                except Refused as refusal:
+                    said, is_refusal = str(refusal), True
+                if request.wish != "status":
+                    log.info(f"asked to {request.wish} weights: {said}")
+                await answer(self._board, Answer(id=request.id, said=said, is_refusal=is_refusal, state=self._state()))
+
+    async def _grant(self, request: Request) -> str:
+        publisher = self._publisher
+        match request.wish:
+            case "status":
+                return ""
+            case "push":
+                return self._push()
+            case "pin":
+                return await self._pin(request.version)
+            case "unpin":
+                if not publisher.pinned:
+                    raise Refused("nothing is pinned")
+                self._pin_file.remove()
+                publisher.unpin()
+                return "the newest weights go out after the step that is being trained"
+            case "roll back":
+                wanted = self._checkpoint(request)
+                self._pin_file.write(Pin(step=wanted.step, checkpoint=wanted.checkpoint.name))
+                await publisher.roll_back(wanted)
+                return (
+                    f"the weights of step {wanted.step} go out as a version of their own after the step that is being trained, "
+                    "and stay until `async-rl weights pin off`; what the learner holds is not touched"
+                )
+
+    async def _pin(self, version: int | None) -> str:
+        live = self._publisher.live_version
+        if version not in (None, live):
+            raise Refused(f"version {version} is not live, {live} is; `async-rl weights rollback` serves a checkpoint again")
+        if self._publisher.pinned:
+            raise Refused(f"the weights are pinned already ({self._publisher.pinned})")
+        if live < 0 or (pinned := await self._publisher.pin("by hand")) is None:
+            raise Refused("no version is live yet, so there is nothing to pin")
+        self._pin_file.write(Pin(step=pinned.step))
+        return f"version {pinned.version} stays live; the learner trains on for as long as max_age lets it"
+
+    def _push(self) -> str:
+        if self._publisher.pinned:
+            raise Refused(f"the weights are pinned ({self._publisher.pinned}); `async-rl weights pin off` pushes the newest")
+        if not self._publisher.is_held_back:
+            raise Refused("the newest version is live, or on its way")
+        self._publisher.hurry()
+        return "the newest weights go out after the step that is being trained"
+
+    def _checkpoint(self, request: Request) -> Rollback:
+        """Of whatever life of the run: a step that was trained twice is meant as it was trained last."""
+        kept: dict[str, Rollback] = {}
+        for path in candidates(self._checkpoints):
+            try:
+                manifest = read_manifest(path)
+            except (Damaged, CheckpointError):
+                continue
+            version, found = manifest.extra.get("version"), Rollback(checkpoint=path, step=manifest.step)
+            if manifest.step == request.step or (request.version is not None and version == request.version):
+                return found
+            kept[f"{version} (step {manifest.step})"] = found
+        meant = f"version {request.version}" if request.version is not None else f"step {request.step}"
+        listed = f"; there are versions {', '.join(kept)}" if kept else "; there is none yet (learner.checkpoint_every)"
+        raise Refused(f"no checkpoint holds {meant}{listed}")
+
+    def _state(self) -> WeightsState:
+        pushed, held = self._publisher.last_push, self._publisher.reached
+        return WeightsState(
+            version=held.version if held is not None else -1,
+            step=held.step if held is not None else 0,
+            pinned=self._publisher.pinned,
+            last_push=None
+            if pushed is None
+            else LastPush(
+                record=pushed.record,
+                at=pushed.at,
+                seconds=pushed.report.seconds,
+                bytes=pushed.report.num_bytes,
+                staged=pushed.report.staged,
+                dropped=dict(pushed.report.dropped),
+            ),
+        )
