@@ -103,7 +103,7 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
     def become(args: Sequence[str]) -> int:
         guard()
         config = load_named(args)
-        ranks = config.learner.parallel.processes if module == "learner" else 1
+        ranks = config.learner.parallel.ranks if module == "learner" else 1
         _become(command(module, [*words, *args], ranks=ranks), config)
 
     return become
@@ -217,7 +217,11 @@ ARGUMENTS = "[@ FILE]... [--KEY VALUE]..."
 
 VERBS = (
     Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
-    Verb(words="learner", help="Be the learner (under torchrun when learner.parallel.processes > 1).", run=role("learner")),
+    Verb(
+        words="learner",
+        help="Be the learner (under torchrun when learner.parallel asks for several ranks).",
+        run=role("learner"),
+    ),
     Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
     Verb(words="reward serve", help=reward_verbs.SERVE.help, run=reward, manual=verb_line.manual(reward_verbs.SERVE)),
     *(

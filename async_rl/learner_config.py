@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,7 @@ class ParallelConfig(Section):
     expert: PositiveInt = 1
     """Ranks that share the experts of a layer. They are found among those of one pipeline stage, and need no others."""
     processes: PositiveInt = 1
-    """Learner ranks on this machine, when `async-rl` starts them itself."""
+    """Learner ranks on this machine, when `async-rl` starts them itself. 1 stands for as few as the others need."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> ParallelConfig:
@@ -52,7 +53,7 @@ class ParallelConfig(Section):
             raise ValueError("virtual_stages interleaves the stages of a pipeline: it needs pipeline above 1")
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence divides a row's tokens among tensor ranks: it needs tensor above 1")
-        if self.processes == 1:  # torchrun starts them, and says how many there are
+        if self.processes == 1:
             return self
         model = self.tensor * self.pipeline * self.context
         if self.processes % model:
@@ -60,6 +61,12 @@ class ParallelConfig(Section):
         if self.processes // self.pipeline % self.expert:
             raise ValueError(f"expert ({self.expert}) must divide processes / pipeline ({self.processes // self.pipeline})")
         return self
+
+    @property
+    def ranks(self) -> int:
+        """As many as `async-rl` starts on this machine; under torchrun the world's size counts."""
+        fewest = math.lcm(self.tensor * self.pipeline * self.context, self.pipeline * self.expert)
+        return max(self.processes, fewest)
 
     @property
     def slot_multiple(self) -> int:

@@ -98,7 +98,7 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
 
 
 def _learner(role: Role, config: AnyRun, shared: Mapping[str, str]) -> ChildSpec:
-    ranks = config.learner.parallel.processes
+    ranks = config.learner.parallel.ranks
     return ChildSpec(
         name="learner",
         command=command(role, ["@", str(config.run_folder / "config.yaml")], ranks=ranks),

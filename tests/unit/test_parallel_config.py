@@ -35,6 +35,26 @@ def test_a_section_that_contradicts_itself_is_refused(parallel: dict[str, Any], 
         ParallelConfig.model_validate(parallel)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ({}, 1),
+        ({"processes": 3}, 3),
+        ({"tensor": 2, "pipeline": 2}, 4),
+        ({"expert": 4}, 4),
+        ({"tensor": 2, "expert": 4}, 4),
+        ({"pipeline": 2, "expert": 3}, 6),
+        ({"context": 2, "pipeline": 2, "expert": 4}, 8),
+        ({"tensor": 2, "processes": 8}, 8),
+    ],
+)
+def test_a_division_says_how_many_ranks_it_needs(parallel: dict[str, int], ranks: int) -> None:
+    asked = ParallelConfig.model_validate(parallel)
+    assert asked.ranks == ranks
+    sizes = {name: size for name, size in parallel.items() if name != "processes"}
+    division(**sizes).check(asked.ranks)
+
+
 def test_ranks_that_cannot_be_divided_are_refused() -> None:
     division(tensor=2, context=2, expert=4).check(8)
     with pytest.raises(ConfigError, match="6 ranks cannot be divided into tensor 2 x pipeline 2"):

@@ -27,6 +27,6 @@ def worker_gpus(config: Config, environment: Mapping[str, str], visible: int) ->
 def _first(config: Config, environment: Mapping[str, str], visible: int) -> int:
     if WORKER_INDEX not in environment:
         return 0
-    needed, learner = config.worker.engines * config.worker.tensor, config.learner.parallel.processes
+    needed, learner = config.worker.engines * config.worker.tensor, config.learner.parallel.ranks
     has_room = learner + config.worker.processes * needed <= visible
     return int(environment[WORKER_INDEX]) * needed + (learner if has_room else 0)
