@@ -138,7 +138,13 @@ def _check_operands(tool: Tool, operands: Sequence[str]) -> None:
     if len(operands) < least:
         raise ConfigError(f"{tool.typed} needs {wanted.removesuffix('...')}: {_line_of(tool)}")
     if len(operands) > most:
-        raise ConfigError(f"{tool.typed} does not know what to do with {operands[most]!r}")
+        raise ConfigError(
+            f"{tool.typed} does not know what to do with {operands[most]!r}: {_line_of(tool)} {_flags(tool)}".rstrip()
+        )
+
+
+def _flags(tool: Tool) -> str:
+    return " ".join(f"[--{option.name} {option.value}".rstrip() + "]" for option in tool.options)
 
 
 def _unknown_option(tool: Tool, word: str) -> str:
