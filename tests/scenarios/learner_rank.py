@@ -208,6 +208,12 @@ def run_ranks(
         return [each.result() for each in started]
 
 
+def play(scenario: str, root: Path, *, module: str = __name__, ranks: int = 2, timeout_s: float = 200) -> None:
+    """As `run_ranks`, and all of them end well."""
+    for rank in run_ranks(scenario, root, module=module, ranks=ranks, timeout_s=timeout_s):
+        assert rank.returncode == 0, rank.stderr
+
+
 if __name__ == "__main__":
     with boundary("rank"):
         {"every_layout": every_layout, "full_disk": full_disk, "deserted": deserted}[sys.argv[1]](

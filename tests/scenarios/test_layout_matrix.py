@@ -10,22 +10,20 @@ from safetensors.torch import load_file
 
 from learner.ranks.crew import Crew
 from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
-from tests.scenarios.learner_rank import config, run_ranks, shape, train
+from tests.scenarios.learner_rank import config, play, shape, train
+from tests.scenarios.made_once import made_once
 
 pytestmark = pytest.mark.timeout(600)
 Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
-def play(which: str, root: Path) -> None:
-    for rank in run_ranks(which, root, module="tests.scenarios.layout_matrix", ranks=PROCESSES, timeout_s=500):
-        assert rank.returncode == 0, rank.stderr
+def play_matrix(which: str, root: Path) -> None:
+    play(which, root, module="tests.scenarios.layout_matrix", ranks=PROCESSES, timeout_s=500)
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("matrix")
-    play("few", root)
-    return root
+    return made_once(tmp_path_factory, "layout_matrix", lambda root: play_matrix("few", root))
 
 
 def alone(**settings: Any) -> Trained:
@@ -64,7 +62,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(few: Path, single
 
 @pytest.mark.slow
 def test_every_combination(tmp_path: Path, single: dict[str, Trained]) -> None:
-    play("all", tmp_path)
+    play_matrix("all", tmp_path)
     for name in CASES:
         check(name, tmp_path, single)
 

@@ -13,16 +13,14 @@ from async_rl.checkpoint_files import candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.megatron.checkpoint_weights import load_checkpoint
 from learner.ranks.crew import Crew
-from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, run_ranks, shape, train
+from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, play, shape, train
+from tests.scenarios.made_once import made_once
 
 
 @pytest.fixture(scope="module")
 def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout, written by two ranks."""
-    root = tmp_path_factory.mktemp("layouts")
-    for rank in run_ranks("every_layout", root):
-        assert rank.returncode == 0, rank.stderr
-    return root
+    return made_once(tmp_path_factory, "learner_layouts", lambda root: play("every_layout", root))
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from async_rl.checkpoint_files import POLICY, WEIGHT, candidates, read_manifest
 from async_rl.megatron.parameter_table import table
 from async_rl.megatron.pieces import Stretch, open_pieces
 from learner.ranks.crew import Crew
-from tests.scenarios.learner_rank import OBJECTIVE, run_ranks, shape, train
+from tests.scenarios.learner_rank import OBJECTIVE, play, shape, train
+from tests.scenarios.made_once import made_once
 from tests.scenarios.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
 
 WRITERS = [*LAYOUTS, "alone"]
@@ -25,11 +26,12 @@ KINDS = {WEIGHT, "exp_avg", "exp_avg_sq"}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what one process and two ranks saved, and two ranks took up again."""
-    made = tmp_path_factory.mktemp("reshaping")
-    with_one_process("alone", lambda crew: save(crew, made, "alone"))
-    for rank in run_ranks("all", made, module="tests.scenarios.reshaping_rank"):
-        assert rank.returncode == 0, rank.stderr
-    return made
+
+    def make(root: Path) -> None:
+        with_one_process("alone", lambda crew: save(crew, root, "alone"))
+        play("all", root, module="tests.scenarios.reshaping_rank")
+
+    return made_once(tmp_path_factory, "learner_reshaping", make)
 
 
 def with_one_process(writer: str, act: Any) -> Any:

@@ -16,7 +16,8 @@ from async_rl.megatron.parameters import bare
 from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
 from learner.ranks.crew import Crew
-from tests.scenarios.learner_rank import CPU, VOCABULARY, run_ranks, shape, taken_groups
+from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape, taken_groups
+from tests.scenarios.made_once import made_once
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
 
 # -- the formulas ---------------------------------------------------------------------------------------------------------
@@ -94,10 +95,9 @@ def formulas(crew: Crew, reference: Any) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout, written by two ranks."""
-    root = tmp_path_factory.mktemp("layouts")
-    for rank in run_ranks("every_layout", root, module="tests.scenarios.ppo_stage"):
-        assert rank.returncode == 0, rank.stderr
-    return root
+    return made_once(
+        tmp_path_factory, "ppo_layouts", lambda root: play("every_layout", root, module="tests.scenarios.ppo_stage")
+    )
 
 
 @pytest.fixture(scope="module")

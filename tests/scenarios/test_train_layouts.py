@@ -11,18 +11,20 @@ import torch
 from safetensors.torch import load_file
 from small_models import write_folder
 
-from tests.scenarios.learner_rank import run_ranks
+from tests.scenarios.learner_rank import play
+from tests.scenarios.made_once import made_once
 from tests.scenarios.train_stage import CASES, Notes, run, trainings
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout and method, written by two ranks."""
-    root = tmp_path_factory.mktemp("train")
-    write_folder(root / "teacher", vocabulary=15)  # as many as these trainings have characters
-    for rank in run_ranks("every_layout", root, module="tests.scenarios.train_stage"):
-        assert rank.returncode == 0, rank.stderr
-    return root
+
+    def make(root: Path) -> None:
+        write_folder(root / "teacher", vocabulary=15)  # as many as these trainings have characters
+        play("every_layout", root, module="tests.scenarios.train_stage")
+
+    return made_once(tmp_path_factory, "train_layouts", make)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from async_rl.transport.receiver import WeightReceiver
 from buffer.board import RedisBoard
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
-from tests.scenarios.learner_rank import CPU, VOCABULARY, run_ranks, shape
+from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape
+from tests.scenarios.made_once import made_once
 from tests.scenarios.wire_board import board_of
 from tests.scenarios.wire_layouts import (
     ALL,
@@ -44,8 +45,6 @@ TOKENIZER = open_tokenizer(TOKENIZER_CONFIG)
 LENGTH = 10
 PROMPTS = [[5], [7, 11, 20, 4, 9], [6] * 9]
 Engine = MegatronEngine | EngineFleet
-Differences = dict[str, dict[int, list[str]]]
-"""By member and version: what was not the learner's, bit for bit."""
 
 
 class Worker:
@@ -100,7 +99,12 @@ def engine(case: Case, tensor: int) -> Engine:
     )  # fmt: skip
 
 
-async def play(which: str, root: Path, url: str) -> Differences:
+def differences_file(root: Path, member: str) -> Path:
+    """By version: what was not the learner's, bit for bit."""
+    return root / f"{member}.differences.json"
+
+
+async def play_all(which: str, root: Path, url: str) -> None:
     """All learners of the given cases, and the workers beside them."""
     (root / "redis").write_text(url)
     of_model = {case.model: case for case in CASES[which].values()}
@@ -112,8 +116,8 @@ async def play(which: str, root: Path, url: str) -> Differences:
                 running = await stack.enter_async_context(engine(case, tensor))
                 workers.append(Worker(name, model, running, board, root))
         following = [tasks.create_task(worker.run(), name=worker.name) for worker in workers]
-        ranks = await asyncio.to_thread(
-            run_ranks,
+        await asyncio.to_thread(
+            play,
             which,
             root,
             module="tests.scenarios.wire_layouts",
@@ -122,23 +126,22 @@ async def play(which: str, root: Path, url: str) -> Differences:
         )
         for task in following:
             task.cancel()
-    for rank in ranks:
-        assert rank.returncode == 0, rank.stderr
-    return {worker.name: worker.differences for worker in workers}
+    for worker in workers:
+        differences_file(root, worker.name).write_text(json.dumps(worker.differences))
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory, redis_server: str) -> tuple[Path, Differences]:
-    root = tmp_path_factory.mktemp("layouts")
-    return root, asyncio.run(play("few", root, redis_server))
+def few(tmp_path_factory: pytest.TempPathFactory, redis_server: str) -> Path:
+    return made_once(tmp_path_factory, "wire_layouts", lambda root: asyncio.run(play_all("few", root, redis_server)))
 
 
-def check(name: str, case: Case, root: Path, differences: Differences) -> None:
+def check(name: str, case: Case, root: Path) -> None:
+    differences = {member: json.loads(differences_file(root, member).read_text()) for member in members_of(case.model)}
     notes: list[dict[str, Any]] = json.loads((root / f"{name}.json").read_text())
     for note in notes:
         assert note["staged"] == members_of(case.model)
         for member in note["staged"]:
-            assert differences[member][note["version"]] == [], member
+            assert differences[member][str(note["version"])] == [], member
         assert note["tokens"] >= len(note["staged"]) * len(PROMPTS)
         assert note["gap"] < (0.05 if case.model == "half" else 1e-5), "log-probabilities of what was sampled"
         assert note["in_memory"] == [case.shared] * len(note["senders"])
@@ -149,21 +152,20 @@ def check(name: str, case: Case, root: Path, differences: Differences) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_workers_serve_what_the_learner_has(few: tuple[Path, Differences], name: str) -> None:
-    check(name, FEW[name], *few)
+def test_workers_serve_what_the_learner_has(few: Path, name: str) -> None:
+    check(name, FEW[name], few)
 
 
 @pytest.mark.parametrize("name", [name for name, case in FEW.items() if case.resumes])
-def test_a_run_goes_on_under_another_layout_at_the_same_workers(few: tuple[Path, Differences], name: str) -> None:
-    root, _ = few
-    first = json.loads((root / f"{name}.json").read_text())[0]["version"]
-    saved, pushed = load_file(saved_file(root, FEW[name].resumes)), load_file(weights_file(root, FEW[name].model, first))
+def test_a_run_goes_on_under_another_layout_at_the_same_workers(few: Path, name: str) -> None:
+    first = json.loads((few / f"{name}.json").read_text())[0]["version"]
+    saved, pushed = load_file(saved_file(few, FEW[name].resumes)), load_file(weights_file(few, FEW[name].model, first))
     assert saved.keys() == pushed.keys()
     assert [parameter for parameter, tensor in saved.items() if not torch.equal(tensor, pushed[parameter])] == []
 
 
 @pytest.mark.slow
 def test_every_layout_of_every_model(tmp_path: Path, redis_server: str) -> None:
-    differences = asyncio.run(play("all", tmp_path, redis_server))
+    asyncio.run(play_all("all", tmp_path, redis_server))
     for name, case in ALL.items():
-        check(name, case, tmp_path, differences)
+        check(name, case, tmp_path)
