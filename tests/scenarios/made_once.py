@@ -1,4 +1,4 @@
-"""Folders that take long to make: one of a session's test processes makes them, and the others wait for it."""
+"""Folders that take long to make: one of the test processes makes them, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Whoever shares it must leave it as it is."""
     own = factory.getbasetemp()
-    session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder, whole = session / name, session / f"{name}.whole"
-    with (session / f"{name}.lock").open("w") as lock:
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, whole = shared / name, shared / f"{name}.whole"
+    with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not whole.exists():
             shutil.rmtree(folder, ignore_errors=True)
