@@ -12,7 +12,7 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Whoever shares it must leave it as it is."""
+    """Whoever shares it leaves what is there as it is, and adds only what no other test does."""
     own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     folder, whole = shared / name, shared / f"{name}.whole"

@@ -28,10 +28,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(root: Path) -> dict[str, tuple[Notes, dict[str, torch.Tensor]]]:
+def alone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Notes, dict[str, torch.Tensor]]]:
     found: dict[str, Any] = {}
+    own = tmp_path_factory.mktemp("alone")
     for config in trainings("alone", root / "teacher"):
-        found[config.method] = run(config, root / "alone" / config.method)
+        found[config.method] = run(config, own / config.method)
     return found
 
 
