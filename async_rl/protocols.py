@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from async_rl.types import (
     Completion,
@@ -17,6 +17,9 @@ from async_rl.types import (
     Tool,
     VersionRecord,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Clock(Protocol):
@@ -224,6 +227,17 @@ class Board(Protocol):
         """Messages after a position ("0" = the oldest kept, "$" = only later ones), with their positions.
 
         Waits at most `wait_s` for the first.
+        """
+        ...
+
+
+class GroupStores(Protocol):
+    """Stores through which processes exchange addresses, to form process groups of torch.distributed. Redis behind it."""
+
+    def open(self, name: str) -> Store:
+        """The store of this name: every process that opens it sees the same keys. Its methods block, on any thread.
+
+        It stays usable for as long as these stores are open; nobody else has to keep a reference to it.
         """
         ...
 

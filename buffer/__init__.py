@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported b
     from async_rl.config import Config
     from buffer.archive_writer import ArchiveWriter
     from buffer.board import RedisBoard
+    from buffer.group_store import RedisGroupStores
     from buffer.redis_buffer import RedisBuffer
     from buffer.redis_client import Server
 
@@ -53,6 +54,16 @@ async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
 
     async with open_server(config) as server:
         yield RedisBoard(server, config.run.name)
+
+
+@contextmanager
+def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
+    """The run's stores for process groups, connected; or BufferUnreachable. Imports torch, and needs no event loop."""
+    from buffer.blocking_server import open_blocking_server
+    from buffer.group_store import RedisGroupStores
+
+    with open_blocking_server(config) as server:
+        yield RedisGroupStores(server, config.run.name)
 
 
 def open_archive(config: Config) -> ArchiveWriter:

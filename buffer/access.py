@@ -30,6 +30,7 @@ _RUN_SCRIPTS: Final = ("eval", "evalsha", "multi", "exec", "discard")
 _READ: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
 """Everything there is to know about the run's keys, and not what other keys there are."""
 _TOPICS: Final = ("xadd", "xread", "hvals")
+_GROUP_STORES: Final = ("get", "exists", "unlink")
 
 ROLES: Final = ("worker", "learner", "monitor")
 
@@ -86,7 +87,7 @@ def _permissions(role: str) -> list[str]:
     allowed = [f"+{command}" for command in (*_CONNECT, *_RUN_SCRIPTS)]
     if role == "monitor":
         return [*_READ, *allowed]  # its scripts are held to reading
-    changing = [f"+{command}" for command in (*commands_of_scripts(), *_TOPICS)]
+    changing = [f"+{command}" for command in (*commands_of_scripts(), *_TOPICS, *_GROUP_STORES)]
     return [*(_READ if role == "learner" else ()), *changing, *allowed]
 
 

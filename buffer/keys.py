@@ -31,6 +31,14 @@ def topic(run: str, name: str) -> str:
     return key(run, f"topic:{name}")
 
 
+def group_store(run: str, name: str, key: str) -> str:
+    """What processes tell each other to form a process group (group_store.py); the channel that rings with it is named alike.
+
+    The name's first part says who they are: `ranks` of the learner, or both ends of the weight `wire`.
+    """
+    return f"{{{run}}}:store:{name}:{key}"
+
+
 def payloads(run: str) -> str:
     return key(run, "payloads")
 

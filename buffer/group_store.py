@@ -1,0 +1,124 @@
+"""torch.distributed's Store over the run's Redis: where processes exchange addresses to form a process group.
+
+torch's own TCPStore listens on a port, asks for no password and knows no roles. Here only a user of the run's Redis reads or
+writes. One key of the store is one key of Redis, which expires; Cluster, Sentinel, TLS and users are those of the run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from torch._C._distributed_c10d import Store  # where torch's own type stubs have it
+from torch.distributed import DistStoreError
+
+from buffer import keys
+from buffer.blocking_server import BlockingServer
+from buffer.redis_client import Server, listen
+from buffer.script_library import Argument, ScriptLibrary
+
+EXPIRY_S = 3600
+"""After it was written last. What is posted is read within the time limit of a rendezvous, which is minutes."""
+MAX_VALUE_BYTES = 2**20
+"""Addresses and NCCL's ids are hundreds of bytes; what is longer belongs on the board or the wire."""
+RECHECK_S = 1.0
+"""A ring can be missed (the server restarts), so a wait looks again this often."""
+
+T = TypeVar("T")
+
+
+class RedisGroupStores:
+    """`GroupStores` of one run."""
+
+    def __init__(self, server: BlockingServer, run: str) -> None:
+        self._server = server
+        self._run = run
+        # torch's groups refer to the C++ half of a store only: without its Python half, their calls would fail.
+        self._opened: dict[str, RedisGroupStore] = {}
+
+    def open(self, name: str) -> RedisGroupStore:
+        return self._opened.setdefault(name, RedisGroupStore(self._server, self._run, name))
+
+
+class RedisGroupStore(Store):
+    """Every call blocks until Redis has answered, `get` and `wait` until somebody has set the key.
+
+    Calls are repeated over restarts of the server and end with DistStoreError after `timeout` (torch's `set_timeout`).
+    `num_keys` is refused: it would search the whole server, which no user of a run may do, and no process group asks for it.
+    """
+
+    def __init__(self, server: BlockingServer, run: str, name: str) -> None:
+        super().__init__()
+        self._server = server
+        self._run = run
+        self._name = name
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._change("store_set", key, _bounded(value))
+
+    def get(self, key: str) -> bytes:
+        return self._ask(f"get {key!r}", lambda server: self._arrival(server, key))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        async def all_there(server: Server) -> None:
+            for key in keys:
+                await self._arrival(server, key)
+
+        self._ask(f"wait for {keys}", all_there, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        names = [self._key(key) for key in keys]
+        return self._ask("check", lambda server: _command(server, "exists", *names)) == len(names)
+
+    def add(self, key: str, value: int) -> int:
+        """Counts once, also where the answer was lost and the call is repeated."""
+        return int(self._change("store_add", key, value, also=[self._key(f"call:{uuid.uuid4().hex}")]))
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """A key that is missing counts as empty."""
+        return self._change("store_compare_set", key, expected_value, _bounded(desired_value))
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(f"delete {key!r}", lambda server: _command(server, "unlink", self._key(key))) == 1
+
+    def clone(self) -> RedisGroupStore:
+        """For another thread: any number of them may call this one."""
+        return self
+
+    def _key(self, key: str) -> str:
+        return keys.group_store(self._run, self._name, key)
+
+    async def _arrival(self, server: Server, key: str) -> bytes:
+        name = self._key(key)
+        if (value := await _command(server, "get", name)) is not None:
+            return value
+        async with listen(server, name) as bell:
+            while (value := await _command(server, "get", name)) is None:
+                await bell.ring(RECHECK_S)
+        return value
+
+    def _change(self, script: str, key: str, *arguments: Argument, also: list[str] | None = None) -> Any:
+        names = [self._key(key), *(also if also is not None else [])]
+        told = (EXPIRY_S * 1000, *arguments)
+        return self._ask(f"change {key!r}", lambda server: ScriptLibrary(server, names).run(script, *told))
+
+    def _ask(self, what: str, ask: Callable[[Server], Coroutine[Any, Any, T]], timeout: timedelta | None = None) -> T:
+        own: timedelta = cast("Any", self).timeout  # which torch's type stubs do not know
+        limit_s = (timeout if timeout is not None else own).total_seconds()
+        try:
+            return self._server.call(ask, within_s=limit_s)
+        except TimeoutError:
+            raise DistStoreError(f"the store {self._name!r} could not {what} within {limit_s:g} s") from None
+
+
+async def _command(server: Server, name: str, *arguments: str) -> Any:
+    return await server.ask(lambda: getattr(cast("Any", server.commands), name)(*arguments))
+
+
+def _bounded(value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) > MAX_VALUE_BYTES:
+        raise ValueError(f"a store for process groups takes values of {MAX_VALUE_BYTES} bytes at most, not {len(data)}")
+    return data

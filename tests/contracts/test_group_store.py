@@ -1,0 +1,245 @@
+"""Stores for process groups over every Redis or Valkey here: what torch asks, and what only a server can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from chaos_proxy import ChaosProxy, Weather
+from private_fleet import cluster_url, private_cluster
+from private_server import binaries, client_of, private_folder, private_server, server_on
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import DistStoreError
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from buffer import keys, open_group_stores
+from buffer.access import create_users
+from buffer.group_store import EXPIRY_S, MAX_VALUE_BYTES, RedisGroupStore
+from buffer.redis_client import Server
+
+CLUSTER = "cluster"
+BUNDLED = binaries()["bundled"]
+
+
+def config(url: str, run: str, **redis: object) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": run},
+            "model": {"size": {"hidden": 8, "layers": 1, "heads": 1, "ffn": 8}},
+            "redis": {"url": url, **redis},
+            "environments": [{"type": "even_digits"}],
+        }
+    )
+
+
+@pytest.fixture(scope="session", params=[*binaries(), CLUSTER])
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == CLUSTER:
+        with private_cluster(BUNDLED) as nodes:
+            yield cluster_url(nodes)
+    else:
+        with private_server(binaries()[request.param]) as url:
+            yield url
+
+
+@pytest.fixture
+def store(server_url: str, run_name: str) -> Iterator[RedisGroupStore]:
+    with open_group_stores(config(server_url, run_name)) as stores:
+        yield stores.open("ranks")
+
+
+def test_it_is_a_store_as_torch_knows_them(store: RedisGroupStore):
+    store.set("text", "words")
+    store.set("bytes", b"\0\xff")
+    assert (store.get("text"), store.get("bytes")) == (b"words", b"\0\xff")
+    assert store.check(["text", "bytes", "text"])
+    assert not store.check(["text", "missing"])
+    assert [store.add("count", 2), store.add("count", -5), store.add("count", 0)] == [2, -3, -3]
+    assert store.get("count") == b"-3"
+    assert store.compare_set("turn", "somebody's", "mine") == b"somebody's"
+    assert store.compare_set("turn", "", "mine") == b"mine"
+    assert store.compare_set("turn", "", "yours") == b"mine"
+    assert store.compare_set("turn", "mine", "yours") == b"yours"
+    store.wait(["text", "turn"], timedelta(seconds=10))
+    assert store.delete_key("text")
+    assert not store.delete_key("text")
+    assert not store.check(["text"])
+
+
+def test_torch_itself_can_call_it(store: RedisGroupStore):
+    """Through C++, as process groups do, and when nobody but C++ refers to it."""
+    prefixed = PrefixStore("group", store.clone())
+    prefixed.set_timeout(timedelta(milliseconds=100))
+    prefixed.set("key", b"\0value")
+    assert prefixed.get("key") == store.get("group/key") == b"\0value"
+    assert prefixed.add("count", 3) == 3
+    assert prefixed.compare_set("key", b"\0value", b"other") == b"other"
+    prefixed.wait(["key", "count"])
+    with pytest.raises(DistStoreError, match=r"could not get 'group/missing' within 0\.1 s"):
+        prefixed.get("missing")
+    with pytest.raises(DistStoreError, match=r"wait for \['group/missing'\] within 0\.2 s"):
+        prefixed.wait(["missing"], timedelta(seconds=0.2))
+
+
+def test_stores_of_other_names_and_runs_hold_other_keys(store: RedisGroupStore, server_url: str, run_name: str):
+    store.set("key", "ours")
+    with open_group_stores(config(server_url, run_name)) as ours, open_group_stores(config(server_url, "other")) as theirs:
+        assert ours.open("ranks").get("key") == b"ours"
+        assert not ours.open("wire").check(["key"])
+        assert not theirs.open("ranks").check(["key"])
+
+
+def test_a_wait_ends_when_another_process_sets_the_key(store: RedisGroupStore, server_url: str, run_name: str):
+    found: list[bytes] = []
+    waits = [threading.Thread(target=lambda key=key: found.append(store.get(key))) for key in ("a", "b")]
+    for wait in waits:
+        wait.start()
+    with open_group_stores(config(server_url, run_name)) as stores:
+        other = stores.open("ranks")
+        other.set("a", "told")
+        other.add("b", 7)
+        for wait in waits:
+            wait.join(30)
+    assert sorted(found) == [b"7", b"told"]
+
+
+def test_values_are_bounded(store: RedisGroupStore):
+    store.set("key", b"x" * MAX_VALUE_BYTES)
+    with pytest.raises(ValueError, match="at most"):
+        store.set("key", b"x" * (MAX_VALUE_BYTES + 1))
+
+
+def test_all_that_is_written_expires(redis_server: str, run_name: str):
+    with open_group_stores(config(redis_server, run_name)) as stores:
+        store = stores.open("ranks")
+        store.set("key", "value")
+        store.add("count", 1)
+        store.compare_set("turn", "", "mine")
+    with client_of(unix_socket_path=redis_server.removeprefix("unix://")) as client:
+        left = {name: client.pttl(name) for name in client.scan_iter(f"{keys.key(run_name, '')}*")}
+    assert len(left) == 4, left
+    assert all(0 < milliseconds <= EXPIRY_S * 1000 for milliseconds in left.values()), left
+
+
+async def test_an_addition_whose_answer_was_lost_counts_once(redis_server: str, run_name: str):
+    async with ChaosProxy(redis_server, seed=1) as proxy:
+        lost: list[bytes] = []
+
+        def loses_reply(request: bytes) -> bool:
+            lost.append(request)
+            return len(lost) == 1
+
+        def add() -> list[int]:
+            with open_group_stores(config(proxy.url, run_name, insecure=True)) as stores:
+                store = stores.open("ranks")
+                store.add("count", 0)  # the server knows the script from here on
+                proxy.weather = Weather(loses_reply=loses_reply)
+                return [store.add("count", 1), store.add("count", 1)]
+
+        assert await asyncio.to_thread(add) == [1, 2]
+        assert proxy.resets > 0 or len(lost) > 2
+
+
+def test_a_wait_survives_a_restart_of_the_server(run_name: str):
+    with private_folder() as folder, ExitStack() as ending:
+        with server_on(BUNDLED, folder) as (url, process):
+            store = ending.enter_context(open_group_stores(config(url, run_name))).open("ranks")
+            store.set("before", "kept")
+            found: list[bytes] = []
+            wait = threading.Thread(target=lambda: found.append(store.get("key")))
+            wait.start()
+            with client_of(unix_socket_path=str(folder / "redis.sock")) as client:
+                while not client.pubsub_numsub(keys.group_store(run_name, "ranks", "key"))[0][1]:
+                    pass
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+            store.set_timeout(timedelta(seconds=0.5))
+            with pytest.raises(DistStoreError, match=r"could not get 'before' within 0\.5 s"):
+                store.get("before")
+        with server_on(BUNDLED, folder):
+            store.set_timeout(timedelta(seconds=60))
+            store.set("key", "told")
+            wait.join(30)
+            assert (found, store.get("before")) == ([b"told"], b"kept")
+
+
+@pytest.mark.parametrize("role", ["worker", "learner", "monitor"])
+async def test_users_of_the_run_may_use_it_unless_they_only_look(redis_server: str, run_name: str, role: str, tmp_path: Path):
+    admin = Server(redis_server)
+    created = await create_users(admin, run_name, folder=tmp_path / "users")
+    await admin.close()
+
+    def use() -> int:
+        login = {"user": created.users[role], "password_file": str(created.password_files[role])}
+        with open_group_stores(config(redis_server, run_name, **login)) as stores:
+            store = stores.open("wire")
+            store.set("key", "value")
+            store.get("key")
+            store.compare_set("key", "value", "other")
+            store.delete_key("key")
+            return store.add("count", 1)
+
+    if role == "monitor":
+        with pytest.raises(ConfigError, match="does not let its user do this"):
+            await asyncio.to_thread(use)
+    else:
+        assert await asyncio.to_thread(use) == 1
+
+
+RANK = """
+import sys
+import torch, torch.distributed as dist
+from async_rl.config import Config
+from buffer import open_group_stores
+
+url, run, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = Config.model_validate(
+    {
+        "run": {"name": run},
+        "model": {"size": {"hidden": 8, "layers": 1, "heads": 1, "ffn": 8}},
+        "redis": {"url": url},
+        "environments": [{"type": "even_digits"}],
+    }
+)
+with open_group_stores(config) as stores:
+    dist.init_process_group("gloo", store=stores.open("ranks"), rank=rank, world_size=2)
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    both, alone = dist.new_group([0, 1]), dist.new_group([1])
+    dist.all_reduce(total, group=both)
+    dist.barrier()
+    dist.monitored_barrier()
+    print(total.item())
+    dist.destroy_process_group()
+"""
+
+
+def test_processes_form_groups_over_it(redis_server: str, run_name: str):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with ExitStack() as ending:
+        ranks = [
+            ending.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error", "-c", RANK, redis_server, run_name, str(rank)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            ending.callback(rank.kill)
+        told = [rank.communicate(timeout=120) for rank in ranks]
+    assert [(out, error) for out, error in told] == [("6.0\n", "")] * 2, told
