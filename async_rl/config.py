@@ -178,6 +178,9 @@ class Config(Section):
             raise ValueError(f"environments must have different names, got {labels}; set `name` on each")
         if unknown := set(self.evaluation.environments) - set(labels):
             raise ValueError(f"evaluation.environments names {min(unknown)!r}, but the environments are {labels}")
+        tasks = self.evaluation.tasks
+        if unknown := (tasks.keys() if isinstance(tasks, dict) else set[str]()) - set(labels):
+            raise ValueError(f"evaluation.tasks names {min(unknown)!r}, but the environments are {labels}")
         if self.leases.member_s <= 2 * HEARTBEAT_S or self.leases.learner_s <= 2 * HEARTBEAT_S:
             raise ValueError(f"leases.member_s and leases.learner_s must exceed two heartbeats ({2 * HEARTBEAT_S:g} s)")
         return self

@@ -98,6 +98,8 @@ def _variants(shape: Any) -> tuple[Any, ...]:
 
 def _label_fits(variant: Any, label: str) -> bool:
     bare = _bare(variant)
+    if get_origin(bare) is dict:
+        return label.startswith("dict[")
     if not (isinstance(bare, type) and issubclass(bare, BaseModel)):
         return False
     discriminator = bare.model_fields.get("type")
@@ -149,7 +151,8 @@ def _sentence(found: Sequence[_Problem], model: type[BaseModel]) -> str:
 
 def _wanted(details: ErrorDetails) -> str:
     """By one member of a union."""
-    return "a whole number" if details["type"].startswith("int_") else details["msg"].removeprefix("Input should be ")
+    named = {"int_type": "a whole number", "int_parsing": "a whole number", "dict_type": "a mapping"}
+    return named.get(details["type"], details["msg"].removeprefix("Input should be "))
 
 
 def _unknown(place: _Place, model: type[BaseModel]) -> str:

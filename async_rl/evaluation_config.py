@@ -61,13 +61,19 @@ class HuggingFacePolicy(Section):
 PolicyConfig = Annotated[OpenAIPolicy | HuggingFacePolicy, Field(discriminator="type")]
 
 
+NumTasks = PositiveInt | Literal["all"]
+
+TASKS = 32
+
+
 class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """`async-rl run` evaluates the weights after every so many steps, beside the training; 0 switches it off."""
     environments: tuple[str, ...] = ()
     """Which, by name; unset means all, those that are `evaluation_only` too."""
-    tasks: PositiveInt = 32
-    """Of each environment."""
+    tasks: NumTasks | dict[str, NumTasks] = TASKS
+    """Different tasks of each environment: a number, `all` rows of a table, or a mapping from environment to either (those that
+    it does not name get 32). A table with fewer rows is evaluated whole: no row counts twice."""
     samples: PositiveInt = 4
     """Of each task."""
     k: tuple[PositiveInt, ...] = (1,)
@@ -81,6 +87,9 @@ class EvaluationConfig(Section):
     episodes_in_flight: PositiveInt = 32
     wait_s: float = Field(default=120.0, ge=0, le=500)
     """How long a run that has trained its last step waits for the evaluation of it."""
+
+    def tasks_of(self, environment: str) -> NumTasks:
+        return self.tasks.get(environment, TASKS) if isinstance(self.tasks, dict) else self.tasks
 
     @field_validator("k")
     @classmethod

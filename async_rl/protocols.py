@@ -173,6 +173,16 @@ class Agent(Protocol):
 
 
 @runtime_checkable
+class FiniteAgent(Agent, Protocol):
+    """Poses the rows of a table, which come again after the last one."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        """So many indexes pose every task; later ones only repeat them. None: the tasks never end."""
+        ...
+
+
+@runtime_checkable
 class GroupAgent(Agent, Protocol):
     """Plays the siblings of a task together, because they depend on each other: seats of one game, chosen and rejected."""
 

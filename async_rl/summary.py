@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config import Config
+from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_rows
 
 EDGE = 3
@@ -39,6 +40,8 @@ class Summary:
     tokens_trained: int
     samples_trained: int
     wall_s: float
+    evaluations: list[EvaluationRow]
+    """By step: the measures of each environment, with their 95 % intervals over its tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ def write_summary(config: Config, console: Console) -> Path | None:
     if not rows:
         console.print("No step was trained, so there is nothing to sum up.")
         return None
-    summary = summarise(rows, run=config.run.name, max_age=config.limits.age_bound)
+    evaluations = read_evaluations(folder / "metrics.jsonl")
+    summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound)
     path = folder / "summary.json"
     path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     _print_samples(read_samples(folder / "samples.jsonl"), console)
@@ -70,7 +74,7 @@ def write_summary(config: Config, console: Console) -> Path | None:
     return path
 
 
-def summarise(rows: Sequence[MetricRow], *, run: str, max_age: int) -> Summary:
+def summarise(rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *, run: str, max_age: int) -> Summary:
     histogram = age_histogram(rows)
     groups = sum(histogram.values())
     last = rows[-1].values
@@ -86,6 +90,7 @@ def summarise(rows: Sequence[MetricRow], *, run: str, max_age: int) -> Summary:
         tokens_trained=int(last.get("progress/tokens", 0)),
         samples_trained=int(last.get("progress/samples", 0)),
         wall_s=last.get("progress/wall_s", 0.0),
+        evaluations=list(evaluations),
     )
 
 
@@ -146,6 +151,9 @@ def _print_summary(summary: Summary, console: Console) -> None:
     most = max(summary.age_histogram.values(), default=0)
     for age, count in summary.age_histogram.items():
         console.print(f"  {age:>3} {'█' * max(1, round(40 * count / most))} {count}", highlight=False)
+    for row in (*summary.evaluations[:1], *summary.evaluations[1:][-1:]):
+        for line in row.lines:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _draw(rows: Sequence[MetricRow], summary: Summary, path: Path, console: Console) -> None:

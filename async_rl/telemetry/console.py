@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.protocols import MetricsSink
+from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluation
 from async_rl.training_config import AnyRun
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -62,6 +63,9 @@ class StepLines:
         ]
         if cells:
             self._console.print("  ".join([_of(step, self._steps), *cells]), highlight=False, soft_wrap=True)
+        if (evaluation := read_evaluation(metrics)) is not None:
+            for line in evaluation.lines:
+                self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         pass
@@ -74,12 +78,15 @@ class LivePanel:
         self._step = 0
         self._newest: dict[str, float] = {}
         self._curve: dict[int, float] = {}
+        self._evaluation: EvaluationRow | None = None
         self._live = Live(self._panel(), console=console, auto_refresh=False)
         self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = max(step, self._step)
         self._newest.update(metrics)
+        if (evaluation := read_evaluation(metrics)) is not None:
+            self._evaluation = evaluation
         for name in CURVES:
             if name in metrics:
                 self._curve[step] = metrics[name]
@@ -95,8 +102,9 @@ class LivePanel:
             table.add_column(column.label, justify="right", header_style="dim")
         table.add_row(*(column.form.format(self._newest[column.metric]) for column in shown))
         curve = Text(sparkline([self._curve[step] for step in sorted(self._curve)], width=72), style="cyan")
+        evaluated = [Text(line) for line in self._evaluation.lines] if self._evaluation is not None else []
         title = f"[bold]{self._run}[/]  {_of(self._step, self._steps)}"
-        return Panel(Group(table, curve), title=title, title_align="left", expand=False)
+        return Panel(Group(table, curve, *evaluated), title=title, title_align="left", expand=False)
 
 
 def _of(step: int, steps: int | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -48,17 +48,21 @@ class JsonlSink:
         self._file.write(json.dumps(row).encode() + b"\n")
 
 
-def read_rows(path: Path) -> list[MetricRow]:
-    """One row per step that counts, in order. A line cut by a crash is passed over."""
-    steps: dict[int, dict[str, float]] = {}
+def read_lines(path: Path) -> Iterator[dict[str, float]]:
+    """Each line as it was written, without what is not a number. A line cut by a crash is passed over."""
     for line in path.read_text().splitlines():
         try:
             parsed: Any = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(parsed, dict):
-            continue
-        row = {name: value for name, value in cast("dict[str, float | None]", parsed).items() if value is not None}
+        if isinstance(parsed, dict):
+            yield {name: value for name, value in cast("dict[str, float | None]", parsed).items() if value is not None}
+
+
+def read_rows(path: Path) -> list[MetricRow]:
+    """One row per step that counts, in order."""
+    steps: dict[int, dict[str, float]] = {}
+    for row in read_lines(path):
         if "resumed_after" in row:
             steps = {step: values for step, values in steps.items() if step <= row["resumed_after"]}
         elif "step" in row:

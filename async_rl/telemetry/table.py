@@ -154,7 +154,9 @@ METRICS: tuple[Metric, ...] = (
     _metric("gateway/forks", "prompts", "prompts of ended episodes that went on from nothing sampled"),
     _metric("eval/step", "steps", "optimizer steps behind the weights that the row's evaluation is of"),
     _metric("eval/version", "", "the version of those weights"),
-    _metric("eval/{environment}/{measure}", "", "of an evaluation: mean@K, pass@K, greedy and more (docs/evaluation.md)"),
+    _metric(
+        "eval/{environment}/{measure}", "", "of an evaluation: mean@K, pass@K, greedy, _low and _high (docs/evaluation.md)"
+    ),
     _metric("weights/version", "", "the version that the step produced"),
     _metric("weights/live", "", "the version that went live last"),
     _metric("weights/pushes", "times", "versions that went live, since the learner started"),

@@ -34,12 +34,16 @@ class ReasoningGym(RewardOnlyAgent):
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(f"environment {self.name!r}: reasoning-gym cannot make {self.dataset!r}: {error}") from error
 
+    @property
+    def num_tasks(self) -> int:
+        return self.size
+
     def task(self, index: int) -> Task:
         place = index % self.size
         puzzle = self._puzzles[place]
         text = self.instructions + puzzle["question"]
         prompt = (Message(role="user", content=text),) if self.chat else text
-        return self.new_task(index, prompt, answer=str(puzzle["answer"]), puzzle=place)
+        return self.new_task(place, prompt, answer=str(puzzle["answer"]), puzzle=place)
 
     def reward(self, task: Task, response: str) -> float:
         _, found, answer = response.rpartition(self.answer_after) if self.answer_after else ("", True, response)

@@ -17,7 +17,7 @@ Rows = Sequence[Row] | Callable[[int], Row]
 
 
 def columns_of(rows: Rows, index: int) -> dict[str, Any]:
-    row = rows(index) if callable(rows) else rows[index % len(rows)]
+    row = rows(index) if callable(rows) else rows[index]
     if isinstance(row, str):
         return {"prompt": row}
     if isinstance(row, Mapping):
@@ -36,7 +36,12 @@ class RowTasks(TaskStream):
         if not callable(self.rows) and not len(self.rows):
             raise ConfigError(f"environment {self.name!r} has no tasks: its list is empty")
 
+    @property
+    def num_tasks(self) -> int | None:
+        return None if callable(self.rows) else len(self.rows)
+
     def task(self, index: int) -> Task:
+        index = index % self.num_tasks if self.num_tasks is not None else index  # a row keeps its key when it comes again
         columns = columns_of(self.rows, index)
         prompt, answer = _prompt_of(columns.pop("prompt", None)), columns.pop("answer", "")
         data: dict[str, Scalar] = {name: value for name, value in columns.items() if isinstance(value, Scalar)}
@@ -47,7 +52,7 @@ class RowTasks(TaskStream):
 
 
 ROW = "row_index"
-"""Where a task remembers its index."""
+"""Where a task remembers its row: its number in a list, its index where a function makes rows."""
 
 
 def _prompt_of(given: object) -> str | tuple[Message, ...]:

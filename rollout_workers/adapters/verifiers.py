@@ -42,9 +42,13 @@ class Verifiers(TaskStream):
         if not self._tasks:
             raise ConfigError(f"environment {self.name!r}: the taskset {self.taskset!r} is empty")
 
+    @property
+    def num_tasks(self) -> int:
+        return len(self._tasks)
+
     def task(self, index: int) -> Task:
         place = index % len(self._tasks)
-        return self.new_task(index, _messages_of(self._tasks[place].data), place=place)
+        return self.new_task(place, _messages_of(self._tasks[place].data), place=place)
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         if context.gateway is None:

@@ -63,6 +63,11 @@ class DatasetAgent(RewardOnlyAgent):
         stages = load_attribute(self.curriculum)()
         return Staged(self._rows, stages, seed=seed, is_shuffled=self.shuffle)
 
+    @property
+    def num_tasks(self) -> int | None:
+        """One for each row. The stages of a curriculum choose rows themselves, so there no number of indexes poses all."""
+        return None if self.curriculum else len(self._rows)
+
     def task(self, index: int) -> Task:
         number = self._order.row(index)
         row = self._rows[number]

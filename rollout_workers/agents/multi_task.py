@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from async_rl.errors import ConfigError
 from async_rl.mix import PERIOD, apportion, interleave
-from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
+from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GroupAgent, InferenceInterface
 from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import Rollout, Task
 from rollout_workers.agents.siblings import play_each
@@ -74,6 +74,19 @@ class WeightedMultiTask:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._opened.aclose()
+
+    @property
+    def num_tasks(self) -> int | None:
+        """So many indexes deal out every task of every member, the short tables more than once."""
+        needed = [self._index_of_last(chosen, member.agent) for chosen, member in enumerate(self._members.values())]
+        return None if None in needed else 1 + max(index for index in needed if index is not None)
+
+    def _index_of_last(self, chosen: int, agent: Agent) -> int | None:
+        num_tasks = agent.num_tasks if isinstance(agent, FiniteAgent) else None
+        if num_tasks is None:
+            return None
+        rounds, earlier = divmod(num_tasks - 1, self._shares[chosen])
+        return rounds * PERIOD + self._round.index((chosen, earlier))
 
     def task(self, index: int) -> Task:
         rounds, place = divmod(index, PERIOD)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GenerationArgs, InferenceInterface
 from async_rl.types import Rollout, Status, Task, Ticket
 from rollout_workers.agents.siblings import play_each
 from rollout_workers.evaluation.estimates import Estimate, of_shares, pass_at_k
@@ -26,6 +26,10 @@ class PassAtEvaluationAgent:
     k: Sequence[int] = (1,)
     solved_at: float = 1.0
     """An answer is right when its reward is at least this."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        return self.agent.num_tasks if isinstance(self.agent, FiniteAgent) else None
 
     def task(self, index: int) -> Task:
         return self.agent.task(index)

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
+import structlog
+
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface
+from async_rl.protocols import EpisodeContext, FiniteAgent, GenerationArgs, GroupAgent, InferenceInterface
 from async_rl.types import Failure, Rollout, Task, Ticket
 from rollout_workers.episode import play, play_group, pose
 from rollout_workers.group_player import Surroundings
 from rollout_workers.inference.readable import Readable
 from rollout_workers.registry import build_agent
 from rollout_workers.tasks import Seat
+
+log = structlog.get_logger()
 
 GREEDY = GenerationArgs(temperature=0.0)
 
@@ -54,6 +58,8 @@ class Evaluator:
         self._settings = config.evaluation
         self._worker = config.worker
         self._around = around
+        self._told: set[str] = set()
+        """Environments with fewer tasks than were asked for, once that was said."""
         self._places = {
             seat.environment.label: asyncio.Semaphore(most)
             for seat in seats
@@ -62,17 +68,33 @@ class Evaluator:
 
     async def evaluate(self) -> list[TaskResult]:
         """A broken episode is part of the result. Raises ConfigError when an environment cannot pose its tasks."""
-        drafts = [
-            await self._draft(Seat(environment=seat.environment, agent=seat.agent, index=index))
-            for seat in self._seats
-            for index in range(self._settings.tasks)
-        ]
+        drafts = [draft for seat in self._seats for draft in await self._drafts(seat)]
         sampled, greedy = Readable(self._around.inference), Readable(self._around.inference, always=GREEDY)
         jobs = (job for draft in drafts for job in self._jobs(draft, sampled, greedy))
         async with asyncio.TaskGroup() as players:
             for _ in range(self._settings.episodes_in_flight):
                 players.create_task(self._play_all(jobs))
         return [draft.result(self._settings.samples) for draft in drafts]
+
+    async def _drafts(self, seat: Seat) -> Iterable[_Draft]:
+        """As many different tasks as are asked for, or all that there are: a row that comes again says nothing new."""
+        label = seat.environment.label
+        asked = self._settings.tasks_of(label)
+        num_tasks = seat.agent.num_tasks if isinstance(seat.agent, FiniteAgent) else None
+        if asked == "all":
+            if num_tasks is None:
+                raise ConfigError(f"evaluation.tasks is `all`, but the tasks of environment {label!r} never end: give a number")
+            asked = num_tasks
+        found: dict[tuple[str, str], _Draft] = {}
+        for index in range(num_tasks if num_tasks is not None else asked):
+            if len(found) == asked:
+                break
+            draft = await self._draft(Seat(environment=seat.environment, agent=seat.agent, index=index))
+            found.setdefault((draft.task.environment, draft.task.key), draft)
+        if len(found) < asked and label not in self._told:
+            self._told.add(label)
+            log.warning(f"environment {label!r} has {len(found)} different tasks of the {asked} asked for: all are evaluated")
+        return found.values()
 
     async def _draft(self, seat: Seat) -> _Draft:
         task = await pose(seat, self._worker.timeouts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 
 from async_rl.evaluation_config import EvaluationConfig
+from async_rl.telemetry.evaluation_rows import HIGH, LOW
 from async_rl.types import Rollout, Status
 from rollout_workers.evaluation.estimates import Estimate, of_means, of_shares, pass_at_k
 from rollout_workers.evaluation.evaluator import TaskResult
@@ -28,9 +30,15 @@ class EnvironmentMeasures:
     @property
     def metrics(self) -> dict[str, float]:
         """Flat, under the names of the metrics table."""
-        measures = {name: estimate.mean for name, estimate in self.estimates.items()}
+        measures = {
+            name: value
+            for measure, estimate in self.estimates.items()
+            for name, value in ((measure, estimate.mean), (measure + LOW, estimate.low), (measure + HIGH, estimate.high))
+            if isfinite(value)
+        }
         shares = {"failed": self.failed / self.episodes, "truncated": self.truncated / self.episodes, "length": self.length}
-        return {f"eval/{self.environment}/{name}": value for name, value in {**measures, **shares}.items()}
+        every = {**measures, **shares, "tasks": self.tasks}
+        return {f"eval/{self.environment}/{name}": value for name, value in every.items()}
 
 
 def measure(results: Sequence[TaskResult], settings: EvaluationConfig) -> list[EnvironmentMeasures]:

@@ -73,6 +73,8 @@ class RemoteAgent:
                 f"the environment server at {self._url} speaks schema {hello.get('schema')} and this worker {SCHEMA}: "
                 "use the same async_rl on both sides"
             )
+        num_tasks = hello.get("num_tasks")
+        self.num_tasks = num_tasks if isinstance(num_tasks, int) else None
         if hello.get("plays_groups"):
             self.rollout_group = self._rollout_group  # having it is what makes an agent a GroupAgent
         return self

@@ -13,7 +13,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, Gateway, GroupAgent, InferenceInterface, Tokenizer
+from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, InferenceInterface, Tokenizer
 from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.types import Failure, Rollout
 from rollout_workers.episode import play, play_group, pose
@@ -86,7 +86,9 @@ class EnvironmentServer:
     ) -> None:
         self.residents = Residents([])
         self._section = section
-        self._plays_groups = isinstance(build_agent(section, 0), GroupAgent)
+        agent = build_agent(section, 0)
+        self._plays_groups = isinstance(agent, GroupAgent)
+        self._num_tasks = agent.num_tasks if isinstance(agent, FiniteAgent) else None
         self._token, self._tokenizer, self._gateway = token, tokenizer, gateway
         self._runs: set[tuple[str, int]] = set()
         self._free = max_episodes
@@ -109,7 +111,8 @@ class EnvironmentServer:
             raise web.HTTPBadRequest(text=str(error)) from error
 
     async def _hello(self, request: web.Request) -> web.Response:
-        return _answer({"schema": SCHEMA, "type": self._section.type, "plays_groups": self._plays_groups})
+        about = {"type": self._section.type, "plays_groups": self._plays_groups, "num_tasks": self._num_tasks}
+        return _answer({"schema": SCHEMA, **about})
 
     async def _task(self, request: web.Request) -> web.Response:
         try:

@@ -39,6 +39,7 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
         "watched",
         learner={"steps": STEPS, "checkpoint_every": STEPS},
         evaluation={"every": EVERY, "tasks": 6, "samples": 2, "k": [1, 2]},
+        metrics={"console": True},
     )
     config = read_config(path)
     with program(tmp_path, "run", "@", path) as run:
@@ -47,6 +48,13 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
         asyncio.run(once(Live(), config))
         assert last_step(config) > before, "training waited for the evaluation"
         assert run.exit_code() == 0, run.output
+
+    lines = run.output.splitlines()
+    for step in range(0, STEPS + 1, EVERY):
+        assert any(line.startswith(f"evaluation of step {step}: Paced  mean@2 ") for line in lines), run.output
+    summary = json.loads((config.run_folder / "summary.json").read_text())
+    assert [each["step"] for each in summary["evaluations"]] == [0, 20, 40]
+    assert summary["evaluations"][-1]["environments"]["Paced"]["tasks"] == 6
 
     page = capfd.readouterr().out
     assert "| environment | tasks | mean@2 | pass@1 | pass@2 | greedy |" in page

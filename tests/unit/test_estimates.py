@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.evaluation.estimates import of_means, of_shares, pass_at_k
+from rollout_workers.evaluation.estimates import of_means, of_shares, pass_at_k, student_quantile
 
 
 @given(st.data())
@@ -38,13 +38,19 @@ def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(truth: float) -
     assert 920 <= held <= 990
 
 
-def test_intervals_of_means_hold_the_truth_as_often_as_they_say() -> None:
+@pytest.mark.parametrize("tasks", [2, 3, 10, 40])
+def test_intervals_of_means_hold_the_truth_as_often_as_they_say(tasks: int) -> None:
     chance = random.Random(7)
     held = 0
     for _ in range(1000):
-        estimate = of_means([chance.gauss(3.0, 2.0) for _ in range(40)])
+        estimate = of_means([chance.gauss(3.0, 2.0) for _ in range(tasks)])
         held += estimate.low <= 3.0 <= estimate.high
     assert 920 <= held <= 970
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (11, 2.2010), (30, 2.0423), (1000, 1.9623)])
+def test_students_quantile_is_that_of_the_tables(degrees: int, t: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(t, abs=1e-4)
 
 
 def test_tasks_that_are_all_right_are_no_certainty() -> None:

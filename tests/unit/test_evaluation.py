@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import pytest
 import yaml
 
 from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
+from async_rl.config_files import load
 from async_rl.errors import CheckpointError, ConfigError
 from async_rl.eval_verbs import split
 from async_rl.evaluation_config import EvaluationConfig, HuggingFacePolicy, OpenAIPolicy
 from async_rl.protocols import EpisodeContext, GenerationArgs, Prompt
 from async_rl.rollout_config import EnvironmentConfig
+from async_rl.telemetry import configure_logs
 from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Message, Rollout, Task, ToolCall, VersionRecord
+from rollout_workers.adapters.function import Client, function_agent
 from rollout_workers.evaluation.evaluator import Evaluator, TaskResult, open_environments
 from rollout_workers.evaluation.live import next_due
 from rollout_workers.evaluation.measures import measure
@@ -97,6 +101,81 @@ async def test_the_greedy_pass_is_greedy_and_apart() -> None:
     assert measures.metrics["eval/counting/failed"] == 0
 
 
+ROWS = [("1=", "2345"), ("2=", "3456"), ("3=", "wrong")]
+
+
+@function_agent(tasks=ROWS)
+async def table(task: Task, client: Client) -> float:
+    return float(await client.ask(task.prompt) == task.answer)
+
+
+def dataset(folder: Path, name: str, rows: int = 3) -> EnvironmentConfig:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{row}=", "answer": f"{row + 1}"}) + "\n" for row in range(rows)))
+    return EnvironmentConfig(type="dataset", name=name, args={"path": str(path)})
+
+
+TABLE = EnvironmentConfig(type=f"{__file__}:table")
+
+
+@pytest.mark.parametrize("asked", [32, 3, "all", {"table": "all"}])
+async def test_no_row_of_a_table_counts_twice(asked: object, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("test")
+    config = config_of(TABLE, tasks=asked, samples=2)
+    results = await results_of(config, ScriptedInference(counted))
+    assert [result.task.prompt for result in results] == ["1=", "2=", "3="]
+    (measures,) = measure(results, config.evaluation)
+    right = measures.estimates["pass@1"]
+    assert (right.tasks, round(right.low, 2), round(right.high, 2)) == (3, 0.21, 0.94)
+    assert measures.metrics["eval/table/tasks"] == 3
+    assert measures.metrics["eval/table/pass@1_low"] == right.low
+    told = "environment 'table' has 3 different tasks of the 32 asked for: all are evaluated"
+    assert (told in capsys.readouterr().err) == (asked == 32)
+
+
+async def test_each_environment_may_have_a_number_of_its_own(tmp_path: Path) -> None:
+    config = config_of(
+        COUNTING, TABLE, dataset(tmp_path, "long", 40), samples=1, greedy=False, tasks={"counting": 2, "table": 1}
+    )
+    counts = Counter(result.task.environment for result in await results_of(config, ScriptedInference(counted)))
+    assert counts == {"counting": 2, "table": 1, "long": 32}
+    whole = config_of(dataset(tmp_path, "long", 40), samples=1, greedy=False, tasks="all")
+    keys = [result.task.key for result in await results_of(whole, ScriptedInference(counted))]
+    assert sorted(keys) == sorted({f"long/train/{row}" for row in range(40)})
+
+
+async def test_a_mix_of_tables_is_evaluated_whole(tmp_path: Path) -> None:
+    members = [{**dataset(tmp_path, name, rows).model_dump(), "weight": weight} for name, rows, weight in MEMBERS]
+    mix = EnvironmentConfig(type="multi_task", name="mix", args={"environments": members})
+    for tasks, expected in (("all", {"mix.few": 3, "mix.many": 17}), (1000, {"mix.few": 3, "mix.many": 17})):
+        results = await results_of(config_of(mix, tasks=tasks, samples=1, greedy=False), ScriptedInference(counted))
+        assert Counter(result.task.environment for result in results) == expected
+
+
+MEMBERS = (("few", 3, 3.0), ("many", 17, 1.0))
+
+
+async def test_what_never_ends_cannot_be_evaluated_whole() -> None:
+    with pytest.raises(ConfigError, match=r"`all`, but the tasks of environment 'counting' never end: give a number"):
+        await results_of(config_of(tasks="all"), Scripted(["1"]))
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("some", "evaluation.tasks (command line): should be a whole number or 'all' or a mapping, but it is 'some'"),
+        ("{counting: 0}", "evaluation.tasks.counting (command line): should be greater than 0 or 'all', but it is 0"),
+        ("{chess: all}", "evaluation.tasks names 'chess', but the environments are ['counting']"),
+    ],
+)
+def test_a_wrong_number_of_tasks_is_one_sentence(tmp_path: Path, written: str, sentence: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {size: {hidden: 8, layers: 1, heads: 1}}\nenvironments: [{type: counting}]\n")
+    with pytest.raises(ConfigError) as refused:
+        load(["@", str(path), "--evaluation.tasks", written])
+    assert sentence in str(refused.value)
+
+
 @dataclass(kw_only=True)
 class Breaks:
     """Every second episode has no reward."""
@@ -141,7 +220,8 @@ async def test_a_model_that_only_fails_is_still_reported(tmp_path: Path) -> None
     results = await results_of(config, Scripted(["broken"]))
     report = Report(evaluated=Evaluated(name="e", title="All broken"), settings=config.evaluation, results=results)
     assert "2/2" in report.write(tmp_path).read_text()
-    assert report.metrics == {"eval/breaks/failed": 1.0, "eval/breaks/truncated": 0.0, "eval/breaks/length": 0.0}
+    metrics = {"failed": 1.0, "truncated": 0.0, "length": 0.0, "tasks": 1}
+    assert report.metrics == {f"eval/breaks/{name}": value for name, value in metrics.items()}
 
 
 async def test_an_environment_that_cannot_pose_its_tasks_is_named() -> None:

@@ -27,6 +27,16 @@ def config(tmp_path: Path) -> Config:
     )
 
 
+EVALUATED = {
+    "eval/held_out/tasks": 3,
+    "eval/held_out/failed": 0.0,
+    "eval/held_out/pass@1": 0.667,
+    "eval/held_out/pass@1_low": 0.208,
+    "eval/held_out/pass@1_high": 0.939,
+    "eval/held_out/mean@1": 0.5,
+}
+
+
 def train(config: Config) -> None:
     with open_sinks(config) as sinks:
         for step in range(1, 11):
@@ -34,6 +44,8 @@ def train(config: Config) -> None:
             progress = {"progress/tokens": 100 * step, "progress/samples": 8 * step, "progress/wall_s": 0.5 * step}
             sinks.log(step, {"reward/mean": step / 10, "staleness/mean": 1.5, "staleness/max": 2, **ages, **progress})
             sinks.log(step, {"weights/push_s": 0.1})
+        for evaluated in (5, 10):  # the last rows of a run may hold several
+            sinks.log(10, {"eval/step": evaluated, "eval/version": evaluated + 1, **EVALUATED})
     rows = [{"step": step, "prompt": f"{step}=", "text": "[bold]456", "reward": None, "age": 1} for step in range(1, 11)]
     (config.run_folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 11, "pro')
 
@@ -61,6 +73,22 @@ def test_the_summary_counts_what_was_trained(config: Config) -> None:
         "tokens_trained": 1000,
         "samples_trained": 80,
         "wall_s": 5.0,
+        "evaluations": [
+            {
+                "step": step,
+                "version": step + 1,
+                "environments": {
+                    "held_out": {
+                        "tasks": 3,
+                        "measures": {
+                            "pass@1": {"mean": 0.667, "low": 0.208, "high": 0.939},
+                            "mean@1": {"mean": 0.5, "low": None, "high": None},
+                        },
+                    }
+                },
+            }
+            for step in (5, 10)
+        ],
     }
 
 
@@ -70,6 +98,7 @@ def test_the_last_printed_line_is_the_path(config: Config) -> None:
     assert lines[-1] == str(path)
     text = "\n".join(lines)
     assert "reward 0.200 -> 0.900" in text
+    assert "evaluation of step 10: held_out  pass@1 0.667 [0.208, 0.939]  mean@1 0.500  (3 tasks)" in text
     assert "[bold]456" in text, "what a model says is shown as it is"
     assert "1=" in text
     assert "10=" in text
