@@ -98,7 +98,7 @@ class BatchConfig(Section):
     tokens_per_step: PositiveInt | None = None
     """A step takes fewer than groups_per_step groups when these would hold more tokens than this."""
     bin_tokens: PositiveInt = 4096
-    """Capacity of one packed micro-batch row."""
+    """Capacity of one packed micro-batch row. A longer rollout has a row of its own."""
     minibatches: PositiveInt = 1
     """A step's groups are divided into this many optimizer updates; all of them together make one version."""
     epochs: PositiveInt = 1

@@ -121,6 +121,7 @@ async def learn(
                 objective=objective,
                 shards=compute.num_shards,
                 num_workers=lambda: fleet.num_workers,
+                longest=shape.max_positions,
                 multiple=config.learner.parallel.slot_multiple,
                 bins_multiple=config.learner.parallel.bins_multiple,
                 cost=cost_of(shape),

@@ -42,11 +42,12 @@ class Feed:
         objective: Objective,
         shards: int,
         num_workers: Callable[[], int],
+        longest: int | None = None,
         multiple: int = 1,
         bins_multiple: int = 1,
         cost: Cost = TYPICAL,
     ):
-        """The last three, which bins must suit, as in `plan`."""
+        """`longest` is a sample's most tokens; the last three, which bins must suit, as in `plan`."""
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
         self._num_workers = num_workers
@@ -54,6 +55,7 @@ class Feed:
             pack_batch,
             objective=objective,
             capacity=batch.bin_tokens,
+            longest=longest,
             num_shards=shards,
             minibatches=batch.minibatches,
             multiple=multiple,

@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from async_rl.errors import ConfigError
 from learner.batches.best_fit import Int64s, best_fit, descending, fewest_bins
 from learner.batches.cost import TYPICAL, Cost
 from learner.batches.lock_step import by_cost, even, rows_alike
@@ -36,22 +35,17 @@ def plan(
     bins_multiple: int = 1,
     cost: Cost = TYPICAL,
 ) -> list[Bins]:
-    """shard -> bin -> indices of sequences. No bin exceeds `capacity`; every shard has as many bins (some may be empty).
+    """shard -> bin -> indices of sequences. No bin exceeds `capacity`, but for a longer sequence, which has one to itself.
+    Every shard has as many bins (some may be empty).
 
     A sequence takes the room of the next `multiple` of its tokens; a shard has a multiple of `bins_multiple` bins.
     """
     slots = -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
     if not slots.size:
         return [[] for _ in range(num_shards)]
-    if slots.max() > capacity:
-        longest = int(slots.argmax())
-        padded = f" ({slots[longest]} with padding to a multiple of {multiple})" if slots[longest] > lengths[longest] else ""
-        raise ConfigError(
-            f"sequence {longest} has {lengths[longest]} tokens{padded}, more than batch.bin_tokens ({capacity}): "
-            "raise batch.bin_tokens, or lower sampling.max_tokens"
-        )
-    order = descending(slots, capacity)
-    places, num_rows = _rows(slots[order], cost.of(slots[order]), capacity, num_shards, bins_multiple)
+    rooms = np.minimum(slots, capacity)  # what is longer leaves no room in its bin
+    order = descending(rooms, capacity)
+    places, num_rows = _rows(rooms[order], cost.of(slots[order]), capacity, num_shards, bins_multiple)
     of_sequence = np.empty_like(places)
     of_sequence[order] = places
     bins = _as_lists(of_sequence, num_rows * num_shards)

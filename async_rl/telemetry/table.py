@@ -106,6 +106,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("batch/trained_tokens", "tokens", "sampled tokens that are trained on"),
     _metric("batch/tokens", "tokens", "all tokens of the packed rows, prompts included"),
     _metric("batch/bins", "bins", "packed micro-batch rows"),
+    _metric("batch/oversize", "bins", "samples longer than batch.bin_tokens, each in a row of its own"),
+    _metric("batch/too_long", "samples", "dropped, because the model has fewer positions than they have tokens"),
     _metric("batch/fill", "share", "of the packed rows' capacity that holds tokens"),
     _metric("batch/imbalance", "", "tokens of the fullest data-parallel shard over the mean of all"),
     _metric("batch/lock_step", "", "cost of the costliest of the bins that ranks run side by side, over the mean of them"),

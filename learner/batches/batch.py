@@ -59,13 +59,16 @@ def pack_batch(
     *,
     objective: Objective,
     capacity: int,
+    longest: int | None = None,
     num_shards: int = 1,
     minibatches: int = 1,
     multiple: int = 1,
     bins_multiple: int = 1,
     cost: Cost = TYPICAL,
 ) -> PackedBatch:
-    """The last three as in `plan`."""
+    """Samples of more than `longest` tokens, which the model has no positions for, are dropped and counted; the last three as
+    in `plan`.
+    """
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
     worth = credit(groups, objective)
     sources = [
@@ -83,6 +86,8 @@ def pack_batch(
         if (trained := int(np.count_nonzero(sample.loss_mask[1:])))
     ]
 
+    fitting = [each for each in sources if longest is None or len(each.sample) <= longest]
+
     def schedule(lengths: Sequence[int]) -> list[Bins]:
         planned = plan(lengths, capacity, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
         # every rank runs at least one backward pass, because the others wait for it there
@@ -90,14 +95,16 @@ def pack_batch(
 
     # whole groups stay together: some losses average over the tokens of a group
     updates = min(minibatches, max(len(groups), 1))
-    portions = [[each for each in sources if each.group * updates // len(groups) == update] for update in range(updates)]
+    portions = [[each for each in fitting if each.group * updates // len(groups) == update] for update in range(updates)]
     made = tuple(
         Minibatch(shards=fill(portion, schedule([len(each.sample) for each in portion])), counts=_count(portion))
         for portion in portions
     )
     owners = np.array([place for place, _ in rollouts], np.int64)
     magnitudes = tuple(float(np.abs(worth.advantages[owners == place]).mean()) for place in range(len(groups)))
-    return PackedBatch(minibatches=made, metrics=_describe(worth.advantages, made, capacity, cost), magnitudes=magnitudes)
+    dropped = {"batch/too_long": float(len(sources) - len(fitting))}
+    metrics = {**_describe(worth.advantages, made, capacity, cost), **dropped}
+    return PackedBatch(minibatches=made, metrics=metrics, magnitudes=magnitudes)
 
 
 def _count(sources: Sequence[Source]) -> StepCounts:
@@ -126,7 +133,8 @@ def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], ca
         "batch/trained_tokens": float(sum(each.counts.tokens for each in made)),
         "batch/tokens": float(tokens.sum()),
         "batch/bins": float(tokens.size),
-        "batch/fill": float(tokens.sum() / (tokens.size * capacity)),
+        "batch/fill": float(tokens.sum() / np.maximum(tokens, capacity).sum()),
+        "batch/oversize": float((tokens > capacity).sum()),
         "batch/imbalance": float(per_shard.max() / max(per_shard.mean(), 1.0)),
         "batch/lock_step": float(costs.max(axis=0).sum() / max(costs.mean(axis=0).sum(), 1.0)),
     }

@@ -7,12 +7,23 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from run_processes import ASYNC_RL, PATIENCE_S, program, write_config
+from run_processes import ASYNC_RL, PATIENCE_S, program, read_config, write_config
 
 from async_rl.cli import dispatch
 from async_rl.config_files import load
 from async_rl.errors import BufferUnreachable, ConfigError
 from async_rl.local_run import sole_run
+from async_rl.telemetry import read_rows
+
+
+def test_rollouts_longer_than_a_row_end_no_run(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "long", batch={"bin_tokens": 6}, learner={"steps": 3, "checkpoint_every": 3})
+    with program(tmp_path, "run", "@", path) as run:
+        assert run.exit_code() == 0, run.output
+    rows = read_rows(read_config(path).run_folder / "metrics.jsonl")
+    assert sum(row.values["batch/oversize"] for row in rows) > 0
+    assert all(row.values["batch/too_long"] == 0 for row in rows)
+
 
 NOBODY = "redis://somebody:secret@127.0.0.1:1/0"  # port 1 refuses
 

@@ -103,6 +103,16 @@ def test_nothing_to_train_still_makes_a_bin_for_every_shard() -> None:
     assert all(np.isfinite(value) for value in batch.metrics.values())
 
 
+def test_what_is_longer_than_a_row_has_one_of_its_own_and_what_the_model_has_no_positions_for_is_dropped() -> None:
+    rows = [sample(list(range(length)), [0] + [1] * (length - 1)) for length in (3, 9, 13, 4)]
+    batch = pack_batch([taken(*(rollout(row, reward=len(row)) for row in rows))], objective=PLAIN, capacity=8, longest=12)
+    (bins,) = batch.minibatches[0].shards
+    assert sorted(len(each.token_ids) for each in bins) == [7, 9]
+    assert batch.minibatches[0].counts.tokens == 2 + 8 + 3
+    assert (batch.metrics["batch/oversize"], batch.metrics["batch/too_long"]) == (1, 1)
+    assert batch.metrics["batch/fill"] == pytest.approx(16 / 17)
+
+
 def test_a_shard_survives_the_way_to_its_rank() -> None:
     groups = [taken(*(rollout(sample(list(range(n)), [0] + [1] * (n - 1)), reward=n) for n in (3, 9, 6, 2))) for _ in range(3)]
     batch = pack_batch(groups, objective=PLAIN, capacity=10, num_shards=2)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.errors import ConfigError
 from async_rl.model_shape import Experts, ModelShape
 from learner.batches.best_fit import best_fit, brackets, fewest_bins
 from learner.batches.cost import Cost, cost_of
@@ -208,13 +207,22 @@ def test_a_shard_may_have_to_run_an_empty_bin() -> None:
     assert plan([5], 100, 2) == [[[0]], [[]]]
 
 
-def test_too_long_a_sequence_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"sequence 1 has 101 tokens, more than batch\.bin_tokens \(100\)"):
-        plan([3, 101, 7], 100)
-    with pytest.raises(
-        ConfigError, match=r"sequence 1 has 99 tokens \(104 with padding to a multiple of 8\), more than batch\.bin_tokens"
-    ):
-        plan([3, 99, 7], 100, multiple=8)
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 300), max_size=120), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 8]), st.booleans()
+)
+def test_a_sequence_longer_than_the_capacity_has_a_bin_to_itself(
+    lengths: list[int], num_shards: int, bins_multiple: int, multiple: int, has_costs: bool
+) -> None:
+    cost = Cost(linear=1, quadratic=3) if has_costs else Cost(quadratic=0)
+    shards = plan(lengths, 100, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
+    bins = [members for bins in shards for members in bins]
+    assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
+    for members in bins:
+        slots = [-(-lengths[index] // multiple) * multiple for index in members]
+        assert sum(slots) <= 100 or len(slots) == 1
+    [num_bins] = {len(bins) for bins in shards}
+    assert num_bins % bins_multiple == 0
 
 
 def test_no_sequences_make_no_bins() -> None:
