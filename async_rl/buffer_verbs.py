@@ -170,7 +170,7 @@ TOOLS = (
     LIMITS,
     _verb(
         words="users create",
-        help="Redis users for workers, learner and monitor, with passwords of their own.",
+        help="Redis users for workers, learner, operators and monitors, with passwords of their own.",
         options=(_JSON,),
     ),
     _verb(words="users ls", help="The run's Redis users and what they may do.", options=(_JSON,)),

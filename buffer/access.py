@@ -1,7 +1,9 @@
-"""Users of a Redis that others use too: one for each role of a run, who can reach that run's keys and nothing else.
+"""Users of a Redis that others use too: one for each role of a run. Each reaches that run's keys alone, and of these it writes
+only what its scripts and topics need.
 
-A user who may run scripts may do to the run whatever the scripts' commands allow. So what this protects is everybody else:
-other runs, and the server itself. What one role does to another is the fence's and the leases' business.
+What separates the roles are the keys. A worker cannot write who the learner is and by which fence, which versions there are,
+what is offered over the wire, the mix of environments and operators' requests: with its password, nobody moves weights or has
+other processes load code. It can still spoil the groups of its own run, and stop it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,11 +20,41 @@ from typing import Any, Final, cast
 from redis.exceptions import ResponseError
 
 from async_rl.errors import ConfigError
+from async_rl.telemetry import WORKER_METRICS
+from async_rl.transport import weight_requests
+from async_rl.transport.evaluations import EVALUATIONS
+from async_rl.transport.messages import TO_LEARNER
 from buffer import keys
 from buffer.redis_client import Server
+from buffer.script_library import NAMES, load_script
 
-SCRIPTS = Path(__file__).parent / "scripts"
 PASSWORD_BYTES = 32
+
+_MEET: Final = ("store_set", "store_add", "store_compare_set")
+
+SCRIPTS: Final[Mapping[str, Collection[str]]] = {
+    "learner": NAMES,
+    "worker": (
+        *("reserve", "renew", "commit", "quarantine", "drop", "starve", "unwanted"),
+        *("agree", "announce", "leave", "members", "post", *_MEET),
+    ),
+    "operator": (
+        *("change_limits", "change_mix", "readmit", "forget", "unwanted", "stats"),
+        *("members", "post"),
+    ),
+    "monitor": (),
+}
+"""What each role changes: it may write the keys that these scripts declare. The monitor runs others, which then only read."""
+TOPICS: Final[Mapping[str, Collection[str]]] = {
+    "learner": ("*",),
+    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS),
+    "operator": (weight_requests.REQUESTS,),
+    "monitor": (),
+}
+"""What each role posts. A topic that no other role posts is the learner's."""
+GROUP_STORES: Final[Mapping[str, Collection[str]]] = {"learner": ("*",), "worker": ("wire*",), "operator": (), "monitor": ()}
+"""The stores in which each role may form process groups, by the first part of their names; `ranks` is the learner's alone."""
+ROLES: Final = tuple(SCRIPTS)
 
 _CONNECT: Final = ("ping", "auth", "hello", "select", "cluster|slots", "subscribe", "unsubscribe")
 _SINCE_7_2: Final = "+client|setinfo"
@@ -29,10 +62,14 @@ _SINCE_7_2: Final = "+client|setinfo"
 _RUN_SCRIPTS: Final = ("eval", "evalsha", "multi", "exec", "discard")
 _READ: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
 """Everything there is to know about the run's keys, and not what other keys there are."""
-_TOPICS: Final = ("xadd", "xread", "hvals")
-_GROUP_STORES: Final = ("get", "exists", "unlink")
-
-ROLES: Final = ("worker", "learner", "monitor")
+_WORKERS_READ: Final = ("hget", "hgetall", "hmget", "hvals", "lrange", "xread", "get", "exists")
+"""Beside its scripts."""
+_OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
+    "learner": ("hsetnx", "unlink"),
+    "worker": ("hsetnx", "unlink"),  # a payload that comes with its commit; an entry of a group store
+    "operator": (),
+    "monitor": (),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +83,18 @@ class Created:
     """The same users for an `aclfile`: each node of a Cluster and each replica needs them, and knows only what it is told."""
     survives_restart: bool
     """Whether the server has written the users down itself."""
+    separates_roles: bool
+    """Whether the server can let a user read a key that it may not write. Redis before 7 cannot: there every role that changes
+    anything may write all of the run's keys."""
 
 
 async def create_users(server: Server, run: str, *, folder: Path) -> Created:
     """Users with new passwords, in files that only we can read. Again: the old passwords end at once."""
     passwords = {role: secrets.token_urlsafe(PASSWORD_BYTES) for role in ROLES}
+    separates_roles = await _separates_roles(server)
     rules = {
-        role: await _set(server, user_name(run, role), _rules(role, run, password)) for role, password in passwords.items()
+        role: await _set(server, user_name(run, role), _rules(role, run, password, separates_roles=separates_roles))
+        for role, password in passwords.items()
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {role: _write_secret(folder / f"{role}.password", f"{password}\n") for role, password in passwords.items()}
@@ -62,6 +104,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> Created:
         password_files=files,
         acl_file=_write_secret(folder / "users.acl", "".join(lines)),
         survives_restart=await _saved(server),
+        separates_roles=separates_roles,
     )
 
 
@@ -77,24 +120,46 @@ def user_name(run: str, role: str) -> str:
     return f"{run}-{role}"
 
 
-def _rules(role: str, run: str, password: str) -> list[str]:
+def writable(role: str) -> list[str]:
+    """Names of the run's keys that a role may write, as patterns."""
+    if role == "learner":
+        return ["*"]
+    declared = {name for script in SCRIPTS[role] for name in load_script(script).keys}.difference(keys.GIVEN)
+    stores = (f"store:{name}" for name in GROUP_STORES[role])
+    return sorted({*declared, *(f"topic:{topic}" for topic in TOPICS[role]), *stores})
+
+
+def _rules(role: str, run: str, password: str, *, separates_roles: bool) -> list[str]:
     digest = hashlib.sha256(password.encode()).hexdigest()
-    reach = [f"~{keys.key(run, '*')}", f"&{keys.key(run, '*')}"]
-    return ["reset", "resetchannels", "on", f"#{digest}", *reach, "-@all", *_permissions(role)]
+    whole = keys.key(run, "*")
+    # The monitor's scripts declare what they read, which the server takes for written; its commands hold them to reading.
+    reach = [f"~{keys.key(run, name)}" for name in writable(role)] if separates_roles and role != "monitor" else [f"~{whole}"]
+    reading = [f"%R~{whole}"] if f"~{whole}" not in reach else []
+    return ["reset", "resetchannels", "on", f"#{digest}", *reach, *reading, f"&{whole}", "-@all", *_permissions(role)]
 
 
 def _permissions(role: str) -> list[str]:
-    allowed = [f"+{command}" for command in (*_CONNECT, *_RUN_SCRIPTS)]
-    if role == "monitor":
-        return [*_READ, *allowed]  # its scripts are held to reading
-    changing = [f"+{command}" for command in (*commands_of_scripts(), *_TOPICS, *_GROUP_STORES)]
-    return [*(_READ if role == "learner" else ()), *changing, *allowed]
+    reading = [f"+{command}" for command in _WORKERS_READ] if role == "worker" else _READ
+    changing = [f"+{command}" for command in (*commands_of(SCRIPTS[role]), *_OUTSIDE_SCRIPTS[role])]
+    return [*reading, *changing, *(f"+{command}" for command in (*_CONNECT, *_RUN_SCRIPTS))]
 
 
-def commands_of_scripts() -> list[str]:
+def commands_of(scripts: Collection[str]) -> list[str]:
     """Redis asks for each command of a script whether the user may give it."""
-    text = "".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
-    return sorted({command.lower() for command in re.findall(r"\bp?call\('([A-Z]+)'", text)})
+    text = "".join(load_script(name).text for name in scripts)
+    return sorted({command.lower() for command in re.findall(r"\bcall\('([A-Z]+)'", text)})
+
+
+async def _separates_roles(server: Server) -> bool:
+    """Read-only keys came with Redis 7. A user that stays off is made to find out, and deleted."""
+    redis = cast("Any", server.commands)
+    trial = f"trial-{secrets.token_hex(8)}"
+    try:
+        await server.ask(lambda: redis.execute_command("ACL", "SETUSER", trial, "%R~trial"))
+    except ResponseError:
+        return False
+    await server.ask(lambda: redis.execute_command("ACL", "DELUSER", trial))
+    return True
 
 
 async def _set(server: Server, user: str, rules: list[str]) -> list[str]:

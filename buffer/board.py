@@ -29,7 +29,7 @@ class RedisBoard:
     def __init__(self, server: Server, run: str) -> None:
         self._server = server
         self._run = run
-        self._scripts = ScriptLibrary(server, [*keys.board_keys(run), keys.state(run), keys.versions(run)])
+        self._scripts = ScriptLibrary(server, run)
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
         reply: list[bytes] = await self._change("agree", *(word for fact in facts.items() for word in fact))
@@ -48,7 +48,8 @@ class RedisBoard:
         return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
     async def live_version(self) -> VersionRecord | None:
-        row = await self._change("live_version")
+        live = await self._ask("live_version", lambda: self._redis.hget(keys.state(self._run), "live"))
+        row = None if live is None else await self._ask("versions", lambda: self._redis.hget(keys.versions(self._run), live))
         with reading("versions"):
             return None if row is None else VersionRecord(**json.loads(row))
 
@@ -58,7 +59,7 @@ class RedisBoard:
             return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        script = ScriptLibrary(self._server, [keys.topic(self._run, topic)])
+        script = ScriptLibrary(self._server, self._run, {"topic": keys.topic(self._run, topic)})
         await self._change("post", MESSAGES_KEPT, json.dumps(message), scripts=script)
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:

@@ -74,7 +74,7 @@ class RedisGroupStore(Store):
 
     def add(self, key: str, value: int) -> int:
         """Counts once, also where the answer was lost and the call is repeated."""
-        return int(self._change("store_add", key, value, also=[self._key(f"call:{uuid.uuid4().hex}")]))
+        return int(self._change("store_add", key, value))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """A key that is missing counts as empty."""
@@ -99,10 +99,10 @@ class RedisGroupStore(Store):
                 await bell.ring(RECHECK_S)
         return value
 
-    def _change(self, script: str, key: str, *arguments: Argument, also: list[str] | None = None) -> Any:
-        names = [self._key(key), *(also if also is not None else [])]
+    def _change(self, script: str, key: str, *arguments: Argument) -> Any:
+        given = {"entry": self._key(key), "entry_call": self._key(f"call:{uuid.uuid4().hex}")}
         told = (EXPIRY_S * 1000, *arguments)
-        return self._ask(f"change {key!r}", lambda server: ScriptLibrary(server, names).run(script, *told))
+        return self._ask(f"change {key!r}", lambda server: ScriptLibrary(server, self._run, given).run(script, *told))
 
     def _ask(self, what: str, ask: Callable[[Server], Coroutine[Any, Any, T]], timeout: timedelta | None = None) -> T:
         own: timedelta = cast("Any", self).timeout  # which torch's type stubs do not know

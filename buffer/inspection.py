@@ -107,10 +107,11 @@ class Inspection:
     async def pace(self) -> Pace:
         fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.state(self._run)))
         state = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        owner, expires = await self._ask(lambda redis: redis.hmget(keys.learner(self._run), "owner", "expires"))
         now_s, _ = cast("tuple[int, int]", await self._ask(lambda redis: redis.time()))
         return Pace(
             live_version=int(state.get("live", -1)),
-            learner=state.get("learner_owner", "") if float(state.get("learner_expires", 0)) > now_s * 1000 else "",
+            learner=owner.decode(errors="replace") if owner is not None and float(expires or 0) > now_s * 1000 else "",
             wanted=int(state.get("wanted", 0)),
             next_ticket=int(state.get("next_ticket", 0)),
             state=state,

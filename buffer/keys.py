@@ -5,22 +5,14 @@ All keys of a run share the hash tag `{run}`: they live on one node of a cluster
 
 from __future__ import annotations
 
+import re
+
 _DIGITS = 9
-
-
-def buffer_keys(run: str) -> list[str]:
-    """What `scripts/prelude.lua` names KEYS, in its order."""
-    return [key(run, name) for name in (*KINDS, *_CHANNELS)]
 
 
 def types(run: str) -> dict[str, str]:
     """What Redis says of each of the buffer's keys, if it is there."""
     return {key(run, name): kind for name, kind in KINDS.items()}
-
-
-def board_keys(run: str) -> list[str]:
-    """What the board's scripts name KEYS, in their order."""
-    return [key(run, name) for name in _BOARD_NAMES]
 
 
 def key(run: str, name: str) -> str:
@@ -65,6 +57,10 @@ def redo(run: str) -> str:
 
 def state(run: str) -> str:
     return key(run, "state")
+
+
+def learner(run: str) -> str:
+    return key(run, "learner")
 
 
 def versions(run: str) -> str:
@@ -113,7 +109,8 @@ def ticket_number(ticket: str) -> int:
 
 
 KINDS = {
-    "state": "hash",  # counters, limits, the learner's lease
+    "state": "hash",  # counters and limits
+    "learner": "hash",  # the learner's fence and lease
     "dropped": "hash",  # reason -> count
     "leases": "zset",  # reserved ticket -> when its lease ends, in the server's milliseconds
     "reserved": "zset",  # reserved ticket -> its version
@@ -139,8 +136,13 @@ KINDS = {
 }
 _CHANNELS = ("on:slots", "on:ready", "on:learner", "on:events")
 
-_BOARD_NAMES = (
+_BOARD = (
     "facts",  # hash: what all fleets must agree on
     "members",  # zset: worker -> when its listing ends
     "member_facts",  # hash: worker -> what it announced
 )
+GIVEN = ("topic", "entry", "entry_call")
+"""Stand for the keys that a script is called for: a topic, an entry of a group store and the call that changes it."""
+
+BY_CONSTANT = {re.sub(r"\W", "_", name).upper(): name for name in (*KINDS, *_CHANNELS, *_BOARD, *GIVEN)}
+"""What scripts call each key."""

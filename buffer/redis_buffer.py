@@ -322,12 +322,17 @@ class RedisBuffer:
         return await self._run.ask("hgetall", keys.state(self._run.name))
 
     async def stats(self) -> BufferStats:
-        return _stats(await self._run.change("stats", ""))
+        return _stats(await self._run.change("stats", ""), await self._fence())
+
+    async def _fence(self) -> int:
+        fence = await self._run.ask("hget", keys.learner(self._run.name), "fence")
+        with reading("learner"):
+            return int(fence) if fence is not None else 0
 
     async def audit(self) -> Audit:
         try:
             await self.limits()  # can they be read?
-            reply = await self._run.change("stats", "everything")
+            reply, fence = await self._run.change("stats", "everything"), await self._fence()
         except UnexpectedReply:
             await self._raise_if_types_are_wrong()
             raise
@@ -337,7 +342,7 @@ class RedisBuffer:
         places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
         return audit(
             Snapshot(
-                stats=_stats(reply[:-9]),
+                stats=_stats(reply[:-9], fence),
                 leased=leased.keys(),
                 reserved=reserved.keys(),
                 ready=ready.keys(),
@@ -456,7 +461,7 @@ def _texts(reply: list[bytes]) -> set[str]:
     return {text.decode(errors="replace") for text in reply}
 
 
-def _stats(reply: list[Any]) -> BufferStats:
+def _stats(reply: list[Any], fence: int) -> BufferStats:
     said: dict[str, Any] = {name.decode(): value for name, value in _rows(reply, 2)}
     with reading("dropped"):
         dropped = {reason.decode(): int(number) for reason, number in _rows(said["dropped"], 2)}
@@ -465,7 +470,8 @@ def _stats(reply: list[Any]) -> BufferStats:
             name: said[name]
             for name in ("reserved", "ready", "again", "taken", "kept", "spent", "quarantined", "issued", "expired")
         },
-        **{name: said[name] for name in ("slots", "slots_used", "version", "fence", "bytes")},
+        **{name: said[name] for name in ("slots", "slots_used", "version", "bytes")},
+        fence=fence,
         owed=float(said["owed"]),
         starving=said["starving"] == 1,
         dropped=dropped,

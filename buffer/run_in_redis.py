@@ -33,7 +33,7 @@ class RunInRedis:
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
         self.name = name
-        self._scripts = ScriptLibrary(server, keys.buffer_keys(name), prelude="prelude")
+        self._scripts = ScriptLibrary(server, name)
 
     async def change(self, script: str, *arguments: Argument) -> Any:
         return await self._change(script, arguments, lambda: self._scripts.run(script, *arguments))

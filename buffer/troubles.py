@@ -66,6 +66,8 @@ _IN_A_TRANSACTION = re.compile(r"Command # \d+ \(.{0,200}?\) of pipeline caused 
 """What redis-py writes before the reply to a command that was not even queued; it quotes the command."""
 _IN_A_SCRIPT = re.compile(r"(?:ERR )?Error running script .{0,120}?@user_script: \d+: -?")
 """Redis 6.2 wraps what stopped a script."""
+_BESIDE_A_SCRIPT = "Script attempted to access a non local key in a cluster node"
+"""A key that a script reads without declaring it has gone ahead to another node."""
 _NOT_ALLOWED = ("NOPERM", "ACL failure in script", "The user executing the script can't")
 
 
@@ -99,7 +101,7 @@ def _code(error: Exception) -> str:
     for kind, code in _CLASSES:
         if isinstance(error, kind):
             return code
-    return _inside(error).partition(" ")[0]
+    return "ASK" if _BESIDE_A_SCRIPT in _inside(error)[:200] else _inside(error).partition(" ")[0]
 
 
 def _inside(error: Exception) -> str:

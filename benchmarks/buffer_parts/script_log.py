@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
 
-import buffer
-from buffer.script_library import load_script
+from buffer.script_library import NAMES, load_script
 
 MOST = 200_000
-SCRIPTS = Path(buffer.__file__).parent / "scripts"
 
 
 _OTHERS = {b"HMGET": "payload_read"}
@@ -21,7 +18,7 @@ _OTHERS = {b"HMGET": "payload_read"}
 
 
 def script_names() -> list[str]:
-    return sorted([*(path.stem for path in SCRIPTS.glob("*.lua") if path.stem != "prelude"), *_OTHERS.values()])
+    return sorted([*NAMES, *_OTHERS.values()])
 
 
 @contextmanager
@@ -43,7 +40,7 @@ def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
     argument = rest if rest.startswith(b"-- ") else rest.partition(b" ")[0]
     match command.upper():
         case b"EVALSHA":
-            name = _NAMES.get(argument.decode())
+            name = _SCRIPTS.get(argument.decode())
         case b"EVAL":  # every script begins with its name
             name = argument.removeprefix(b"-- ").partition(b".lua")[0].decode()
         case other:
@@ -52,5 +49,5 @@ def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
         costs.setdefault(name, []).append(entry["duration"])
 
 
-_NAMES = {load_script(path.stem, prelude).sha: path.stem for path in SCRIPTS.glob("*.lua") for prelude in ("prelude", "")}
-"""By the name that the server knows: the buffer's scripts have a prelude, the board's have none."""
+_SCRIPTS = {load_script(name).sha: name for name in NAMES}
+"""By the name that the server knows."""

@@ -1,3 +1,3 @@
 -- member id
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('HDEL', KEYS[3], ARGV[1])
+call('ZREM', MEMBERS, ARGV[1])
+call('HDEL', MEMBER_FACTS, ARGV[1])

@@ -1,10 +1,10 @@
 -- -> what everybody said whose listing has not ended
-local time = redis.call('TIME')
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
-  redis.call('ZREM', KEYS[2], id)
-  redis.call('HDEL', KEYS[3], id)
+for _, id in ipairs(call('ZRANGEBYSCORE', MEMBERS, '-inf', now)) do
+  call('ZREM', MEMBERS, id)
+  call('HDEL', MEMBER_FACTS, id)
 end
 local said = {}
-for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do said[#said + 1] = redis.call('HGET', KEYS[3], id) end
+for _, id in ipairs(call('ZRANGE', MEMBERS, 0, -1)) do said[#said + 1] = call('HGET', MEMBER_FACTS, id) end
 return said

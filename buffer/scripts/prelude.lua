@@ -1,10 +1,5 @@
--- What every script of the buffer starts with: names for KEYS, records, and how tickets change their state.
-local STATE, DROPPED, LEASES, RESERVED, READY, TAKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local AGAIN, KEPT, LOTTERY, WEIGHTS, RECORDS, PAYLOADS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local REDO, ENDED, QUARANTINE, QUARANTINE_PAYLOADS, REQUESTS = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
-local WAITING, ASKED, VERSIONS, TALLY, OVERRIDES, MIX = KEYS[18], KEYS[19], KEYS[20], KEYS[21], KEYS[22], KEYS[23]
-local ON_SLOTS, ON_READY, ON_LEARNER, ON_EVENTS = KEYS[24], KEYS[25], KEYS[26], KEYS[27]
-
+-- What the buffer's scripts share: records, and how tickets change their state. buffer/script_library.py gives each script those
+-- pieces that it uses, and declares the keys that it touches: STATE is the run's key `state`, ON_READY its channel `on:ready`.
 local AT_ONCE = 128 -- tickets that one script may end beside its own work
 local ENDED_REMEMBERED = 10000
 local QUARANTINE_KEPT, QUARANTINE_BYTES = 100, 16 * 1024 * 1024
@@ -28,7 +23,7 @@ end
 
 -- A smaller fence than ours, or none: the server was emptied or set back under a learner that lives.
 local function fence_lost(fence)
-  local current = call('HGET', STATE, 'fence')
+  local current = call('HGET', LEARNER, 'fence')
   if fence == current then return nil end
   if (tonumber(current) or 0) < tonumber(fence) then return redis.error_reply('REWOUND') end
   return redis.error_reply('FENCELOST ' .. current)
@@ -111,8 +106,10 @@ local function write(id, record)
 end
 
 -- The latest change of the mix of environments: from which task on it holds, its id ("" before the first), what it says.
+-- Workers read it and may not write it, so its key is not declared: a server takes declared keys for written ones.
 local function latest_change()
-  local at, id, change = string.match(call('LINDEX', MIX, -1) or '', '^(%d+) (%x+) (.*)$')
+  local mix = string.gsub(STATE, 'state$', 'mix')
+  local at, id, change = string.match(call('LINDEX', mix, -1) or '', '^(%d+) (%x+) (.*)$')
   return tonumber(at), id or '', change
 end
 

@@ -2,8 +2,9 @@
 local worker, request, version, count, waits = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local SILENT_MS = 2500 -- a worker that waits asks at least once a second
 
+local _, mix = latest_change() -- before anything is changed: it may be refused while a Cluster moves the run
 local function describe(first, length)
-  local tickets, _, mix = {}, latest_change()
+  local tickets = {}
   for offset = 0, math.min(length, ENDED_REMEMBERED) - 1 do
     local id = ticket_id(first + offset)
     local record = held(id, worker)

@@ -23,6 +23,11 @@ async def create(run: OpenRun, line: Line) -> int:
     rows = [(role, made.users[role], str(path)) for role, path in made.password_files.items()]
     print_table(page, ("role", "redis.user", "redis.password_file"), rows)
     page.print("passwords of earlier users of these names no longer work")
+    if not made.separates_roles:
+        page.print(
+            "roles are not separated: this server (before Redis 7) cannot let a user read keys that it may not write, so "
+            "worker, learner and operator may each write all of this run's keys"
+        )
     if not made.survives_restart:
         page.print(f"the server keeps no ACL file and forgets them when it restarts; {made.acl_file} can be its aclfile")
     return 0

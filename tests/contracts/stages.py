@@ -35,7 +35,7 @@ for index = 1, 2 do
     redis.call('ZADD', KEYS[index], noted + since + shift, found[place])
   end
 end
-if redis.call('HEXISTS', KEYS[3], 'learner_expires') == 1 then redis.call('HINCRBY', KEYS[3], 'learner_expires', shift) end
+if redis.call('HEXISTS', KEYS[3], 'expires') == 1 then redis.call('HINCRBY', KEYS[3], 'expires', shift) end
 """
 
 
@@ -93,8 +93,8 @@ class ServerStage:
         self._server, self._raw = self.do(self._connected(url))
         self.buffer = RedisBuffer(self._server, run, learner_lease_s=LEARNER_LEASE_S)
         self._state = keys.state(run)
-        self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), self._state]
-        self._names = [name.encode() for name in keys.buffer_keys(run)]
+        self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), keys.learner(run)]
+        self._names = [name.encode() for name in keys.types(run)]
         self._noted_ms = self._now_ms()
 
     async def _connected(self, url: str) -> tuple[Server, Any]:

@@ -40,6 +40,7 @@ from async_rl.types import (
 )
 from buffer import keys
 from buffer.__main__ import main
+from buffer.access import ROLES
 from buffer.archive_writer import ArchiveWriter
 from buffer.codec import encode
 from buffer.redis_buffer import RedisBuffer
@@ -461,11 +462,9 @@ def test_users_are_made_and_the_monitor_can_look(tools: Tools) -> None:
     tools.do(fill)
     assert "has no users" in tools("users", "ls")
     page = tools("users", "create")
-    assert [line.split()[:2] for line in page.splitlines()[1:4]] == [
-        [role, f"{tools.name}-{role}"] for role in ("worker", "learner", "monitor")
-    ]
+    assert [line.split()[:2] for line in page.splitlines()[1:5]] == [[role, f"{tools.name}-{role}"] for role in ROLES]
     listed = tools("users", "ls")
-    assert all(f"{tools.name}-{role}" in listed for role in ("worker", "learner", "monitor"))
+    assert all(f"{tools.name}-{role}" in listed for role in ROLES)
     assert "#" not in listed, "not even a hash of the password"
     password = tools.config.parent / tools.name / "users" / "monitor.password"
     assert password.stat().st_mode & 0o777 == 0o600

@@ -32,9 +32,22 @@ Both = tuple[RedisBuffer, Server]
 GARBAGE = [b"", b"\xff\xfe\x00", b"nan", b"1e400", b"-5", b"99999999999999999999", b"x", b"{}", b"[1]", b"\t" * 20]
 STRANGERS = [b"", b"\xff\xfe", b"unknown", b"t-5", b"t999999999"]
 SCORES = ["inf", "-inf", "1e300", "-1e300", "0.5", "99999999999"]
-NAMES = [name.removeprefix("{}:") for name in keys.buffer_keys("") if ":on:" not in name]
+NAMES = list(keys.KINDS)
 ZSETS = ["leases", "reserved", "ready", "again", "taken", "kept", "lottery", "waiting", "asked"]
-AUDITED = ["state", "dropped", "leases", "reserved", "ready", "again", "taken", "kept", "lottery", "records", "payloads"]
+AUDITED = [
+    "state",
+    "learner",
+    "dropped",
+    "leases",
+    "reserved",
+    "ready",
+    "again",
+    "taken",
+    "kept",
+    "lottery",
+    "records",
+    "payloads",
+]
 SILENT_S = 20.0
 """A server that does not answer for so long hangs."""
 

@@ -73,7 +73,7 @@ async def test_token_ids_beyond_the_vocabulary_are_refused(redis_buffer: Both, w
 async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, run_name: str):
     buffer, server = redis_buffer
     await started(buffer)
-    scripts = ScriptLibrary(server, keys.buffer_keys(run_name), prelude="prelude")
+    scripts = ScriptLibrary(server, run_name)
     first = await scripts.run("reserve", "w", "request-1", 0, 2, 0)
     assert await scripts.run("reserve", "w", "request-1", 0, 2, 0) == first
     assert (await buffer.stats()).reserved == 2
@@ -82,7 +82,7 @@ async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, r
 
 async def test_a_lost_reply_to_an_acquisition_gives_the_same_fence(redis_buffer: Both, run_name: str):
     _, server = redis_buffer
-    scripts = ScriptLibrary(server, keys.buffer_keys(run_name), prelude="prelude")
+    scripts = ScriptLibrary(server, run_name)
     arguments = ("learner", "request", 60_000, "max_age", 2)
     is_ours, fence = await scripts.run("acquire", *arguments)
     assert is_ours
@@ -115,7 +115,7 @@ async def test_ended_tickets_leave_nothing_behind_but_counts(redis_buffer: Both,
         await buffer.release(fence, step)
         await buffer.checkpoint(fence, step)
     left = {key.decode().rpartition(":")[2] for key in await redis.keys(f"{{{run_name}}}:*")}
-    assert left == {"state", "versions", "ended", "requests", "tally"}
+    assert left == {"state", "learner", "versions", "ended", "requests", "tally"}
 
 
 async def test_a_full_server_makes_workers_wait_and_the_learner_frees_it(run_name: str, caplog: pytest.LogCaptureFixture):
