@@ -60,6 +60,17 @@ _READING = (
 )
 _ENVIRONMENT = Option(name="environment", value="NAME", help="only groups of this environment")
 
+RUN_AUDIT = Tool(
+    words="audit",
+    help="Prove from Redis, journal, checkpoints and archive that a run lost and repeated nothing; exits 1 if not.",
+    options=(
+        Option(name="bytes", help="read every byte of the checkpoints, not only their sizes"),
+        Option(name="files-only", help="leave Redis out, for a copy of a run's folder"),
+        _JSON,
+    ),
+)
+"""Stands after `async-rl` itself; a process of its own does it (buffer/run_audit)."""
+
 LIMITS = _verb(
     words="limits",
     operands="[KEY=VALUE]...",

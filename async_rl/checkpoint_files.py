@@ -159,6 +159,16 @@ def check_files(checkpoint: Path, manifest: Manifest, names: Iterable[str]) -> N
             raise Damaged(f"{path} is not what {MANIFEST} says it is")
 
 
+def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
+    """Raises Damaged unless every file is there with its size. Quick, where `check_files` reads every byte."""
+    for name, facts in manifest.files.items():
+        file = checkpoint / name
+        if not file.is_file():
+            raise Damaged(f"{file} is missing")
+        if file.stat().st_size != facts.bytes:
+            raise Damaged(f"{file} has {file.stat().st_size} bytes, not {facts.bytes}")
+
+
 def facts_of(path: Path) -> FileFacts:
     digest, size = xxhash.xxh3_64(), 0
     with path.open("rb") as file:

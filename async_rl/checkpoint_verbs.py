@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from async_rl.checkpoint_files import MANIFEST, Damaged, Manifest, check_files, found_in, read_manifest, remove
+from async_rl.checkpoint_files import MANIFEST, Damaged, Manifest, check_files, check_sizes, found_in, read_manifest, remove
 from async_rl.errors import CheckpointError, ConfigError
 from async_rl.training_verbs import load_any
 from async_rl.verb_line import Line, Option, Tool, read
@@ -44,7 +44,7 @@ class Look:
 
 
 def ls(args: Sequence[str]) -> int:
-    return _listed(_found(read(LS, args)), _check_sizes)
+    return _listed(_found(read(LS, args)), check_sizes)
 
 
 def verify(args: Sequence[str]) -> int:
@@ -116,12 +116,3 @@ def _look(path: Path, check: Callable[[Path, Manifest], None]) -> Look:
 
 def _check_bytes(path: Path, manifest: Manifest) -> None:
     check_files(path, manifest, manifest.files)
-
-
-def _check_sizes(path: Path, manifest: Manifest) -> None:
-    for name, facts in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            raise Damaged(f"{file} is missing")
-        if file.stat().st_size != facts.bytes:
-            raise Damaged(f"{file} has {file.stat().st_size} bytes, not {facts.bytes}")

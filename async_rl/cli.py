@@ -121,6 +121,11 @@ def tool(chosen: verb_line.Tool) -> Callable[[Sequence[str]], int]:
     return become
 
 
+def audit(args: Sequence[str]) -> int:
+    guard()
+    _become(command("buffer.run_audit", args), load_named(verb_line.read(buffer_verbs.RUN_AUDIT, args).config))
+
+
 def evaluate(args: Sequence[str]) -> int:
     """What is evaluated is found where it can be read: in the process that this one becomes."""
     guard()
@@ -237,6 +242,7 @@ VERBS = (
         Verb(words=each.words, help=each.help, run=run, manual=verb_line.manual(each))
         for each, run in checkpoint_verbs.VERBS.items()
     ),
+    Verb(words="audit", help=buffer_verbs.RUN_AUDIT.help, run=audit, manual=verb_line.manual(buffer_verbs.RUN_AUDIT)),
     *(Verb(words=each.typed, help=each.help, run=tool(each), manual=verb_line.manual(each)) for each in buffer_verbs.TOOLS),
     Verb(words="buffer", help="List these verbs.", run=any_tool, manual=f"List these verbs.\n\n{buffer_verbs.listing()}"),
     Verb(words="ctl show", help="Print the limits in force.", run=tool(buffer_verbs.LIMITS)),

@@ -11,6 +11,7 @@ from async_rl.training_config import AnyRun
 
 Role = Literal[
     "buffer",
+    "buffer.run_audit",
     "learner",
     "learner.training",
     "learner.models",

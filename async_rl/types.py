@@ -302,6 +302,8 @@ class BufferPosition:
     """The highest version ever issued."""
     next_ticket: int
     next_task: int
+    untrained: int = 0
+    """Tasks below `next_task` that ended without being trained: no signal, or failed too often."""
     redo: tuple[PendingTask, ...] = ()
     """Tasks whose tickets came to nothing and that wait for another."""
     outstanding: tuple[OutstandingTicket, ...] = ()

@@ -70,6 +70,17 @@ def _group_at(file: int, entry: Entry) -> RolloutGroup:
     return decode(payload)
 
 
+def archived_steps(folder: Path) -> tuple[dict[str, int], int]:
+    """The last step that trained each group, and how many stretches cannot be read. From the indexes: no group is read."""
+    steps: dict[str, int] = {}
+    damaged = 0
+    for _, _, index in _files(folder):
+        damaged += len(index.damage)
+        for entry in index.entries:
+            steps.setdefault(entry.facts.id, entry.facts.step)
+    return steps, damaged
+
+
 # -- what it holds --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentStats:

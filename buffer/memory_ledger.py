@@ -89,7 +89,7 @@ class Ledger:
         self.mix: list[MixChange] = []
         self._ended: dict[str, CommitResult] = {}
         self._redo: deque[PendingTask] = deque()
-        self._next_ticket = self._next_task = 0
+        self._next_ticket = self._next_task = self._untrained = 0
         self._highest_version = -1
         self._last_step: int | None = None
         self._released_step = self._saved_step = -1
@@ -291,6 +291,7 @@ class Ledger:
             version=self._highest_version,
             next_ticket=self._next_ticket,
             next_task=self._next_task,
+            untrained=self._untrained,
             redo=tuple(self._redo),
             outstanding=tuple(_outstanding(entry, step) for entry in self.entries.values() if _is_outstanding(entry, step)),
             mix=tuple(self.mix),
@@ -307,6 +308,7 @@ class Ledger:
             lost = [ticket for ticket in position.outstanding if ticket_id(ticket.number) not in self.entries]
             self._redo = deque([*position.redo, *(ticket.again for ticket in lost)])
             self.mix = list(position.mix)
+            self._untrained = position.untrained
         if position is not None:
             self._highest_version = max(self._highest_version, position.version)
             self._next_ticket = max(self._next_ticket, position.next_ticket)
@@ -387,6 +389,8 @@ class Ledger:
         if goes_again(reason, failures=failures, max_attempts=self._bounds.max_attempts):
             ticket = entry.ticket
             self._redo.append(PendingTask(task_index=ticket.task_index, attempt=ticket.attempt + 1, failures=failures))
+        else:
+            self._untrained += 1
 
     def collect_lost_leases(self, now: float) -> None:
         for entry in sorted(self.among("reserved"), key=lambda entry: entry.expires):

@@ -176,7 +176,7 @@ class RedisBuffer:
             for tasks in pieces([*position.redo, *lost]):
                 await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
-        numbers = saved.step, saved.version, saved.next_ticket, saved.next_task
+        numbers = saved.step, saved.version, saved.next_ticket, saved.next_task, saved.untrained
         version = await self._run.change("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
         return Recovery(version=version, returned=returned, spent=spent)
 
@@ -252,7 +252,7 @@ class RedisBuffer:
                     outstanding[number] = OutstandingTicket(
                         number, record.task_index, record.attempt, record.failures, _until_step(record, step)
                     )
-        waiting = await self._run.change("mark", fence, step, next_ticket, mark)
+        untrained, waiting = await self._run.change("mark", fence, step, next_ticket, mark)
         with reading("redo"):
             redo = tuple(PendingTask(*map(int, task.split())) for task in waiting)
         again = {task.task_index for task in redo}
@@ -261,6 +261,7 @@ class RedisBuffer:
             version=version,
             next_ticket=next_ticket,
             next_task=next_task,
+            untrained=untrained,
             redo=redo,
             outstanding=tuple(ticket for _, ticket in sorted(outstanding.items()) if ticket.task_index not in again),
             mix=tuple(map(mix_log.parse, mix)),

@@ -1,4 +1,5 @@
--- fence, step, next ticket of the position, mark -> tasks to roll again: the list, then those that later tickets roll again
+-- fence, step, next ticket of the position, mark -> tasks that ended untrained; tasks to roll again: the list, then those that
+-- later tickets roll again
 -- All at one moment: a task that waits to be rolled again, and is given to a worker meanwhile, stands in one of the two.
 local lost = fence_lost(ARGV[1]) or step_lost(ARGV[2])
 if lost then return lost end
@@ -18,4 +19,4 @@ for later = 0, math.min(get('next_ticket', 0) - first - 1, ISSUED_MEANWHILE) do
     tasks[#tasks + 1] = string.format('%d %d %d', record.task, record.attempt, record.failures)
   end
 end
-return tasks
+return { get('untrained', 0), tasks }

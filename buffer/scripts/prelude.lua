@@ -242,7 +242,7 @@ end
 
 local function roll_again(record, failed)
   local failures = record.failures + (failed and 1 or 0)
-  if failed and failures >= get('max_attempts', 1) then return end
+  if failed and failures >= get('max_attempts', 1) then return call('HINCRBY', STATE, 'untrained', 1) end
   call('RPUSH', REDO, string.format('%d %d %d', record.task, record.attempt + 1, failures))
 end
 
@@ -251,7 +251,7 @@ local function drop(id, record, reason)
   tell('dropped:' .. reason, id, record)
   close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already')
   discard(id)
-  if reason ~= 'no_signal' then roll_again(record, reason == 'failed') end
+  if reason == 'no_signal' then call('HINCRBY', STATE, 'untrained', 1) else roll_again(record, reason == 'failed') end
   wake_workers()
   wake_learner()
 end

@@ -8,6 +8,7 @@ local report = cjson.decode(found)
 call('HSET', PAYLOADS, id, ARGV[5])
 call('HINCRBY', STATE, 'bytes', #ARGV[5])
 call('HINCRBY', STATE, 'quarantined', -1)
+call('HINCRBY', STATE, 'readmitted', 1)
 call('HDEL', ENDED, id)
 forget_report(id)
 local record = {

@@ -1,0 +1,30 @@
+"""`python -P -m buffer.run_audit @ config.yaml`: what `async-rl audit` becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from async_rl.buffer_verbs import RUN_AUDIT
+from async_rl.config_files import load_named
+from async_rl.errors import BufferUnreachable, boundary
+from async_rl.verb_line import read
+from buffer.run_audit.evidence import gather
+from buffer.run_audit.page import show, show_json
+from buffer.run_audit.rules import judge
+
+
+def main(arguments: Sequence[str]) -> int:
+    line = read(RUN_AUDIT, arguments)
+    found = asyncio.run(gather(load_named(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
+    verdict = judge(found)
+    (show_json if line.has("json") else show)(found, verdict)
+    if verdict.findings:
+        return 1
+    return BufferUnreachable.exit_code if verdict.unchecked and not line.has("files-only") else 0
+
+
+if __name__ == "__main__":
+    with boundary("async-rl audit"):
+        raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""What each of a run's four memories says, read without changing any of them.
+
+Redis is read first, at one moment, then what was written before that moment: the journal, the checkpoints, the archive. So a
+run that goes on meanwhile is judged as it was when Redis was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from async_rl.checkpoint_files import Damaged, candidates, check_files, check_sizes, place_of, read_manifest
+from async_rl.config import Config
+from async_rl.errors import BufferUnreachable, CheckpointError, ConfigError, RestartLimit
+from async_rl.trained_steps import TrainedSteps, read_trained
+from async_rl.types import BufferPosition
+from buffer import keys
+from buffer.archive import archived_steps
+from buffer.foreign import UnexpectedReply, reading
+from buffer.records import Record, parse
+from buffer.tools.open_run import OpenRun, open_run
+
+READINGS = 3
+"""A learner that begins while the files are read makes them newer than Redis was: then all is read again."""
+_POSITION: TypeAdapter[BufferPosition] = TypeAdapter(BufferPosition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What Redis holds of a run at one moment, and what `buffer audit` says of it."""
+
+    state: Mapping[str, str]
+    records: Mapping[str, Record]
+    """By ticket."""
+    redo: Sequence[int]
+    """Tasks that wait to be rolled again."""
+    dropped: Mapping[str, int]
+    problems: Sequence[str] = ()
+    """Of `buffer audit`."""
+
+    def number(self, name: str, default: int = 0) -> int:
+        return int(float(self.state.get(name, default)))
+
+    @property
+    def has_recovered(self) -> bool:
+        """A learner has begun here, and none is just beginning."""
+        return "saved" in self.state and "recovering" not in self.state
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Left by the latest checkpoints: one whose mark is not here is newer than what this server remembers."""
+        return self.state.get("marks", "").split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaid:
+    name: str
+    life: int
+    step: int
+    problem: str = ""
+    """Why it cannot be used; empty for a whole one."""
+    timeline: str = ""
+    version: int = -1
+    position: BufferPosition | None = None
+    """None of a model that was imported, or where it cannot be read."""
+    counts_untrained: bool = False
+    """Releases before this one did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    journal: TrainedSteps | None
+    checkpoints: Sequence[CheckpointSaid]
+    """Newest first."""
+    books: Books | None
+    no_books: str
+    """Why Redis could not be asked."""
+    archived: Mapping[str, int] | None
+    """Group -> the last step that trained it; None where the run has no archive."""
+    archive_damage: int
+    max_uses: int
+    age_bound: int
+
+    @property
+    def newest(self) -> CheckpointSaid | None:
+        """The newest whole checkpoint: a learner that is started now begins with it."""
+        return next((each for each in self.checkpoints if not each.problem), None)
+
+
+async def gather(config: Config, *, files_only: bool, every_byte: bool) -> Evidence:
+    if not config.run_folder.is_dir():
+        raise ConfigError(f"there is no run in {config.run_folder} (run.folder is seen from where you are)")
+    if files_only:
+        return _with_files(config, None, "it was left out (--files-only)", every_byte=every_byte)
+    try:
+        async with open_run(config) as run:
+            for _ in range(READINGS):
+                books = await _books(run)
+                found = _with_files(config, books, "", every_byte=every_byte)
+                if (await _fence(run)) == books.number("fence"):
+                    return found
+            return _with_files(config, None, f"learners began {READINGS} times while it was read", every_byte=every_byte)
+    except (BufferUnreachable, RestartLimit, ConfigError) as error:
+        return _with_files(config, None, str(error), every_byte=every_byte)
+
+
+def _with_files(config: Config, books: Books | None, no_books: str, *, every_byte: bool) -> Evidence:
+    limits = config.limits
+    state: Mapping[str, str] = books.state if books is not None else {}
+    archived, damage = archived_steps(config.archive_folder) if config.archive_folder.is_dir() else (None, 0)
+    return Evidence(
+        journal=read_trained(config.run_folder),
+        checkpoints=[_look(path, every_byte=every_byte) for path in candidates(config.run_folder / "checkpoints")],
+        books=books,
+        no_books=no_books,
+        archived=archived,
+        archive_damage=damage,
+        max_uses=max(limits.max_uses, int(state.get("max_uses", 1))),
+        age_bound=max(limits.age_bound, ceil(float(state.get("max_age", 0)))),
+    )
+
+
+async def _books(run: OpenRun) -> Books:
+    names = [keys.key(run.config.run.name, name) for name in ("state", "records", "redo", "dropped", "learner")]
+
+    async def ask() -> list[Any]:
+        pipeline: Any = cast("Any", run.server.commands).pipeline(transaction=True)
+        pipeline.hgetall(names[0]).hgetall(names[1]).lrange(names[2], 0, -1).hgetall(names[3]).hgetall(names[4])
+        return await pipeline.execute()
+
+    state, records, redo, dropped, learner = await run.server.ask(ask)
+    try:
+        problems: Sequence[str] = (await run.buffer.audit()).problems
+        with reading("records, redo or dropped"):
+            return Books(
+                state={name.decode(): value.decode(errors="replace") for name, value in (state | learner).items()},
+                records={ticket.decode(): parse(text) for ticket, text in records.items()},
+                redo=[int(task.split()[0]) for task in redo],
+                dropped={reason.decode(): int(number) for reason, number in dropped.items()},
+                problems=problems,
+            )
+    except UnexpectedReply as error:
+        return Books(state={}, records={}, redo=(), dropped={}, problems=(str(error),))
+
+
+async def _fence(run: OpenRun) -> int:
+    redis, learner = cast("Any", run.server.commands), keys.learner(run.config.run.name)
+    return int(await run.server.ask(lambda: redis.hget(learner, "fence")) or 0)
+
+
+def _look(path: Path, *, every_byte: bool) -> CheckpointSaid:
+    life, step = place_of(path)
+    try:
+        manifest = read_manifest(path)
+        if every_byte:
+            check_files(path, manifest, manifest.files)
+        else:
+            check_sizes(path, manifest)
+        return _said(path.name, life, step, manifest.extra)
+    except (Damaged, CheckpointError, ValidationError, LookupError, TypeError) as error:
+        return CheckpointSaid(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
+
+
+def _said(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointSaid:
+    if "position" not in extra:
+        return CheckpointSaid(name=name, life=life, step=step)
+    found: Any = extra["position"]
+    return CheckpointSaid(
+        name=name,
+        life=life,
+        step=step,
+        timeline=str(extra["timeline"]),
+        version=int(cast("int", extra["version"])),
+        position=_POSITION.validate_python(found),
+        counts_untrained="untrained" in found,
+    )

@@ -1,0 +1,64 @@
+"""What `async-rl audit` prints: a short table, then one line per finding; or one JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from buffer.run_audit.evidence import Evidence
+from buffer.run_audit.rules import Verdict
+from buffer.tools.paper import console, print_json, visible
+
+
+def show(found: Evidence, verdict: Verdict) -> None:
+    page = console()
+    for what, said in _rows(found, verdict):
+        page.print(f"{what:<12} {visible(said)}")
+    for each in verdict.unchecked:
+        page.print(visible(f"NOT CHECKED: {each}"), style="yellow")
+    for each in verdict.findings:
+        page.print(visible(f"FOUND: {each}"), style="red")
+    if verdict.findings:
+        page.print(f"{len(verdict.findings)} findings")
+    elif not verdict.unchecked:
+        page.print("clean: every task is trained once, in flight, or dropped with a reason")
+
+
+def show_json(found: Evidence, verdict: Verdict) -> None:
+    print_json(
+        {
+            "clean": not verdict.findings and not verdict.unchecked,
+            "findings": verdict.findings,
+            "unchecked": verdict.unchecked,
+            "tasks": asdict(verdict.tasks) if verdict.tasks is not None else None,
+            "dropped": dict(found.books.dropped) if found.books is not None else None,
+            "steps": len(verdict.surviving),
+            "rolled_back_steps": verdict.rolled_back,
+            "lives": len(found.journal.lives) if found.journal is not None else 0,
+            "checkpoints": [{"name": each.name, "step": each.step, "problem": each.problem} for each in found.checkpoints],
+            "archived": len(found.archived) if found.archived is not None else None,
+        }
+    )
+
+
+def _rows(found: Evidence, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    journal, newest, tasks = found.journal, found.newest, verdict.tasks
+    lives = len(journal.lives) if journal is not None else 0
+    groups = len({group.id for step in verdict.surviving for group in step.groups})
+    yield (
+        "journal",
+        f"{lives} learners; {len(verdict.surviving)} surviving steps of {groups} groups, {verdict.rolled_back} rolled back",
+    )
+    whole = sum(not each.problem for each in found.checkpoints)
+    yield "checkpoints", f"{whole} whole, the newest is {newest.name}" if newest is not None else f"{whole} whole"
+    if found.archived is not None:
+        yield "archive", f"{len(found.archived)} groups"
+    if found.books is not None and tasks is not None:
+        books = found.books
+        dropped = ", ".join(f"{reason} {number}" for reason, number in sorted(books.dropped.items())) or "none"
+        yield "redis", f"{books.number('issued')} tickets, {books.number('spent')} spent; dropped: {dropped}"
+        yield (
+            "tasks",
+            f"{tasks.begun} begun: {tasks.trained} trained, {tasks.in_flight} in flight, {tasks.waiting} wait to be rolled "
+            f"again, {tasks.untrained} dropped for good",
+        )

@@ -1,0 +1,359 @@
+"""Pure: what must be true of a run, whatever died on the way. Each rule answers with sentences; none means that it holds.
+
+    ticket ──▶ trained by a step ──▶ in a checkpoint ──▶ spent, archived       "surviving": behind the newest whole checkpoint
+       └─────▶ dropped with a reason, or in flight
+
+What a rule needs and nobody knows (an emptied Redis, a journal of an older release) is named in `Verdict.unchecked`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from async_rl.trained_steps import TrainedStep, TrainedSteps
+from buffer.keys import ticket_number
+from buffer.run_audit.evidence import Books, CheckpointSaid, Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Where the tasks of a run are."""
+
+    begun: int
+    trained: int
+    """In surviving steps."""
+    in_flight: int
+    """With a ticket that has not ended: rolled out, ready, or taken for a step that no checkpoint contains yet."""
+    waiting: int
+    """To be rolled again."""
+    untrained: int
+    """Ended: they taught nothing, or failed too often."""
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    findings: Sequence[str]
+    unchecked: Sequence[str]
+    surviving: Sequence[TrainedStep]
+    rolled_back: int
+    """Steps that were trained and are in no weights any more."""
+    tasks: Tasks | None
+
+
+def judge(found: Evidence) -> Verdict:
+    journal = found.journal if found.journal is not None else TrainedSteps(lives=(), damage=())
+    newest, books = found.newest, found.books
+    surviving = _surviving(journal, newest)
+    durable = surviving if surviving is not None else []
+    findings = [
+        *journal.damage,
+        *_damaged(found),
+        *_not_in_the_journal(newest, surviving),
+        *_missing_steps(durable),
+        *_trained_twice(durable, found.max_uses),
+        *_too_old(journal, found.age_bound),
+        *_versions_back(journal),
+        *_fences_back(journal, found.checkpoints),
+        *_vanished_between(journal, [each for each in found.checkpoints if not each.problem]),
+        *_archive(found, journal),
+    ]
+    unchecked: list[str] = []
+    tasks = None
+    if books is None:
+        unchecked.append(f"Redis: {found.no_books}")
+    else:
+        findings += [f"Redis: {problem}" for problem in books.problems]
+        if trouble := _cannot_join(books, newest):
+            unchecked.append(f"Redis beside the files: {trouble}")
+        else:
+            saved = books.number("saved", -1)
+            settled = [step for step in journal.in_force() if step.number <= saved]
+            tasks = _tasks(books, settled)
+            findings += [
+                *_steps_gone(saved, newest),
+                *_still_alive(books, settled, found.max_uses),
+                *_numbers_back(books, journal, found.checkpoints),
+                *_lost(books, tasks, settled, journal),
+                *_under_two_tickets(books, settled),
+                *_not_archived(found, books, settled),
+            ]
+    all_steps = sum(len(life.steps) for life in journal.lives)
+    return Verdict(
+        findings=findings,
+        unchecked=unchecked,
+        surviving=durable,
+        rolled_back=all_steps - len(journal.in_force()),
+        tasks=tasks,
+    )
+
+
+# -- journal and checkpoints -----------------------------------------------------------------------------------------------
+def _surviving(journal: TrainedSteps, newest: CheckpointSaid | None) -> list[TrainedStep] | None:
+    """The steps behind the newest whole checkpoint; None where the journal does not know them."""
+    if newest is None or newest.position is None:
+        return []
+    return journal.behind(newest.timeline, newest.step)
+
+
+def _damaged(found: Evidence) -> list[str]:
+    problems = [f"checkpoint {each.name} cannot be used: {each.problem}" for each in found.checkpoints if each.problem]
+    if found.archive_damage:
+        problems.append(f"{found.archive_damage} stretches of the archive cannot be read")
+    return problems
+
+
+def _not_in_the_journal(newest: CheckpointSaid | None, surviving: list[TrainedStep] | None) -> list[str]:
+    if newest is None or surviving is not None:
+        return []
+    return [f"checkpoint {newest.name} is of a learner (timeline {newest.timeline}) that the journal does not know"]
+
+
+def _missing_steps(surviving: Sequence[TrainedStep]) -> list[str]:
+    times = Counter(step.number for step in surviving)
+    last = max(times, default=0)
+    wrong = [number for number in range(1, last + 1) if times[number] != 1]
+    return [f"{len(wrong)} surviving steps are missing in the journal, or stand there twice: {_some(wrong)}"] if wrong else []
+
+
+def _trained_twice(surviving: Sequence[TrainedStep], max_uses: int) -> list[str]:
+    problems: list[str] = []
+    steps: dict[str, list[int]] = defaultdict(list)
+    for step in surviving:
+        for group in step.groups:
+            steps[group.id].append(step.number)
+    for group, used in steps.items():
+        if len(set(used)) < len(used):
+            problems.append(f"group {group} was trained twice by one step: {_some(used)}")
+        elif len(used) > max_uses:
+            problems.append(f"group {group} was trained by the steps {_some(used)}, and may train {max_uses}")
+    return problems
+
+
+def _too_old(journal: TrainedSteps, age_bound: int) -> list[str]:
+    return [
+        f"step {step.number} of timeline {life.timeline} trained version {step.trained} on group {group.id}, whose oldest "
+        f"token is of version {group.oldest_version}: older than {age_bound} (was staleness.max_age higher then? name it here)"
+        for life in journal.lives
+        for step in life.steps
+        for group in step.groups
+        if step.trained - group.oldest_version > age_bound
+    ]
+
+
+def _versions_back(journal: TrainedSteps) -> list[str]:
+    problems: list[str] = []
+    highest = -1
+    for life in journal.lives:
+        if life.version <= highest:
+            problems.append(f"timeline {life.timeline} began with version {life.version}, and {highest} was in use before it")
+        for step in life.steps:
+            if step.version < step.trained:
+                problems.append(f"step {step.number} of timeline {life.timeline} made version {step.version} of {step.trained}")
+        highest = max(highest, life.newest)
+    return problems
+
+
+def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointSaid]) -> list[str]:
+    """Later learners have higher fences, by the journal and by the names of the checkpoints."""
+    written = {each.timeline: each.life for each in checkpoints if each.timeline}
+    fences = [
+        (life.timeline, fence)
+        for life in journal.lives
+        if (fence := life.fence if life.fence is not None else written.get(life.timeline)) is not None
+    ]
+    return [
+        f"timeline {later} has fence {second}, and timeline {earlier} before it {first}: fences went back"
+        for (earlier, first), (later, second) in pairwise(fences)
+        if second <= first
+    ]
+
+
+def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointSaid]) -> list[str]:
+    """What an older checkpoint knew as begun was trained by the newer one, or is still known to it."""
+    problems: list[str] = []
+    for newer, older in pairwise(whole):
+        before, after = older.position, newer.position
+        chain, begun = journal.behind(newer.timeline, newer.step), journal.behind(older.timeline, older.step)
+        if before is None or after is None or chain is None or begun is None or not newer.counts_untrained:
+            continue
+        if [step.version for step in begun] != [step.version for step in chain[: len(begun)]]:
+            continue  # the older one is of a timeline that was given up
+        known = {each.task_index for each in (*after.redo, *after.outstanding)}
+        waited = {each.task_index for each in (*before.redo, *(each for each in before.outstanding if not each.steps))}
+        gone = (waited | set(range(before.next_task, after.next_task))) - known
+        unfinished = {each.number for each in after.outstanding}
+        trained = _first_uses(chain[len(begun) :], chain[: len(begun)]) - {
+            group for group in _ids(chain) if ticket_number(group) in unfinished
+        }
+        if len(gone) > len(trained) + after.untrained:
+            problems.append(
+                f"between {older.name} and {newer.name}, {len(gone)} tasks ended: {len(trained)} were trained, and "
+                f"{after.untrained} at most were dropped"
+            )
+    return problems
+
+
+# -- Redis beside them -----------------------------------------------------------------------------------------------------
+def _cannot_join(books: Books, newest: CheckpointSaid | None) -> str:
+    """Why what Redis says cannot be compared; empty where it can."""
+    if not books.state:
+        return "it knows nothing of this run; the next learner begins with what the newest checkpoint says"
+    if not books.has_recovered:
+        return "a learner is just beginning, or ended while it began"
+    mark = newest.position.mark if newest is not None and newest.position is not None else ""
+    if mark and mark not in books.marks:
+        return "it is older than the newest checkpoint; the next learner begins with what the checkpoint says"
+    return ""
+
+
+def _steps_gone(saved: int, newest: CheckpointSaid | None) -> list[str]:
+    step = newest.step if newest is not None else -1
+    if step >= saved:
+        return []
+    kept = f"the newest whole one is {newest.name}" if newest is not None else "there is none"
+    return [f"Redis counts step {saved} as kept by a checkpoint, but {kept}: {saved - max(step, 0)} steps are gone"]
+
+
+def _still_alive(books: Books, settled: Sequence[TrainedStep], max_uses: int) -> list[str]:
+    uses = Counter(group.id for step in settled for group in step.groups)
+    problems: list[str] = []
+    for state in ("reserved", "ready", "again"):
+        alive = [
+            ticket
+            for ticket, times in uses.items()
+            if (record := books.records.get(ticket)) is not None and record.state == state
+            if state != "again" or times >= max_uses
+        ]
+        if alive:
+            problems.append(f"{len(alive)} groups of surviving steps are {state} in Redis: {_some(alive)}")
+    return problems
+
+
+def _numbers_back(books: Books, journal: TrainedSteps, checkpoints: Sequence[CheckpointSaid]) -> list[str]:
+    problems: list[str] = []
+    fence = max((each.life for each in checkpoints), default=0)
+    if books.number("fence") < fence:
+        problems.append(f"the latest learner has fence {books.number('fence')}, a checkpoint is of fence {fence}")
+    version = max((life.newest for life in journal.lives), default=-1)
+    if books.number("highest", -1) < version:
+        problems.append(f"Redis issued versions up to {books.number('highest', -1)}, and {version} was trained")
+    return problems
+
+
+def _tasks(books: Books, settled: Sequence[TrainedStep]) -> Tasks:
+    alive = {ticket for ticket, record in books.records.items() if record.state != "kept"}
+    trained = _ids(settled) - alive
+    begun, untrained = books.number("next_task"), _untrained(books)
+    known = len(trained) + len(alive) + len(books.redo)
+    if (indexes := _indexes(settled)) is not None:
+        flying = {books.records[ticket].task_index for ticket in alive}
+        known = len((indexes | flying | set(books.redo)) & set(range(begun)))
+    return Tasks(
+        begun=begun,
+        trained=len(trained),
+        in_flight=len(alive),
+        waiting=len(books.redo),
+        untrained=untrained,
+        lost=max(0, begun - known - untrained),
+    )
+
+
+def _untrained(books: Books) -> int:
+    """Tasks that were dropped for good. An older release did not count them: then each that may have been counts."""
+    if "untrained" in books.state:
+        return books.number("untrained")
+    return books.dropped.get("no_signal", 0) + books.dropped.get("failed", 0) + books.number("quarantined")
+
+
+def _lost(books: Books, tasks: Tasks, settled: Sequence[TrainedStep], journal: TrainedSteps) -> list[str]:
+    if not tasks.lost:
+        return []
+    here = _ids(settled) | books.records.keys()
+    elsewhere = {
+        group.id: f"{group.id} ({group.task}), which step {step.number} of timeline {life.timeline} trained"
+        for life in journal.lives
+        for step in life.steps
+        for group in step.groups
+        if group.id not in here
+    }
+    hint = f"; in no surviving step any more: {_some(elsewhere.values(), 3)}" if elsewhere else ""
+    if (indexes := _indexes(settled)) is not None and not tasks.untrained:
+        flying = {record.task_index for record in books.records.values()}
+        hint = f": {_some(sorted(set(range(tasks.begun)) - indexes - flying - set(books.redo)))}{hint}"
+    return [
+        f"{tasks.lost} of {tasks.begun} tasks are lost: trained in no surviving step, not in flight, not waiting, and not "
+        f"dropped{hint}"
+    ]
+
+
+def _under_two_tickets(books: Books, settled: Sequence[TrainedStep]) -> list[str]:
+    """A task is trained under one ticket. A group that was released from quarantine may be its task's second one."""
+    tickets: dict[int, set[str]] = defaultdict(set)
+    for step in settled:
+        for group in step.groups:
+            if group.task_index is not None:
+                tickets[group.task_index].add(group.id)
+    for ticket, record in books.records.items():
+        if record.task_index in tickets:
+            tickets[record.task_index].add(ticket)
+    twice = {task: ids for task, ids in tickets.items() if len(ids) > 1}
+    if len(twice) <= books.number("readmitted"):
+        return []
+    task, ids = min(twice.items())
+    return [f"{len(twice)} tasks that were trained have another ticket, for example task {task}: {_some(sorted(ids))}"]
+
+
+# -- the archive -------------------------------------------------------------------------------------------------------
+def _archive(found: Evidence, journal: TrainedSteps) -> list[str]:
+    if found.archived is None:
+        return []
+    steps: dict[str, set[int]] = defaultdict(set)
+    for life in journal.lives:
+        for step in life.steps:
+            for group in step.groups:
+                steps[group.id].add(step.number)
+    unknown = [group for group in found.archived if group not in steps]
+    wrong = [group for group, step in found.archived.items() if group in steps and step not in steps[group]]
+    problems = [f"{len(unknown)} archived groups were trained by no step: {_some(unknown)}"] if unknown else []
+    if wrong:
+        problems.append(f"{len(wrong)} groups are archived under a step that did not train them: {_some(wrong)}")
+    return problems
+
+
+def _not_archived(found: Evidence, books: Books, settled: Sequence[TrainedStep]) -> list[str]:
+    """Since the oldest step in the archive: what is not there waits in Redis, was let go and counted, or Redis lost it."""
+    if not found.archived or books.number("set_backs"):
+        return []
+    since = min(found.archived.values())
+    last = {group.id: step.number for step in settled for group in step.groups}
+    gone = [
+        group for group, step in last.items() if step > since and group not in found.archived and group not in books.records
+    ]
+    if len(gone) <= books.number("expired"):
+        return []
+    return [f"{len(gone)} spent groups are not in the archive, {books.number('expired')} were let go: {_some(gone)}"]
+
+
+# -- of steps ---------------------------------------------------------------------------------------------------------
+def _ids(steps: Iterable[TrainedStep]) -> set[str]:
+    return {group.id for step in steps for group in step.groups}
+
+
+def _first_uses(steps: Iterable[TrainedStep], before: Iterable[TrainedStep]) -> set[str]:
+    return _ids(steps) - _ids(before)
+
+
+def _indexes(steps: Iterable[TrainedStep]) -> set[int] | None:
+    """The tasks of these steps; None where an older release wrote the journal."""
+    found = [group.task_index for step in steps for group in step.groups]
+    known = {index for index in found if index is not None}
+    return known if None not in found else None
+
+
+def _some(things: Iterable[object], most: int = 5) -> str:
+    shown = list(map(str, things))
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
