@@ -81,7 +81,12 @@ class ChaosProxy:
         serving = asyncio.current_task()
         assert serving is not None
         self._pumps.add(serving)
-        from_server, to_server = await asyncio.open_unix_connection(self._path)
+        try:
+            from_server, to_server = await asyncio.open_unix_connection(self._path)
+        except OSError:  # the server is gone for the moment
+            self._pumps.discard(serving)
+            to_client.transport.abort()
+            return
         line = _Line(to_client, to_server)
         self._lines.add(line)
         try:

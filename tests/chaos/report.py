@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 from typing import Any
 
 from children import POINTS, points_of
 from outcome import Outcome
 from plan import Plan
+from recovery import Times, as_lines, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,7 @@ def table(rounds: Sequence[Round], *, command: str) -> str:
     lines += ["", f"failpoints: died at {len(hit)} of {len(expected)}: {', '.join(hit)}"]
     lines += [f"  passed only: {', '.join(name for name in expected if passed[name] and not died[name])}"]
     lines += [f"  never reached: {', '.join(name for name in expected if not passed[name])}", ""]
-    for role, (number, p50, p95) in _recovery(rounds).items():
-        lines.append(f"recovery of a {role:<8} p50 {p50:6.2f} s   p95 {p95:6.2f} s   ({number} times)")
+    lines += as_lines(_recovery(rounds))
     kills, pauses = sum(each.outcome.kills for each in rounds), sum(each.outcome.pauses for each in rounds)
     seconds = sum(each.outcome.seconds for each in rounds)
     lines += ["", f"{kills} kills and {pauses} pauses in {seconds:.0f} s, {len(rounds)} rounds"]
@@ -73,7 +72,7 @@ def as_json(rounds: Sequence[Round], *, command: str, server: str) -> dict[str, 
             for (victim, how, state), times in sorted(_deaths(rounds).items())
         ],
         "failpoints": {name: {"passed": passed[name], "died": died[name]} for name in expected},
-        "recovery_s": {role: {"times": n, "p50": p50, "p95": p95} for role, (n, p50, p95) in _recovery(rounds).items()},
+        "recovery_s": {role: times.as_json() for role, times in _recovery(rounds).items()},
         "rounds": [
             {**each.plan.as_json(), "kills": each.outcome.kills, "acts": each.outcome.acts, "violations": each.violations}
             for each in rounds
@@ -99,17 +98,9 @@ def _points(rounds: Iterable[Round]) -> tuple[Counter[str], Counter[str]]:
     )
 
 
-def _recovery(rounds: Iterable[Round]) -> dict[str, tuple[int, float, float]]:
-    """From a death to the next thing achieved in the same role: how often, median, 95th percentile."""
-    found: dict[str, list[float]] = {}
-    for each in rounds:
-        for role, seconds in each.outcome.recovery_s.items():
-            found.setdefault(role, []).extend(seconds)
-    return {role: (len(each), _percentile(each, 50), _percentile(each, 95)) for role, each in sorted(found.items())}
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]
+def _recovery(rounds: Iterable[Round]) -> dict[str, Times]:
+    """From a death to the next thing achieved in the same role."""
+    return summed(each.outcome.recovery_s for each in rounds)
 
 
 def _violated(rounds: Iterable[Round]) -> dict[str, int]:

@@ -1,0 +1,79 @@
+"""What a run of the harness does, from its seed alone: which kind of pipeline a round has, and what strikes it in which order.
+
+Pure. When a fault strikes is up to the run: each waits until the one before it is overcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+FAULTS_PER_ROUND = 25
+
+KILLS = ("kill_learner", "kill_worker", "kill_server", "kill_supervisor")
+PAUSES = ("pause_learner", "pause_worker", "pause_server")
+NETWORK = ("reset_network", "cut_network", "slow_network", "torn_network")
+OTHERS = ("full_disk", "port_scan", "damaged_checkpoint")
+EMBEDDED_ONLY = ("kill_keeper",)
+OUTSIDE_ONLY = (*NETWORK, "empty_server", "set_back_clock")
+
+FEW = (
+    *("reset_network", "port_scan", "kill_server", "pause_worker"),
+    *("cut_network", "full_disk", "kill_worker", "kill_learner"),
+)
+"""Eight that take a minute together. They strike a run of one rank beside an outside server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    ranks: int
+    outside: bool
+    """Its Redis is not the run's own, and is reached through a proxy."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}, {'outside' if self.outside else 'embedded'} server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    seed: int
+    round: int
+    pipeline: Pipeline
+    faults: Sequence[str]
+
+    def random(self) -> Random:
+        """What the faults throw their dice with."""
+        return Random(f"faults {self.seed}/{self.round}")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+PIPELINES = tuple(Pipeline(ranks=ranks, outside=outside) for ranks in (1, 2) for outside in (True, False))
+
+
+def rounds(seed: int, faults: int) -> list[Plan]:
+    """Every kind of pipeline comes up in turn. `faults` is how many strike in all."""
+    plans: list[Plan] = []
+    for number, start in enumerate(range(0, faults, FAULTS_PER_ROUND)):
+        pipeline = PIPELINES[(seed + number) % len(PIPELINES)]
+        count = min(FAULTS_PER_ROUND, faults - start)
+        plans.append(Plan(seed=seed, round=number, pipeline=pipeline, faults=_faults(seed, number, pipeline, count)))
+    return plans
+
+
+def few(seed: int) -> list[Plan]:
+    return [Plan(seed=seed, round=0, pipeline=Pipeline(ranks=1, outside=True), faults=FEW)]
+
+
+def _faults(seed: int, number: int, pipeline: Pipeline, count: int) -> tuple[str, ...]:
+    """Every kind that this pipeline can have, shuffled, again and again."""
+    kinds = [*KILLS, *PAUSES, *OTHERS, *(OUTSIDE_ONLY if pipeline.outside else EMBEDDED_ONLY)]
+    random, chosen = Random(f"plan {seed}/{number}"), list[str]()
+    while len(chosen) < count:
+        random.shuffle(kinds)
+        chosen += kinds
+    return tuple(chosen[:count])

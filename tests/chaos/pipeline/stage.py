@@ -1,0 +1,150 @@
+"""A whole real run, as a person starts it: `async-rl run`, started again whenever it ends before it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plan import Pipeline
+from processes import of_role
+from run_processes import ASYNC_RL, read_config, write_config
+
+from async_rl.config import Config
+
+LOOK_AGAIN_S = 0.05
+STALLED_S = 150.0
+"""The longest that a fault may keep the run from training another step."""
+MAX_AGE = 2
+DRAIN_S = 120.0
+
+
+class Stalled(Exception):
+    """The run did not get over a fault."""
+
+
+class Stage:
+    def __init__(self, folder: Path, pipeline: Pipeline, *, redis_url: str = "", seed: int = 0) -> None:
+        self._folder, self.pipeline = folder, pipeline
+        self.path = write_config(folder, "chaos", **_settings(pipeline, redis_url, seed))
+        self.config = read_config(self.path)
+        self.restarts = 0
+        """How often the run ended by itself and was started again."""
+        self.endings: list[str] = []
+        self._journal = _Tail(self.config.run_folder / "trained.jsonl")
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def output(self) -> Path:
+        return self._folder / "output.txt"
+
+    def pids(self, role: str) -> list[int]:
+        return of_role(self.pid, role)
+
+    def steps(self) -> int:
+        """Rows of steps that were ever written, by whichever learner."""
+        return self._journal.steps()
+
+    def kill_supervisor(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def until(self, holds: Callable[[], bool], what: str, *, within_s: float = STALLED_S) -> float:
+        """The seconds until it holds. A run that ends meanwhile is started again."""
+        began = time.monotonic()
+        while not holds():
+            if (code := self._process.poll()) is not None:
+                self.restarts += 1
+                self.endings.append(f"exit code {code}: {self._last_line()}")
+                self._start()
+            if time.monotonic() - began > within_s:
+                raise Stalled(f"waited {within_s:g} s in vain until {what}")
+            time.sleep(LOOK_AGAIN_S)  # other processes' files cannot be awaited
+        return time.monotonic() - began
+
+    def until_trained(self, more: int, what: str) -> float:
+        goal = self.steps() + more
+        return self.until(lambda: self.steps() >= goal, what)
+
+    def drain(self) -> int:
+        """What Ctrl-C does; the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(DRAIN_S)
+        except subprocess.TimeoutExpired:
+            self.close()
+            return -signal.SIGKILL
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def audit(self) -> dict[str, Any]:
+        """What `async-rl audit` says of the run."""
+        done = subprocess.run(
+            [ASYNC_RL, "audit", "@", self.path, "--json", "--bytes"], capture_output=True, text=True, timeout=120, check=False
+        )
+        try:
+            return {"exit_code": done.returncode, **json.loads(done.stdout)}
+        except ValueError:
+            return {"exit_code": done.returncode, "clean": False, "findings": [done.stderr.strip()], "unchecked": []}
+
+    def _start(self) -> None:
+        with self.output.open("ab") as file:
+            self._process = subprocess.Popen(
+                [ASYNC_RL, "run", "@", self.path],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"},
+            )
+
+    def _last_line(self) -> str:
+        lines = self.output.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class _Tail:
+    """A journal that grows, of which only what is new is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read, self._steps = path, 0, 0
+
+    def steps(self) -> int:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                found = file.read()
+            whole = found[: found.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self._steps += sum(b'"groups"' in line for line in whole.splitlines())
+        return self._steps
+
+
+def _settings(pipeline: Pipeline, redis_url: str, seed: int) -> dict[str, Any]:
+    sections: dict[str, Any] = {
+        "run": {"seed": seed},
+        "tasks": {"pace_s": 0.02},
+        "staleness": {"max_age": MAX_AGE},
+        "leases": {"ticket_s": 3, "learner_s": 3, "member_s": 3},
+        "learner": {"steps": 1_000_000, "checkpoint_every": 4},
+        "wire": {"operation_timeout_s": 2},
+    }
+    if pipeline.ranks > 1:
+        sections["learner"] |= {"parallel": {"tensor": pipeline.ranks, "processes": pipeline.ranks}}
+    if redis_url:
+        sections["redis"] = {"url": redis_url}
+    if "supervision" in Config.model_fields:  # processes may crash as often as they are killed
+        sections["supervision"] = {"restarts": 1_000_000, "backoff_s": 0.05, "window_s": 5}
+    return sections
