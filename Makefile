@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow test-adapters chaos-buffer chaos wire-faults check format bench gpu-check clean
+.PHONY: help setup demo test test-slow test-adapters chaos-buffer chaos soak wire-faults check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
@@ -11,7 +11,7 @@ help:
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
 	@echo "make test-adapters  every adapter with its real library, in virtual environments of their own (minutes, 3 GB)"
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times, and count what was lost or trained twice"
-	@echo "make chaos      strike whole runs 500 times (FAULTS=, SEED=) and audit each"
+	@echo "make chaos      strike whole runs 500 times (FAULTS=, SEED=) and audit each      make soak  one run for an hour (MINUTES=)"
 	@echo "make wire-faults  kill, stop, cut off and crowd the weight wire, 100 times each, and look for torn or older weights"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
 	@echo "make format     put the code into shape"
@@ -41,6 +41,10 @@ PIPELINE := PYTHONPATH=tests:tests/scenarios:tests/chaos $(BIN)/python tests/cha
 FAULTS ?= 500
 chaos: .venv/.dev
 	$(PIPELINE)/run.py --faults $(FAULTS) --seed $(SEED) --report runs/chaos.json $(WITH)
+
+MINUTES ?= 60
+soak: .venv/.dev
+	$(PIPELINE)/soak.py --minutes $(MINUTES) --seed $(SEED) --report runs/soak.json $(WITH)
 
 TRIALS ?= 100
 wire-faults: .venv/.dev
