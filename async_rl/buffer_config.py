@@ -38,6 +38,19 @@ class RedisConfig(Section):
     connect_timeout_s: PositiveFloat = 60.0
     """How long a process waits for Redis to answer before it gives up."""
 
+    @field_validator("url")
+    @classmethod
+    def _has_no_password(cls, url: str) -> str:
+        """The configuration is written into the run's folder and shown; only Sentinels' password has no other place."""
+        place, _, query = url.partition("://")[2].partition("?")
+        credentials = place.partition("/")[0].rpartition("@")[0]
+        if "+sentinel" not in url.partition("://")[0] and (":" in credentials or "password=" in query):
+            raise ValueError(
+                "redis.url holds a password, which whoever sees this configuration or the command line would read: put it into "
+                "a file and name that in redis.password_file, or into the environment variable ASYNC_RL_REDIS_PASSWORD"
+            )
+        return url
+
     @field_validator("payloads")
     @classmethod
     def _payloads_have_a_place(cls, place: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
 from async_rl.errors import CheckpointError
 
@@ -77,6 +77,14 @@ class Manifest(BaseModel):
     extra: dict[str, JsonValue]
     """The loop's part: version, timeline, the buffer's position. A model that was imported has none."""
 
+    @field_validator("files")
+    @classmethod
+    def _files_lie_beside_it(cls, files: dict[str, FileFacts]) -> dict[str, FileFacts]:
+        for name in files:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise ValueError(f"{name!r} is not the name of a file in the checkpoint's folder")
+        return files
+
 
 class Damaged(Exception):
     """One checkpoint cannot be used; an older one may."""
@@ -134,9 +142,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
             "that wrote it, or move the folder away to begin anew"
         )
     try:
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise Damaged(f"{path} is not a manifest ({error.error_count()} problems)") from error
+    for name in manifest.files:
+        if (checkpoint / name).is_symlink():
+            raise Damaged(f"{checkpoint / name} is a link; a checkpoint's files lie in its folder")
+    return manifest
 
 
 def read_asked(checkpoint: Path) -> Manifest:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from async_rl.buffer_config import LeaseConfig, RedisConfig, ReplayConfig, RetentionConfig, StalenessConfig
 from async_rl.config_section import Section
@@ -21,12 +22,23 @@ from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
 
 
 class RunConfig(Section):
-    name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
-    """Names the run in Redis and on disk. `async-rl run` makes one up; fleets launched by hand must be given the same."""
+    name: str = ""
+    """Names the run in Redis and on disk: letters, digits, `.`, `_` and `-`, beginning with a letter, a digit or `_`.
+    `async-rl run` makes one up; fleets launched by hand must be given the same."""
     folder: Path = Path("runs")
     """Where run folders are made."""
     seed: int = 0
     """Of the initial weights, the tasks and the sampling."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+            raise ValueError(
+                f"run.name ({name!r}) names a folder and keys in Redis: use letters, digits, '.', '_' and '-', beginning with "
+                "a letter, a digit or '_'"
+            )
+        return name
 
 
 class ExpertsSize(Section):
@@ -148,6 +160,12 @@ class MetricsConfig(Section):
     tensorboard: bool = False
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """0 switches it off."""
+    prometheus_host: str = "127.0.0.1"
+    """Where it listens. Beyond this machine it needs a token, or `prometheus_insecure`."""
+    prometheus_token_file: Path | None = None
+    """Whoever scrapes must send what stands there, as Prometheus does with `authorization: {credentials_file: ...}`."""
+    prometheus_insecure: bool = False
+    """Allows a host beyond this machine without a token: the network is private."""
 
 
 class Config(Section):
@@ -156,6 +174,9 @@ class Config(Section):
     model: ModelConfig
     tokenizer: TokenizerConfig = CharacterTokenizer()
     environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
+    environments_from: tuple[str, ...] = ()
+    """Modules, files, folders and plug-ins whose code `env attach` may bring into the run beside what `environments` names.
+    A module's submodules count, and all files in a folder, which is written with a slash: `environments/`."""
     sampling: SamplingConfig = SamplingConfig()
     staleness: StalenessConfig = StalenessConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -289,7 +310,8 @@ class Config(Section):
         tree = self.model_dump()
         tree["run"]["folder"] = self.run_folder.parent
         redis_files = (("redis", name) for name in ("password_file", "ca_file", "cert_file", "key_file"))
-        for section, key in (("model", "folder"), ("tokenizer", "folder"), *redis_files):
+        token = ("metrics", "prometheus_token_file")
+        for section, key in (("model", "folder"), ("tokenizer", "folder"), token, *redis_files):
             if path := tree[section].get(key):
                 tree[section][key] = Path(path).absolute()
         for policy in tree["policies"].values():
@@ -297,6 +319,9 @@ class Config(Section):
                 if section and section.get(key):
                     section[key] = Path(section[key]).absolute()
         tree["environments"] = [environment.seen_from_anywhere() for environment in self.environments]
+        tree["environments_from"] = [
+            str(Path(place).absolute()) if "/" in place or place.endswith(".py") else place for place in self.environments_from
+        ]
         for key in ("critic", "reference", "teacher"):
             if (section := tree["learner"][key]) and section.get("folder"):
                 section["folder"] = Path(section["folder"]).absolute()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from async_rl.config import Config
 from async_rl.config_files import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.eval_verbs import SCHEDULED
+from async_rl.private_files import keep_files_private, make_private_folder
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
 from async_rl.training_config import AnyRun, TrainingConfig
 
@@ -36,7 +38,8 @@ LOG_TAIL = 30
 @contextmanager
 def sole_run(config: AnyRun) -> Generator[None]:
     """Inside, nobody else on this machine runs it: two supervisors would fight over one folder."""
-    config.run_folder.mkdir(parents=True, exist_ok=True)
+    keep_files_private()
+    make_private_folder(config.run_folder)
     with (config.run_folder / "run.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,13 +47,15 @@ def sole_run(config: AnyRun) -> Generator[None]:
             raise ConfigError(
                 f"run {config.run.name!r} is going on already, in {config.run_folder}; stop it, or choose another run.name"
             ) from None
+        for left in config.run_folder.glob("engines-*"):  # by workers that were killed
+            shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 def prepare_folder(config: AnyRun) -> Path:
     """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
     folder = config.run_folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     _write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
     return folder / "config.yaml"
 

@@ -15,6 +15,7 @@ from async_rl.buffer_verbs import find, listing
 from async_rl.config import Config
 from async_rl.config_files import load_named
 from async_rl.errors import ConfigError, boundary
+from async_rl.private_files import keep_files_private
 from async_rl.telemetry import configure_logs
 from async_rl.verb_line import Line, manual, read
 from buffer.embedded_server import EmbeddedServer
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     config = load_named(line.config)
     if tool.words == "serve":
         configure_logs("buffer")
+        keep_files_private()
         return asyncio.run(_serve(config))
     return _use(config, line)
 

@@ -8,12 +8,12 @@ redis+cluster://HOST:PORT,HOST:PORT                             the node of a Cl
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from async_rl.errors import ConfigError
+from async_rl.exposure import is_loopback
 
 Kind = Literal["socket", "server", "sentinel", "cluster"]
 
@@ -54,7 +54,7 @@ class Address:
     @property
     def foreign_hosts(self) -> list[str]:
         """The hosts that are reached over a network."""
-        return [node.host for node in self.nodes if not _is_loopback(node.host)]
+        return [node.host for node in self.nodes if not is_loopback(node.host)]
 
 
 def parse(url: str) -> Address:
@@ -118,13 +118,6 @@ def _required(text: str, complaint: str) -> str:
     if not text:
         raise ValueError(complaint)
     return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _without_secrets(url: str) -> str:

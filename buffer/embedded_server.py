@@ -24,6 +24,7 @@ from async_rl.config import Config
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.redis_client import Server
 from buffer.server_programs import damaged_file, find_binary, repair_command, server_command
+from buffer.socket_folder import socket_folder
 from buffer.sync_files import sync_files
 
 MAX_RESTARTS = 5
@@ -59,10 +60,10 @@ class EmbeddedServer:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as opening:
-            _private_folder(self._socket.parent)
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = await _lock(self._folder)
             opening.callback(os.close, self._lock)
+            opening.enter_context(socket_folder(self._socket.parent))
             await self._start()
             opening.push_async_callback(self._stop)
             tasks = await opening.enter_async_context(asyncio.TaskGroup())
@@ -149,9 +150,6 @@ class EmbeddedServer:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        self._socket.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else's file in it is none of our business
-            self._socket.parent.rmdir()
 
 
 async def serve(config: Config) -> None:
@@ -169,13 +167,6 @@ def _binary_for(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     note.write_text(f"{chosen}\n")
     return chosen
-
-
-def _private_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} must belong to this user alone (mode 0700), because it holds the Redis socket; remove it")
 
 
 async def _lock(folder: Path) -> int:

@@ -20,6 +20,7 @@ from async_rl.errors import boundary
 from async_rl.failpoints import arm_from
 from async_rl.model_shape import ModelShape, model_shape
 from async_rl.packages import guard
+from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import die_with_parent, drain_on_signals, keep_pauses_short, run_with, stall_watchdog
@@ -57,6 +58,7 @@ log = structlog.get_logger("learner")  # __name__ is __main__, which would count
 def main() -> None:
     with leave_at_once(), boundary("async-rl learner"):
         guard()
+        keep_files_private()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
         arm_from(os.environ)

@@ -22,6 +22,7 @@ from async_rl.failpoints import arm_from
 from async_rl.megatron.parallel import resolve_device
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
+from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, Member
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, stall_watchdog
 from async_rl.supervision.leaving import leave_at_once
@@ -43,6 +44,7 @@ log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which wou
 def main() -> None:
     with leave_at_once(), boundary("async-rl worker"):
         guard()
+        keep_files_private()
         config = load_named(sys.argv[1:])
         configure_logs("worker")
         arm_from(os.environ)
@@ -52,7 +54,7 @@ def main() -> None:
 async def work(config: Config) -> None:
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    tasks = TaskMix.from_config(config.environments, config.run.seed)
+    tasks = TaskMix.from_config(config.environments, config.run.seed, environments_from=config.environments_from)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     async with AsyncExitStack() as opened:
         enter = opened.enter_async_context

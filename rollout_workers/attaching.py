@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from async_rl.attached_code import refuse_foreign_code
 from async_rl.buffer_verbs import find
 from async_rl.commands import command
 from async_rl.config_files import load_named
@@ -24,9 +25,10 @@ from rollout_workers.residents import entered
 
 def main(words: Sequence[str]) -> None:
     line = read(*find(words))
-    section = section_of(line)
+    section, config = section_of(line), load_named(line.config)
+    refuse_foreign_code(section, config.environments, config.environments_from)
     if not line.has("unchecked"):
-        agent = build_agent(section, load_named(line.config).run.seed)
+        agent = build_agent(section, config.run.seed)
         try:
             asyncio.run(pose_first(agent))
         except ConfigError:

@@ -10,6 +10,7 @@ from typing import Self
 
 import structlog
 
+from async_rl.attached_code import refuse_foreign_code
 from async_rl.mix import PERIOD, Schedule, apportion, interleave
 from async_rl.protocols import Agent
 from async_rl.rollout_config import EnvironmentConfig
@@ -45,8 +46,9 @@ class TaskMix:
     Each environment sees its own stream 0, 1, 2, ... without gaps, evenly spread over the whole.
     """
 
-    def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0) -> None:
+    def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0, environments_from: Sequence[str] = ()) -> None:
         self._seed = seed
+        self._environments_from = environments_from
         self._sections = [_section(number, each) for number, each in enumerate(environments)]
         self._residents = Residents(
             [
@@ -59,11 +61,13 @@ class TaskMix:
         """By the latest change that they know."""
 
     @classmethod
-    def from_config(cls, environments: Sequence[EnvironmentConfig], seed: int) -> Self:
+    def from_config(
+        cls, environments: Sequence[EnvironmentConfig], seed: int, *, environments_from: Sequence[str] = ()
+    ) -> Self:
         """What the configuration names can be made, or it is a ConfigError."""
         trained = [section for section in environments if not section.evaluation_only]
         made = [WeightedAgent(agent=build_agent(each, seed), weight=each.weight, section=each) for each in trained]
-        return cls(made, seed=seed)
+        return cls(made, seed=seed, environments_from=environments_from)
 
     def knows(self, mix: str) -> bool:
         """Whether the changes up to that one have been heard of."""
@@ -77,10 +81,14 @@ class TaskMix:
         self._schedules = {"": self._schedules[""]}
         latest = self._latest
         for name, section in latest.sections.items():
-            self._residents.add(name, partial(build_agent, section, self._seed))
+            self._residents.add(name, partial(self._make_attached, section))
             if name not in latest.final_weights:
                 self._residents.close_if_idle(name)
         logger.info("the mix of environments changes", weights=latest.final_weights)
+
+    def _make_attached(self, section: EnvironmentConfig) -> Agent:
+        refuse_foreign_code(section, self._sections, self._environments_from)
+        return build_agent(section, self._seed)
 
     @property
     def _latest(self) -> Schedule:

@@ -10,7 +10,6 @@ from typing import Self
 
 import structlog
 
-from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
@@ -19,7 +18,6 @@ from async_rl.training_config import AnyRun
 
 log = structlog.get_logger(__name__)
 
-LOCALHOST = "127.0.0.1"
 """Who has no workers elsewhere has no address for them."""
 
 
@@ -79,10 +77,9 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
 
             sinks.append(TensorBoardSink(config.run_folder / "tensorboard", resumed_after=resumed_after))
         if wanted.prometheus_port:
-            from async_rl.telemetry.prometheus import PrometheusSink
+            from async_rl.telemetry.prometheus import open_prometheus
 
-            host = config.wire.host if isinstance(config, Config) else LOCALHOST
-            sinks.append(PrometheusSink(run=config.run.name, host=host, port=wanted.prometheus_port))
+            sinks.append(open_prometheus(wanted, run=config.run.name))
         if wanted.wandb_project:
             from async_rl.telemetry.wandb import WandbSink
 

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+import prometheus_client
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
+from async_rl.config import MetricsConfig
 from async_rl.errors import ConfigError
+from async_rl.exposure import knows, read_token, refuse_exposure
 from async_rl.telemetry.table import Metric, find_metric
+
+REQUEST_S = 10.0
+"""A client that sends nothing for so long is hung up on."""
+
+Respond = Callable[[str, list[tuple[str, str]]], Any]
+
+
+def open_prometheus(wanted: MetricsConfig, *, run: str) -> PrometheusSink:
+    """Listening. Raises ConfigError."""
+    token = read_token(wanted.prometheus_token_file, key="metrics.prometheus_token_file")
+    way_out = "set metrics.prometheus_token_file, or metrics.prometheus_insecure: true where the network is private"
+    refuse_exposure("Prometheus", wanted.prometheus_host, token=token, insecure=wanted.prometheus_insecure, way_out=way_out)
+    return PrometheusSink(run=run, host=wanted.prometheus_host, port=wanted.prometheus_port, token=token)
 
 
 class PrometheusSink(Collector):
-    def __init__(self, *, run: str, host: str, port: int) -> None:
+    def __init__(self, *, run: str, host: str, port: int, token: str = "") -> None:
         self._run = run
         self._newest: dict[str, float] = {}
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            application = _guarded(cast("Any", prometheus_client).make_wsgi_app(registry), token)
+            self._server = make_server(host, port, application, _server_for(host), _SilentHandler)
         except OSError as error:
             raise ConfigError(f"metrics.prometheus_port: cannot listen on {host}:{port}: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._newest = {
@@ -41,6 +65,32 @@ class PrometheusSink(Collector):
             gauge = GaugeMetricFamily(exported_name(name), _help(find_metric(name)), labels=["run"])
             gauge.add_metric([self._run], value)
             yield gauge
+
+
+def _guarded(application: Any, token: str) -> Callable[[dict[str, Any], Respond], Iterable[bytes]]:
+    def answer(request: dict[str, Any], respond: Respond) -> Iterable[bytes]:
+        if knows(request.get("HTTP_AUTHORIZATION", ""), token):
+            return application(request, respond)
+        respond("401 Unauthorized", [("Content-Type", "text/plain")])
+        return [b"metrics.prometheus_token_file holds another token\n"]
+
+    return answer
+
+
+def _server_for(host: str) -> type[ThreadingWSGIServer]:
+    class Listener(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Whatever a client sends, or however it leaves, is its own affair."""
+
+    return Listener
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = REQUEST_S  # pyright: ignore[reportAssignmentType]
+
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 def exported_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from async_rl.attached_code import refuse_foreign_code
 from async_rl.env_verbs import CHANGES
 from async_rl.errors import ConfigError
 from async_rl.mix import Change, Schedule
@@ -28,6 +29,8 @@ async def _append(run: OpenRun, line: Line) -> tuple[Change, MixChange]:
     for _ in range(ATTEMPTS):
         log = await run.buffer.mix()
         wanted = CHANGES[line.tool.words](line, Schedule(run.config.environments, log))
+        if wanted.environment is not None:
+            refuse_foreign_code(wanted.environment, run.config.environments, run.config.environments_from)
         known = log[-1].id if log else ""
         if entry := await run.buffer.change_mix(known, wanted.model_dump_json(exclude_defaults=True)):
             return wanted, entry

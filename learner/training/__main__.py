@@ -16,6 +16,7 @@ from async_rl.failpoints import arm_from
 from async_rl.megatron import parallel
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
+from async_rl.private_files import keep_files_private
 from async_rl.rendering import Manner
 from async_rl.supervision import die_with_parent, drain_flag
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
@@ -37,6 +38,7 @@ log = structlog.get_logger("learner.training")  # __name__ is __main__, which wo
 def main() -> None:
     with boundary("async-rl train"):
         guard()
+        keep_files_private()
         config = load_described(sys.argv[1:])
         configure_logs("train")
         arm_from(os.environ)

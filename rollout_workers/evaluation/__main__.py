@@ -19,6 +19,7 @@ from async_rl.errors import boundary
 from async_rl.eval_verbs import SCHEDULED
 from async_rl.megatron.parallel import resolve_device
 from async_rl.packages import guard
+from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, InferenceInterface
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.supervision.leaving import leave_at_once
@@ -45,6 +46,7 @@ def main() -> None:
     word, *args = sys.argv[1:]
     with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"):
         guard()
+        keep_files_private()
         config = load_named(args)
         configure_logs("evaluator")
         if word == SCHEDULED:

@@ -41,5 +41,6 @@ def open_engine(
         devices=devices,
         seed=seed,
         environment=environment(config, inherited),
+        folder=config.run_folder if config.run_folder.is_dir() else None,
         layer_spec=layer_spec,
     )

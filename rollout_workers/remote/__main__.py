@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 
 from async_rl.env_verbs import SERVE, section_of
-from async_rl.errors import ConfigError, boundary
+from async_rl.errors import boundary
+from async_rl.exposure import read_token
 from async_rl.packages import guard
 from async_rl.protocols import Tokenizer
 from async_rl.rollout_config import GatewayConfig
@@ -40,7 +41,11 @@ def main(words: Sequence[str]) -> None:
 
 
 async def serve(line: Line) -> None:
-    section, token, tokenizer = section_of(line), _token(line.text("token-file")), _tokenizer(line.text("tokenizer"))
+    section, token, tokenizer = (
+        section_of(line),
+        read_token(line.text("token-file"), key="--token-file"),
+        _tokenizer(line.text("tokenizer")),
+    )
     host, port, episodes = line.text("host"), line.integer("port"), line.integer("max-episodes")
     stop = drain_on_signals()
     with ExitStack() as watched:
@@ -61,18 +66,6 @@ async def serve(line: Line) -> None:
         ):
             print(f"environment {section.label} is served: {{type: remote, args: {{url: {url}}}}}", flush=True)
             await stop.wait()
-
-
-def _token(file: str | None) -> str:
-    if file is None:
-        return ""
-    try:
-        token = Path(file).read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error.strerror}") from error
-    if not token:
-        raise ConfigError(f"--token-file {file} is empty")
-    return token
 
 
 def _tokenizer(folder: str | None) -> Tokenizer | None:

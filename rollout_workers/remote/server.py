@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from async_rl.errors import ConfigError
+from async_rl.exposure import knows, refuse_exposure
 from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, InferenceInterface, Tokenizer
 from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.types import Failure, Rollout
@@ -59,8 +59,7 @@ async def open_server(
     max_episodes: int = 1024,
 ) -> AsyncGenerator[str]:
     """Serve until the block is left; its url. What is wrong with the environment is a ConfigError."""
-    if not token and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"anybody who reaches {host} could play here: give --token-file, or listen on 127.0.0.1")
+    refuse_exposure("the environment", host, token=token, insecure=False, way_out="give --token-file")
     server = EnvironmentServer(section, token=token, tokenizer=tokenizer, gateway=gateway, max_episodes=max_episodes)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     async with server.residents.open():
@@ -102,8 +101,7 @@ class EnvironmentServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        said = request.headers.get("Authorization", "")
-        if self._token and not hmac.compare_digest(said.encode(), f"Bearer {self._token}".encode()):
+        if not knows(request.headers.get("Authorization", ""), self._token):
             raise web.HTTPUnauthorized(text="the environment server does not know this token")
         try:
             return await handler(request)

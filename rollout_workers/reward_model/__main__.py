@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from async_rl.errors import ConfigError, boundary
+from async_rl.exposure import read_token, refuse_exposure
 from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.rendering import Manner, Text
@@ -34,7 +35,10 @@ def main(words: Sequence[str]) -> None:
 
 async def serve(config: RewardModelTraining, line: Line) -> None:
     stop, loop = drain_on_signals(), asyncio.get_running_loop()
-    host, port = line.text("host"), line.integer("port")
+    given, port = line.text("host"), line.integer("port")
+    host, token = given if given is not None else "127.0.0.1", read_token(line.text("token-file"), key="--token-file")
+    way_out = "give --token-file, or --insecure where the network is private"
+    refuse_exposure("the reward model", host, token=token, insecure=line.has("insecure"), way_out=way_out)
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     checkpoint = checkpoint_of(config, line.text("checkpoint"))
@@ -50,10 +54,9 @@ async def serve(config: RewardModelTraining, line: Line) -> None:
             row_tokens=config.batch.bin_tokens,
             context_tokens=shape.max_positions,
         )
-        async with listening(
-            server, host=host if host is not None else "127.0.0.1", port=port if port is not None else 0
-        ) as url:
-            print(f"reward model {config.run.name} ({checkpoint.name}) is served: scoring: {url}", flush=True)
+        async with listening(server, host=host, port=port if port is not None else 0, token=token) as url:
+            asked = f"{url}#token_file={line.text('token-file')}" if token else url
+            print(f"reward model {config.run.name} ({checkpoint.name}) is served: scoring: {asked}", flush=True)
             await run_with(stop.wait, scoring=server.serve)
         await loop.run_in_executor(thread, scorer.close)
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from async_rl.exposure import read_token
 from async_rl.types import Message, Task
 
 PATIENCE_S = 60.0
 
 
 class ServedReward:
-    """A scoring: `await ServedReward("http://127.0.0.1:8900")(task, response)`. What it raises is the episode's failure."""
+    """A scoring: `await ServedReward("http://127.0.0.1:8900")(task, response)`. What it raises is the episode's failure.
+
+    A server that wants a token is named with the file that holds it: `http://HOST:PORT#token_file=FILE`.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        address, _, file = url.partition("#token_file=")
+        self._url = address.rstrip("/")
+        token = read_token(file, key="token_file")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def __call__(self, task: Task, response: str) -> float:
         return await self.score(task.prompt, response)
@@ -25,7 +32,7 @@ class ServedReward:
         asked = {"prompt": _written(prompt), "response": _written(response)}
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
-            session.post(f"{self._url}/score", json=asked) as answer,
+            session.post(f"{self._url}/score", json=asked, headers=self._headers) as answer,
         ):
             if answer.status != 200:
                 raise ValueError(f"the reward model at {self._url} refused: {await answer.text()}")

@@ -15,6 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from async_rl.errors import ConfigError
+from async_rl.exposure import knows
 from async_rl.rendering import Manner, Text, answered, read_answer, read_messages
 
 MOST_WAITING = 4096
@@ -86,14 +88,25 @@ class RewardServer:
 
 
 @asynccontextmanager
-async def listening(server: RewardServer, *, host: str, port: int) -> AsyncGenerator[str]:
+async def listening(server: RewardServer, *, host: str, port: int, token: str = "") -> AsyncGenerator[str]:
     """Its address."""
-    application = web.Application()
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not knows(request.headers.get("Authorization", ""), token):
+            raise web.HTTPUnauthorized(text="the reward model does not know this token")
+        return await handler(request)
+
+    application = web.Application(middlewares=[guard])
     application.router.add_post("/score", server.answer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     finally:
         await runner.cleanup()

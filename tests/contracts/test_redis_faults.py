@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -217,6 +218,35 @@ async def test_an_embedded_server_keeps_its_data_sweeps_leftovers_and_locks_its_
         assert (await buffer.stats()).ready == 1
         assert (await buffer.audit()).is_clean
         assert await buffer.commit("w", group(kept)) == "already"
+
+
+async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_starts(tmp_path: Path):
+    first, second = _config(tmp_path / "first"), _config(tmp_path / "second")
+    sockets = [Path(config.redis_url.removeprefix("unix://")) for config in (first, second)]
+    script = """
+import asyncio, sys
+from pathlib import Path
+from buffer.socket_folder import socket_folder
+with socket_folder(Path(sys.argv[1])):
+    Path(sys.argv[1], "redis.sock").touch()
+    print("made", flush=True)
+    sys.stdin.read()
+"""
+    pipe = asyncio.subprocess.PIPE
+    first_process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", script, str(sockets[0].parent)), stdin=pipe, stdout=pipe
+    )
+    assert first_process.stdout is not None
+    assert await first_process.stdout.readline() == b"made\n"
+    async with EmbeddedServer(second):
+        assert sockets[0].exists(), "its server lives"
+        assert sockets[1].parent.stat().st_mode & 0o777 == 0o700
+    assert not sockets[1].parent.exists()
+    first_process.kill()
+    await first_process.communicate()
+    assert sockets[0].exists()
+    async with EmbeddedServer(second):
+        assert not sockets[0].parent.exists()
 
 
 async def test_no_server_is_one_sentence_without_the_password(tmp_path: Path):

@@ -26,6 +26,7 @@ run: {{name: {name}, folder: {folder}}}
 redis: {{url: "{url}", connect_timeout_s: 20}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits, weight: 3}}]
+environments_from: [mine.py, elsewhere]
 batch: {{groups_per_step: 4}}
 """
 T = TypeVar("T")
@@ -122,5 +123,8 @@ def test_what_cannot_be_made_here_is_said_before_anything_changes(env: Env):
     assert "Broken cannot pose its first task (ZeroDivisionError: division by zero)" in env.process(
         "attach", "mine.py:Broken", code=2
     )
+    allowed = "`environments_from: [subprocess]` in that file allows it"
+    assert allowed in env.process("attach", "subprocess:Popen", "--args", '{"args": ["touch", "ran"]}', "--unchecked", code=2)
     assert list(env.rows()) == ["even_digits"]
+    assert not (env.config.parent / "ran").exists()
     assert "Theirs" in env.process("attach", "elsewhere:Theirs", "--unchecked")

@@ -25,7 +25,7 @@ def test_rollouts_longer_than_a_row_end_no_run(tmp_path: Path) -> None:
     assert all(row.values["batch/too_long"] == 0 for row in rows)
 
 
-NOBODY = "redis://somebody:secret@127.0.0.1:1/0"  # port 1 refuses
+NOBODY = "redis://somebody@127.0.0.1:1/0"  # port 1 refuses
 
 
 def refused(*arguments: object) -> tuple[int, str]:

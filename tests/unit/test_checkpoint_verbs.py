@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from async_rl.checkpoint_files import (
     FORMAT,
     MANIFEST,
     POLICY,
+    Damaged,
     Layout,
     Manifest,
     ModelFacts,
@@ -19,6 +21,7 @@ from async_rl.checkpoint_files import (
     facts_of,
     file_of,
     folder_of,
+    read_manifest,
 )
 from async_rl.cli import dispatch
 from async_rl.errors import ConfigError
@@ -146,3 +149,22 @@ def test_a_mistake_is_one_sentence(words: tuple[str, ...], sentence: str) -> Non
 def test_torch_is_not_needed() -> None:
     code = "import sys, async_rl.checkpoint_verbs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "a/b", ""])
+def test_a_manifest_names_no_file_outside_its_folder(run: Path, name: str):
+    checkpoint = run / "checkpoints" / NAMES[0]
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest["files"][name] = manifest["files"][file_of(0)]
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(Damaged, match="is not a manifest"):
+        read_manifest(checkpoint)
+
+
+def test_a_checkpoint_s_files_are_no_links(run: Path):
+    checkpoint = run / "checkpoints" / NAMES[0]
+    (run / "outside").write_bytes((checkpoint / file_of(0)).read_bytes())
+    (checkpoint / file_of(0)).unlink()
+    (checkpoint / file_of(0)).symlink_to(run / "outside")
+    with pytest.raises(Damaged, match="is a link"):
+        read_manifest(checkpoint)

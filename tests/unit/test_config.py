@@ -96,3 +96,27 @@ def test_numbers_that_do_not_fit_together_are_refused(wrong: dict[str, object], 
 def test_what_no_optimizer_can_do_is_refused(sections: dict[str, object], complaint: str):
     with pytest.raises(ValidationError, match=complaint):
         config(**sections)
+
+
+@pytest.mark.parametrize("name", [".", "..", "-rf", ".hidden", "a/b", "a\n", "a\0", "a b", "ü"])
+def test_a_run_is_called_by_what_is_safe_as_a_folder_and_a_key(name: str):
+    with pytest.raises(ValidationError, match=r"run\.name \(.*\) names a folder and keys in Redis"):
+        config(run={"name": name})
+
+
+@pytest.mark.parametrize("name", ["", "shapes", "a.b-c_1", "007", "_x"])
+def test_ordinary_names_are_names(name: str):
+    assert config(run={"name": name}).run.name == name
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://me:secret@h:6379/0", "rediss://:secret@h", "unix:///s?password=secret", "redis+cluster://:secret@a,b"]
+)
+def test_a_password_in_the_address_of_redis_is_refused(url: str):
+    with pytest.raises(ValidationError, match=r"put it into a file and name that in redis\.password_file"):
+        config(redis={"url": url})
+
+
+def test_sentinels_and_users_stand_in_the_address():
+    for url in ("redis+sentinel://:secret@a,b/main", "redis://me@h:6379/0", "unix:///a:b/redis.sock"):
+        assert config(redis={"url": url}).redis.url == url

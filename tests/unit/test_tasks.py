@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,8 +49,9 @@ class Log:
 
     changes: list[MixChange] = field(default_factory=list)
 
-    def add(self, name: str, weight: float, at: int = 0, type_name: str = "") -> str:
-        environment = EnvironmentConfig(type=type_name, name=name) if type_name else None
+    def add(self, name: str, weight: float, at: int = 0, type_name: str = "", args: dict[str, Any] | None = None) -> str:
+        given = args if args is not None else {}
+        environment = EnvironmentConfig(type=type_name, name=name, args=given) if type_name else None
         change = Change(name=name, weight=weight, environment=environment)
         self.changes.append(MixChange(at=at, id=f"{len(self.changes)}", change=change.model_dump_json()))
         return self.changes[-1].id
@@ -67,7 +70,7 @@ async def played(mix: TaskMix, index: int, change: str = "") -> str:
 
 @asynccontextmanager
 async def following(log: Log, *sections: EnvironmentConfig) -> AsyncGenerator[TaskMix]:
-    mix = TaskMix.from_config(sections if sections else SECTIONS, seed=7)
+    mix = TaskMix.from_config(sections if sections else SECTIONS, seed=7, environments_from=[HERE, "async_rl.testing"])
     async with mix.open():
         mix.follow(log.changes)
         yield mix
@@ -122,6 +125,25 @@ async def test_a_detached_environment_is_closed_once_its_last_task_has_ended(hou
         assert [event for event, _ in house] == ["entered", "left"]
         await played(mix, 1, attached)  # a task of it that is rolled again
     assert [event for event, _ in house] == ["entered", "left"] * 2
+
+
+@pytest.mark.parametrize(
+    ("type_name", "args"),
+    [
+        ("subprocess:Popen", {"args": ["touch", "FILE"]}),
+        ("dataset", {"path": "rows.jsonl", "curriculum": "os:getcwd"}),
+        ("multi_task", {"environments": [{"type": "subprocess:Popen", "args": {"args": ["touch", "FILE"]}}]}),
+    ],
+)
+async def test_who_can_write_the_mix_brings_no_code(type_name: str, args: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "ran"
+    log = Log()
+    change = log.add("bad", 1e6, type_name=type_name, args=json.loads(json.dumps(args).replace("FILE", str(file))))
+    async with following(log) as mix:
+        with pytest.raises(EnvironmentUnavailable, match=r"may not be attached: it names .*, which this run's file does not"):
+            await played(mix, 5, change)
+        assert await played(mix, 5), "under the mix before"
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("type_name", ["no_such_environment", "no.such.module:Class", f"{HERE}:Locked"])

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -180,6 +181,27 @@ def test_prometheus_serves_the_newest_values(tmp_path: Path) -> None:
     assert 'async_rl_reward_mean{run="here"} 0.75' in text
     assert 'async_rl_buffer_bytes{run="here"} 10.0' in text
     assert "# HELP async_rl_buffer_bytes payload bytes held [bytes]" in text
+
+
+def test_prometheus_answers_beyond_this_machine_only_whoever_brings_the_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Prometheus would answer anybody who reaches 0\.0\.0\.0: set metrics"):
+        open_sinks(config(tmp_path, prometheus_port=free_port(), prometheus_host="0.0.0.0"))
+    (tmp_path / "token").write_text("secret\n")
+    port = free_port()
+    settings = {"prometheus_port": port, "prometheus_host": "0.0.0.0", "prometheus_token_file": tmp_path / "token"}
+    with open_sinks(config(tmp_path, **settings)), socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(b"GET /met")  # and no more: others are answered meanwhile
+        for authorization in ("", "Bearer other"):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": authorization})
+            with pytest.raises(urllib.error.HTTPError, match="401") as refusal:
+                urllib.request.urlopen(request)
+            refusal.value.close()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": "Bearer secret"})
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 200
+        silent.shutdown(socket.SHUT_RDWR)
+    with open_sinks(config(tmp_path, prometheus_port=free_port(), prometheus_host="0.0.0.0", prometheus_insecure=True)):
+        pass
 
 
 def test_a_taken_port_is_a_sentence(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ from rollout_workers.inference.replicas.routing import Router
 from rollout_workers.inference.replicas.setup import RankSetup
 from rollout_workers.inference.replicas.shared_weights import SharedWeights
 
+FOLDER_PREFIX = "engines-"
+"""Of the folder in which the ranks of a worker's engines find each other."""
+
 
 class EngineFleet(Inference, ReturnsLogprobs):
     """Use as `async with`: entering starts the processes and builds their engines, leaving ends them.
@@ -53,10 +56,13 @@ class EngineFleet(Inference, ReturnsLogprobs):
         devices: Sequence[torch.device],
         seed: int,
         environment: Mapping[str, str],
+        folder: Path | None = None,
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
     ) -> None:
-        """`devices`: one for each rank, engine by engine. `environment` is what the rank processes get."""
+        """`devices`: one for each rank, engine by engine. `environment` is what the rank processes get; in `folder`
+        they find each other, unset means the temporary one.
+        """
         if shape.kv_heads % worker.tensor or shape.ffn % worker.tensor:
             raise ConfigError(
                 f"worker.tensor ({worker.tensor}) must divide the model's kv_heads ({shape.kv_heads}) and ffn ({shape.ffn})"
@@ -75,6 +81,7 @@ class EngineFleet(Inference, ReturnsLogprobs):
         self._devices = devices
         self._seed = seed
         self._environment = environment
+        self._parent = folder
         self._rank = partial(RankSetup, shape=shape, tokenizer=tokenizer_config, worker=worker, layer_spec=layer_spec)
         self._ids = itertools.count()
         self._router = Router(replicas=worker.engines, block_tokens=page_tokens(devices[0], worker.kv_block_tokens))
@@ -88,7 +95,7 @@ class EngineFleet(Inference, ReturnsLogprobs):
     async def __aenter__(self) -> EngineFleet:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._folder = TemporaryDirectory(prefix="async-rl-engines-")
+        self._folder = TemporaryDirectory(prefix=FOLDER_PREFIX, dir=self._parent)
         self._weights = SharedWeights(self.specs)
         self._replicas = [
             Replica(f"engine {number}", self._ranks(number), self._environment, self._lost)
