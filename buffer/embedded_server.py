@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError, RestartLimit
+from buffer.addresses import parse
 from buffer.redis_client import Server
 from buffer.server_programs import damaged_file, find_binary, repair_command, server_command
 from buffer.socket_folder import socket_folder
@@ -42,7 +43,8 @@ class EmbeddedServer:
 
     def __init__(self, config: Config) -> None:
         if config.redis.url:
-            raise ConfigError(f"redis.url is {config.redis.url!r}, so there is no server to start; leave it empty to have one")
+            shown = parse(config.redis.url).shown
+            raise ConfigError(f"redis.url is {shown!r}, so there is no server to start; leave it empty to have one")
         self._config = config
         self._folder = config.redis_folder
         self._socket = Path(urlsplit(config.redis_url).path)

@@ -60,6 +60,10 @@ class Program:
         self._output = output
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
