@@ -18,6 +18,7 @@ from async_rl.learner_config import LearnerConfig
 from async_rl.references import absolute_reference
 from async_rl.replay_protocol import Limits
 from async_rl.rollout_config import EnvironmentConfig, SamplingConfig, WorkerConfig
+from async_rl.supervision_config import SupervisionConfig
 from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
 
 
@@ -190,6 +191,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     wire: WireConfig = WireConfig()
     metrics: MetricsConfig = MetricsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @model_validator(mode="after")

@@ -13,7 +13,8 @@ AsyncRLError (1)
 ├── ServiceStopped (11)          a part that should run for ever ended
 ├── RestartLimit (12)            a child process keeps dying
 ├── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
-└── ServerRewound (14)           Redis has lost what it once confirmed; the learner starts again from its checkpoint
+├── ServerRewound (14)           Redis has lost what it once confirmed; the learner starts again from its checkpoint
+└── EnvironmentBlocked (15)      code of an environment holds a worker's event loop: the worker is replaced
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ class IntruderPackage(AsyncRLError):
 
 class ServerRewound(AsyncRLError):
     exit_code = 14
+
+
+class EnvironmentBlocked(AsyncRLError):
+    exit_code = 15
+
+
+def meaning_of(exit_code: int) -> str:
+    """The kind of error that ends a process with this code; empty where it is none of ours."""
+    kinds = {kind.exit_code: kind.__name__ for kind in AsyncRLError.__subclasses__() if "exit_code" in vars(kind)}
+    return kinds.get(exit_code, "")
 
 
 def first_of_ours(error: BaseException) -> AsyncRLError | None:

@@ -12,8 +12,8 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -21,7 +21,7 @@ import structlog
 from async_rl.commands import WORKER_INDEX, Role, command, computes_on_cpu, environment
 from async_rl.config import Config
 from async_rl.config_files import to_yaml
-from async_rl.errors import ConfigError
+from async_rl.errors import ConfigError, RestartLimit
 from async_rl.eval_verbs import SCHEDULED
 from async_rl.private_files import keep_files_private, make_private_folder
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
@@ -30,7 +30,10 @@ from async_rl.training_config import AnyRun, TrainingConfig
 log = structlog.get_logger("async_rl.run")
 
 CHECKPOINT_GRACE_S = 60.0
-"""Beyond `worker.drain_s`: what writing a last checkpoint may take before a drain turns into a kill."""
+"""What a last step and its checkpoint may take before a drain turns into a kill."""
+
+DRAIN_GRACE_S = 10.0
+"""Beyond `worker.drain_s`: what a worker may take to hand back its tickets."""
 
 LOG_TAIL = 30
 
@@ -63,28 +66,32 @@ def prepare_folder(config: AnyRun) -> Path:
 async def run(config: Config, inherited: Mapping[str, str]) -> int:
     """The exit code of the run: 0 when the learner finished or everything drained, else that of what broke it."""
     stop = drain_on_signals()
-    return await LocalRun(specs(config, inherited), config.run_folder, config.worker.drain_s + CHECKPOINT_GRACE_S).run(stop)
+    return await LocalRun(specs(config, inherited), config.run_folder).run(stop)
 
 
 async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
     """The same of a run that has no workers: its learner reads a table."""
     stop = drain_on_signals()
     spec = _learner("learner.training", config, environment(config, inherited))
-    return await LocalRun([spec], config.run_folder, CHECKPOINT_GRACE_S).run(stop)
+    return await LocalRun([spec], config.run_folder).run(stop)
 
 
 def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     """The run's processes, in the order in which they start."""
     args = ["@", str(config.run_folder / "config.yaml")]
     logs = config.run_folder / "logs"
-    shared = environment(config, inherited)
-    server = ChildSpec(name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log")
+    shared, policy = environment(config, inherited), config.supervision.policy
+    server = ChildSpec(
+        name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log", policy=policy
+    )
     workers = [
         ChildSpec(
             name=f"worker-{index}",
             command=command("rollout_workers", args),
             environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(index)},
             log=logs / f"worker-{index}.log",
+            policy=policy,
+            grace_s=config.worker.drain_s + DRAIN_GRACE_S,
         )
         for index in range(config.worker.processes)
     ]
@@ -93,6 +100,8 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
         command=command("rollout_workers.evaluation", [SCHEDULED, *args]),
         environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(config.worker.processes)},
         log=logs / "evaluator.log",
+        policy=policy,
+        grace_s=DRAIN_GRACE_S,
     )
     return [
         *([] if config.redis.url else [server]),
@@ -109,26 +118,28 @@ def _learner(role: Role, config: AnyRun, shared: Mapping[str, str]) -> ChildSpec
         command=command(role, ["@", str(config.run_folder / "config.yaml")], ranks=ranks),
         environment=shared,
         log=None,
+        policy=config.supervision.policy,
+        grace_s=CHECKPOINT_GRACE_S,
         # torchrun has to pass the end on to its ranks, which SIGKILL gives it no time for.
         when_orphaned=signal.SIGTERM if ranks > 1 else signal.SIGKILL,
     )
 
 
 class LocalRun:
-    """One of the children is called `learner`; the run lasts as long as it does."""
+    """One of the children is called `learner`; the run lasts as long as it does, and as anything useful is left beside it."""
 
-    def __init__(self, specs: Sequence[ChildSpec], folder: Path, grace_s: float) -> None:
+    def __init__(self, specs: Sequence[ChildSpec], folder: Path) -> None:
         self._folder = folder
-        self._grace_s = grace_s
         self._pids: dict[str, int] = {}
         self._children = {spec.name: Child(spec, on_start=self._note) for spec in specs}
+        self._left_out: set[str] = set()
         self._over = asyncio.Event()
         self._broken: FatalExit | None = None
         self._learner_status = 0
 
     async def run(self, stop: asyncio.Event) -> int:
         async with asyncio.TaskGroup() as tasks:
-            running = {name: tasks.create_task(self._keep(child), name=name) for name, child in self._children.items()}
+            running = {name: tasks.create_task(self._keep(name), name=name) for name in self._children}
             stopping = tasks.create_task(self._end_on(stop))
             await self._over.wait()
             stopping.cancel()
@@ -137,16 +148,47 @@ class LocalRun:
             return self._explain(self._broken)
         return _exit_code(self._learner_status)
 
-    async def _keep(self, child: Child) -> None:
-        try:
-            status = await child.supervise()
-        except FatalExit as fatal:  # the others drain: what the learner has learned is kept
-            self._broken = self._broken if self._broken is not None else fatal
-            self._over.set()
-        else:
-            if child.spec.name == "learner":
-                self._learner_status = status
-                self._over.set()
+    async def _keep(self, name: str) -> None:
+        while not self._over.is_set():
+            try:
+                status = await self._children[name].supervise()
+            except FatalExit as fatal:
+                if self._goes_on_without(name):
+                    await self._leave_out(fatal)
+                else:  # the others drain: what the learner has learned is kept
+                    self._broken = self._broken if self._broken is not None else fatal
+                    self._over.set()
+            else:
+                self._left_out.add(name)
+                if name == "learner":
+                    self._learner_status = status
+                    self._over.set()
+                return
+
+    def _goes_on_without(self, name: str) -> bool:
+        """Something useful is left: a worker has others beside it, and evaluations are only watched."""
+        if name in ("learner", "buffer"):
+            return False
+        workers = {other for other in self._children if other.startswith("worker-")}
+        return name not in workers or bool(workers - self._left_out - {name})
+
+    async def _leave_out(self, fatal: FatalExit) -> None:
+        """For a window's length; for good where no restart would change anything."""
+        name, again_s = fatal.spec.name, fatal.spec.policy.window_s
+        self._left_out.add(name)
+        if fatal.exit_code != RestartLimit.exit_code:
+            log.warning(f"{fatal}; the run goes on without it", **self._last_words(name))
+            await self._over.wait()
+            return
+        log.warning(f"{fatal}; the run goes on without it, and tries again in {again_s:g} s", **self._last_words(name))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(again_s):
+                await self._over.wait()
+        self._left_out.discard(name)
+        self._children[name] = Child(fatal.spec, on_start=self._note)
+
+    def _last_words(self, name: str) -> dict[str, str]:
+        return {"its_last_line": lines[-1]} if (lines := self._children[name].last_lines(1)) else {}
 
     async def _end_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -155,30 +197,31 @@ class LocalRun:
 
     async def _end(self, running: Mapping[str, asyncio.Task[None]]) -> None:
         """The buffer goes last: the others still hand back tickets and write their last checkpoint."""
-        users = [name for name in running if name != "buffer"]
-        await self._terminate(users, running)
+        async with asyncio.TaskGroup() as ending:
+            for name in running:
+                if name != "buffer":
+                    ending.create_task(self._terminate(name, running[name]), name=f"end of {name}")
         if "buffer" in running:
-            await self._terminate(["buffer"], running)
+            await self._terminate("buffer", running["buffer"])
 
-    async def _terminate(self, names: Iterable[str], running: Mapping[str, asyncio.Task[None]]) -> None:
-        ending = list(names)
-        for name in ending:
-            self._children[name].terminate()
-        _, late = await asyncio.wait([running[name] for name in ending], timeout=self._grace_s)
-        for name in ending:
-            if running[name] in late:
-                log.warning(f"{name} did not drain within {self._grace_s:g} s and is killed")
-                self._children[name].kill()
+    async def _terminate(self, name: str, running: asyncio.Task[None]) -> None:
+        child = self._children[name]
+        child.terminate()
+        if (await asyncio.wait([running], timeout=child.spec.grace_s))[1]:
+            log.warning(f"{name} did not drain within {child.spec.grace_s:g} s and is killed")
+            child.kill()
 
     def _note(self, name: str, pid: int) -> None:
         self._pids[name] = pid
         _write_whole(self._folder / "processes.json", json.dumps(self._pids, indent=2) + "\n")
 
     def _explain(self, fatal: FatalExit) -> int:
-        if tail := self._children[fatal.spec.name].last_lines(LOG_TAIL):
+        name = fatal.spec.name
+        if tail := self._children[name].last_lines(LOG_TAIL):
             print(f"The last lines of {fatal.spec.log}:", file=sys.stderr)
             print("\n".join(f"  {line}" for line in tail), file=sys.stderr)
-        print(f"async-rl: {fatal}", file=sys.stderr)
+        others = "; no other worker is left" if self._left_out - {name} else ""
+        print(f"async-rl: {fatal}{others}", file=sys.stderr)
         return fatal.exit_code
 
 

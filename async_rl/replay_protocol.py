@@ -18,7 +18,7 @@ from async_rl.types import (
     VersionRecord,
 )
 
-Drop = Literal["stale", "lease_lost", "no_signal", "failed", "abandoned"]
+Drop = Literal["stale", "lease_lost", "no_signal", "failed", "abandoned", "detached"]
 """Why a ticket ended without being trained on. Every drop is counted under its reason."""
 
 Selector = Literal["windowed_fifo", "fifo", "freshest", "uniform", "prioritized"]
@@ -106,7 +106,8 @@ class ReplayBuffer(Protocol):
         ...
 
     async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
-        """Hand a ticket back. Its task is rolled again, up to `max_attempts` when the reason is "failed"."""
+        """Hand a ticket back. Its task is rolled again, up to `max_attempts` when the reason is "failed", and not at all
+        when it is "detached": its environment has left the mix."""
         ...
 
     # -- the learner's side: every call carries the fence and changes nothing once a newer learner took over ----------

@@ -147,6 +147,9 @@ class WorkerConfig(Section):
     breaker: BreakerConfig = BreakerConfig()
     grader_processes: PositiveInt = 2
     """For graders that block (docs/episodes.md); they start when they are first needed."""
+    stall_limit_s: PositiveFloat = 20.0
+    """A worker whose event loop is blocked for so long, by code of an environment that does not await, is replaced, and the
+    environment left alone for breaker.pause_s, twice as long each further time (docs/episodes.md)."""
     drain_s: PositiveFloat = 30.0
     """After SIGTERM, running groups have this long to finish before their tickets are handed back."""
     failure_budget: PositiveInt = 100

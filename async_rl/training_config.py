@@ -14,6 +14,7 @@ from async_rl.config_files import own_or_shipped
 from async_rl.config_section import Section
 from async_rl.learner_config import UpdatesConfig
 from async_rl.model_shape import Head, ModelShape
+from async_rl.supervision_config import SupervisionConfig
 from async_rl.tokenizer_config import CharacterTokenizer, TokenizerConfig
 
 Method = Literal["sft", "dpo", "rm", "distill"]
@@ -90,6 +91,7 @@ class TrainingConfig(Section):
     batch: TrainingBatch = TrainingBatch()
     learner: TrainingLearner = TrainingLearner()
     metrics: MetricsConfig = MetricsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @property

@@ -16,6 +16,7 @@ from async_rl.config import Config
 from async_rl.config_files import load_named
 from async_rl.errors import ConfigError, boundary
 from async_rl.private_files import keep_files_private
+from async_rl.supervision import signs_of_life
 from async_rl.telemetry import configure_logs
 from async_rl.verb_line import Line, manual, read
 from buffer.embedded_server import EmbeddedServer
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     if tool.words == "serve":
         configure_logs("buffer")
         keep_files_private()
-        return asyncio.run(_serve(config))
+        with signs_of_life(os.environ):
+            return asyncio.run(_serve(config))
     return _use(config, line)
 
 

@@ -24,6 +24,7 @@ from async_rl.telemetry import WORKER_METRICS
 from async_rl.transport import weight_requests
 from async_rl.transport.evaluations import EVALUATIONS
 from async_rl.transport.messages import TO_LEARNER
+from async_rl.transport.worker_reports import BLOCKED, NOTES
 from buffer import keys
 from buffer.redis_client import Server
 from buffer.script_library import NAMES, load_script
@@ -47,7 +48,7 @@ SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 """What each role changes: it may write the keys that these scripts declare. The monitor runs others, which then only read."""
 TOPICS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("*",),
-    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS),
+    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED),
     "operator": (weight_requests.REQUESTS,),
     "monitor": (),
 }

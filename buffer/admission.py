@@ -42,6 +42,6 @@ def counts_as_failure(reason: Drop | None) -> bool:
 
 def goes_again(reason: Drop | None, *, failures: int, max_attempts: int) -> bool:
     """Whether the task gets another ticket; `failures` includes the one that has just happened."""
-    if reason == "no_signal":
+    if reason in ("no_signal", "detached"):
         return False
     return not counts_as_failure(reason) or failures < max_attempts

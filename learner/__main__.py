@@ -23,7 +23,15 @@ from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import die_with_parent, drain_on_signals, keep_pauses_short, run_with, stall_watchdog
+from async_rl.supervision import (
+    die_with_parent,
+    drain_on_signals,
+    ends_after,
+    keep_pauses_short,
+    run_with,
+    signs_of_life,
+    stall_watchdog,
+)
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
@@ -44,6 +52,7 @@ from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
 from learner.reporting.report import Reporter
+from learner.reporting.worker_reports import WorkerReports
 from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
 from learner.versions.requests import WeightRequests
@@ -56,7 +65,7 @@ log = structlog.get_logger("learner")  # __name__ is __main__, which would count
 
 
 def main() -> None:
-    with leave_at_once(), boundary("async-rl learner"):
+    with leave_at_once(), boundary("async-rl learner"), signs_of_life(os.environ):
         guard()
         keep_files_private()
         config = load_named(sys.argv[1:])
@@ -75,7 +84,7 @@ def main() -> None:
 
 
 async def lead(config: Config, objective: Objective, shape: ModelShape) -> None:
-    with stall_watchdog():
+    with stall_watchdog(on_beat=ends_after(config.supervision.silence_s)):
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
             await board.agree("learner", config.fleet_facts)
@@ -114,6 +123,7 @@ async def learn(
             requests = WeightRequests(board, publisher, config.run_folder)
             await requests.resume()
             fleet = FleetMetrics(board)
+            reports = WorkerReports(board)
             evaluations = Evaluations(board, config.evaluation)
             feed = Feed(
                 buffer=buffer,
@@ -124,6 +134,7 @@ async def learn(
                 shards=compute.num_shards,
                 num_workers=lambda: fleet.num_workers,
                 longest=shape.max_positions,
+                blocked_workers=lambda: reports.blocked,
                 multiple=config.learner.parallel.slot_multiple,
                 bins_multiple=config.learner.parallel.bins_multiple,
                 cost=cost_of(shape),
@@ -174,6 +185,8 @@ async def learn(
                     publisher=publisher.run,
                     weight_requests=requests.run,
                     fleet_metrics=fleet.run,
+                    worker_notes=reports.run_notes,
+                    blocked_workers=reports.run_blocked,
                     evaluations=evaluations.run,
                     **archive.services,
                 )

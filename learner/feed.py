@@ -43,6 +43,7 @@ class Feed:
         shards: int,
         num_workers: Callable[[], int],
         longest: int | None = None,
+        blocked_workers: Callable[[], str] = lambda: "",
         multiple: int = 1,
         bins_multiple: int = 1,
         cost: Cost = TYPICAL,
@@ -50,7 +51,7 @@ class Feed:
         """`longest` is a sample's most tokens; the last three, which bins must suit, as in `plan`."""
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
-        self._num_workers = num_workers
+        self._num_workers, self._blocked_workers = num_workers, blocked_workers
         self._pack = partial(
             pack_batch,
             objective=objective,
@@ -90,6 +91,8 @@ class Feed:
     async def what_is_missing(self) -> str:
         """For a person who wonders why nothing happens."""
         stats, workers = await self._buffer.stats(), self._num_workers()
+        if blocked := self._blocked_workers():
+            return blocked
         if workers == 0:
             return "no worker is there yet; start one with `async-rl worker`"
         wanted, no_signal = self._batch.groups_per_step, stats.dropped.get("no_signal", 0)

@@ -9,8 +9,8 @@ import socket
 import sys
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 from torch import Tensor
@@ -24,13 +24,17 @@ from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, Member
-from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, stall_watchdog
+from async_rl.replay_protocol import ReplayBuffer
+from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog
 from async_rl.supervision.leaving import leave_at_once
+from async_rl.supervision.watchdog import REPORT_AFTER_S
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
 from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.worker_reports import NOTES, WorkerNote
 from buffer import open_board, open_buffer
+from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.concurrency import load_of
 from rollout_workers.gateway import open_gateway
 from rollout_workers.inference.open_engine import open_engine
@@ -42,7 +46,7 @@ log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which wou
 
 
 def main() -> None:
-    with leave_at_once(), boundary("async-rl worker"):
+    with leave_at_once(), boundary("async-rl worker"), signs_of_life(os.environ):
         guard()
         keep_files_private()
         config = load_named(sys.argv[1:])
@@ -89,18 +93,35 @@ async def work(config: Config) -> None:
             await engine.swap(version, tensors)
             worker.weights_changed()
 
+        @asynccontextmanager
+        async def connect() -> AsyncGenerator[tuple[Board, ReplayBuffer]]:
+            async with open_board(config) as board, open_buffer(config) as buffer:
+                yield board, buffer
+
+        blocked = BlockedWorker(
+            worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=config.worker.stall_limit_s, stop=stop
+        )
+        blocking = BlockingEnvironments(
+            board,
+            pause_s=config.worker.breaker.pause_s,
+            leave_alone=lambda environment, for_s: worker.leave_alone(environment, for_s=for_s),
+            played=lambda: tasks.played,
+        )
+
         def counters() -> Mapping[str, float]:
             flying = {"inflight": worker.groups_in_flight}
             return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counts.snapshot()}
 
         keep_pauses_short()
         log.info("waits for the learner's weights")
-        with stall_watchdog():
+        report_after_s = min(REPORT_AFTER_S, config.worker.stall_limit_s)
+        with stall_watchdog(report_after_s, on_stall=blocked.tell, on_beat=blocked.watch):
             await run_with(
                 lambda: worker.run(stop),
                 weights=lambda: receiver.run(swap),
                 engine=engine.watch,
-                metrics=lambda: post_metrics(board, name, counters),
+                metrics=lambda: post_metrics(board, name, counters, worker.take_notes),
+                blocking=blocking.run,
             )
 
 
@@ -110,11 +131,15 @@ def run_token(environment: Mapping[str, str]) -> str:
     return given if given else secrets.token_hex(16)
 
 
-async def post_metrics(board: Board, name: str, counters: Callable[[], Mapping[str, float]]) -> None:
-    """Service: the worker's counters, every heartbeat, for whoever writes the run's metrics."""
+async def post_metrics(
+    board: Board, name: str, counters: Callable[[], Mapping[str, float]], take_notes: Callable[[], Sequence[WorkerNote]]
+) -> None:
+    """Service: every heartbeat, the worker's counters for the run's metrics, and what went wrong for its console."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await board.post(WORKER_METRICS, {"worker": name, "counters": counters()})
+        for note in take_notes():
+            await board.post(NOTES, note.model_dump())
 
 
 if __name__ == "__main__":

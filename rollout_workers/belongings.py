@@ -7,23 +7,57 @@ of all episodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+
+GRACE_S = 1.0
+"""What still runs when an episode has ended may end by itself within this: a client that closes its connection does so in a
+task of its own."""
 
 END_S = 2.0
 """What is cancelled has this long to end; then it is left to itself."""
 
-Report = Callable[[str, list[str]], None]
-"""Hears what an episode did not end by itself, and the names of the coroutines."""
+Report = Callable[[str, str, list[str]], None]
+"""Called with the environment, what an episode did not end by itself, and the names of the coroutines."""
 
-_owner: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("owner", default=None)
-_report: ContextVar[Report] = ContextVar("report", default=lambda what, names: None)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episode:
+    """The owner of tasks."""
+
+    environment: str
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+
+_owner: ContextVar[Episode | None] = ContextVar("owner", default=None)
+_owners: WeakKeyDictionary[asyncio.Task[Any], Episode] = WeakKeyDictionary()
+_report: ContextVar[Report] = ContextVar("report", default=lambda environment, what, names: None)
 _left_to_themselves: set[asyncio.Task[Any]] = set()
-"""Tasks that ignore being cancelled. Nobody can end them; here they are at least not collected while they run."""
+"""Tasks that ignore being cancelled. Nothing can end them; here they are at least not collected while they run."""
+
+
+def environment_of(task: asyncio.Task[Any] | None) -> str:
+    """Whose code runs in the task, also when asked from another thread; empty for a task of ours."""
+    owner = _owners.get(task) if task is not None else None
+    return owner.environment if owner is not None else ""
+
+
+@contextmanager
+def environment_runs(environment: str) -> Generator[None]:
+    """The current task runs code of the environment for a while, outside of any episode."""
+    task = asyncio.current_task()
+    assert task is not None
+    _owners[task] = Episode(environment)
+    try:
+        yield
+    finally:
+        del _owners[task]
 
 
 @contextmanager
@@ -39,14 +73,16 @@ def tasks_have_owners(report: Report) -> Generator[None]:
         _report.reset(told)
 
 
-async def run_episode(episode: Coroutine[Any, Any, T], *, name: str) -> T:
+async def run_episode(episode: Coroutine[Any, Any, T], *, environment: str, name: str) -> T:
     """Its result. Cancelling this cancels it, and waits no longer than END_S for it to obey."""
+    owner = Episode(environment)
     with nobodys_tasks():
-        task = asyncio.create_task(_with_its_tasks(episode), name=name)
+        task = asyncio.create_task(_with_its_tasks(episode, owner), name=name)
+    _owners[task] = owner
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        await _end([task])
+        await _end([task], owner)
         raise
     raised, result = task.result()
     if raised is not None:
@@ -64,29 +100,38 @@ def nobodys_tasks() -> Generator[None]:
         _owner.reset(before)
 
 
-async def _with_its_tasks(episode: Coroutine[Any, Any, T]) -> tuple[SystemExit | None, T | None]:
-    mine: set[asyncio.Task[Any]] = set()
-    before = _owner.set(mine)
+async def _with_its_tasks(episode: Coroutine[Any, Any, T], owner: Episode) -> tuple[SystemExit | None, T | None]:
+    before = _owner.set(owner)
     try:
         return None, await episode
     except SystemExit as error:  # out of a task it would end the event loop
         return error, None
     finally:
         _owner.reset(before)
-        if mine:
-            _report.get()("tasks behind", _names(mine))
-            await _end(mine)
+        if left := await _unfinished(owner.tasks):
+            _report.get()(owner.environment, "tasks behind", _names(left))
+            await _end(left, owner)
+
+
+async def _unfinished(tasks: Collection[asyncio.Task[Any]]) -> Collection[asyncio.Task[Any]]:
+    """Those that have not ended after the grace, which an episode that is cancelled does not get."""
+    task = asyncio.current_task()
+    if tasks and task is not None and not task.cancelling():
+        with suppress(asyncio.CancelledError):  # a deadline that comes now ends the grace, and no episode: this one is over
+            await asyncio.wait(list(tasks), timeout=GRACE_S)
+    return list(tasks)
 
 
 def _note(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coroutine, loop=loop, **options)
     if (owner := _owner.get()) is not None and not task.done():
-        owner.add(task)
-        task.add_done_callback(owner.discard)
+        _owners[task] = owner
+        owner.tasks.add(task)
+        task.add_done_callback(owner.tasks.discard)
     return task
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def _end(tasks: Iterable[asyncio.Task[Any]], owner: Episode) -> None:
     left = list(tasks)
     for task in left:
         task.cancel()
@@ -95,11 +140,12 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not print it
     if stubborn:
-        _report.get()("tasks that ignore being cancelled", _names(stubborn))
+        _report.get()(owner.environment, "tasks that ignore being cancelled", _names(stubborn))
         _left_to_themselves.update(stubborn)
         for task in stubborn:
             task.add_done_callback(_left_to_themselves.discard)
 
 
 def _names(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    return sorted(getattr(task.get_coro(), "__qualname__", task.get_name()) for task in tasks)
+    """Each once: how many there are differs between episodes of one mistake."""
+    return sorted({getattr(task.get_coro(), "__qualname__", task.get_name()) for task in tasks})

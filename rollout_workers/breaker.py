@@ -39,6 +39,10 @@ class Breaker:
             return 0.0
         return None if self._is_tried else max(0.0, self._opened_at + self._pause_s - now)
 
+    def open(self, now: float, *, for_s: float) -> None:
+        """Whatever its groups did: it is left alone for so long, and then tried."""
+        self._opened_at, self._is_tried = now + for_s - self._pause_s, False
+
     def succeeded(self) -> None:
         self._failed_in_a_row = 0
         self._opened_at, self._is_tried = None, False

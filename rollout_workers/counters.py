@@ -21,8 +21,8 @@ class Counters:
         """Failed siblings that were played again."""
         self.rests = 0
         """How often an environment was left alone for a while."""
-        self.left_behind = 0
-        """Times that tasks or processes of an episode had to be ended for it."""
+        self.left_behind: Counter[str] = Counter()
+        """Times that something of an episode had to be ended for it, by what: tasks, processes, stubborn tasks."""
         self.failures: Counter[str] = Counter()
         """Episodes that failed, by boundary."""
         self.groups: Counter[CommitResult | Drop] = Counter()
@@ -61,7 +61,7 @@ class Counters:
             "tasks_not_posed": self.tasks_not_posed,
             "refills": self.refills,
             "rests": self.rests,
-            "left_behind": self.left_behind,
+            **{f"left_behind/{what}": count for what, count in self.left_behind.items()},
             **{f"failed/{boundary}": count for boundary, count in self.failures.items()},
             **{f"groups/{ending}": count for ending, count in self.groups.items()},
             **{f"scored/{environment}": count for environment, count in self.scored.items()},

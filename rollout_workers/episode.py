@@ -17,7 +17,7 @@ from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInter
 from async_rl.rollout_config import TimeoutsConfig
 from async_rl.supervision.daemon_thread import in_daemon_thread
 from async_rl.types import Failure, Rollout, Task
-from rollout_workers.belongings import run_episode
+from rollout_workers.belongings import environment_runs, run_episode
 from rollout_workers.checked_rollouts import checked, failed, nonsense
 from rollout_workers.either import result_of
 from rollout_workers.rewards import RewardFailed
@@ -42,7 +42,11 @@ async def play(
 ) -> Rollout:
     """Play one episode. It always ends in a rollout; a failed one says at which boundary it broke."""
     name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
-    played = await _attempt(lambda model: agent.rollout(task, model, context), name, inference, timeout_s, timeouts)
+
+    def run(model: InferenceInterface) -> Coroutine[Any, Any, Rollout]:
+        return run_episode(agent.rollout(task, model, context), environment=task.environment, name=name)
+
+    played = await _attempt(run, inference, timeout_s, timeouts)
     return failed(played) if isinstance(played, Failure) else checked(played)
 
 
@@ -57,7 +61,11 @@ async def play_group(
 ) -> tuple[Rollout, ...]:
     """Play the siblings together, under one deadline: one rollout for each context, all of them failed if the whole breaks."""
     name = f"{task.environment}: task {task.key}, all siblings"
-    played = await _attempt(lambda model: agent.rollout_group(task, model, contexts), name, inference, timeout_s, timeouts)
+
+    def run(model: InferenceInterface) -> Coroutine[Any, Any, Sequence[Rollout]]:
+        return run_episode(agent.rollout_group(task, model, contexts), environment=task.environment, name=name)
+
+    played = await _attempt(run, inference, timeout_s, timeouts)
     if not isinstance(played, Failure) and (problem := _problem_with(played, len(contexts))) is not None:
         played = nonsense("environment", problem)
     if isinstance(played, Failure):
@@ -72,7 +80,8 @@ async def pose(
     try:
         async with posing if posing is not None else nullcontext(), stage("task", timeouts):
             posed = await in_daemon_thread(lambda: seat.agent.task(seat.index), name=f"task of {seat.environment.label}")
-            task = await result_of(posed)
+            with environment_runs(seat.environment.label):
+                task = await result_of(posed)
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
@@ -103,7 +112,6 @@ class FailureBudget:
 
 async def _attempt(
     episode: Callable[[InferenceInterface], Coroutine[Any, Any, T]],
-    name: str,
     inference: InferenceInterface,
     timeout_s: float,
     timeouts: TimeoutsConfig | None,
@@ -113,7 +121,7 @@ async def _attempt(
         watched = watch(inference)
         try:
             async with deadline:
-                return await run_episode(episode(watched), name=name)
+                return await episode(watched)
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise

@@ -7,7 +7,7 @@ groups in flight and a slot of the buffer, hence only few may wait for a broken 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -28,8 +28,10 @@ class TurnedAway(Exception):
 @dataclass(slots=True, kw_only=True)
 class Gate:
     breaker: Breaker
-    places: asyncio.Semaphore | None
+    places: asyncio.Semaphore | None = None
     posing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_blocking: bool = False
+    """It has held up a worker, and is left alone for that."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Replaced whenever it is set."""
 
@@ -56,8 +58,16 @@ class Visit:
 
 
 class Gates:
-    def __init__(self, settings: BreakerConfig, counters: Counters, *, may_wait: Callable[[], int]) -> None:
-        """`may_wait` says how many groups may wait for broken environments."""
+    def __init__(
+        self,
+        settings: BreakerConfig,
+        counters: Counters,
+        *,
+        may_wait: Callable[[], int],
+        played: Callable[[], Collection[str]],
+    ) -> None:
+        """`may_wait` says how many groups may wait for broken environments, `played` which environments the run has."""
+        self._played = played
         self._settings = settings
         self._may_wait = may_wait
         self._gates: dict[str, Gate] = {}
@@ -74,7 +84,7 @@ class Gates:
     @asynccontextmanager
     async def enter(self, environment: EnvironmentConfig) -> AsyncGenerator[Visit]:
         """Waits for a place. Raises TurnedAway."""
-        gate = self._gate(environment)
+        gate = self._gate(environment.label, environment.max_in_flight)
         await self._until_admitted(environment.label, gate)
         visit = Visit(gate.posing)
         try:
@@ -85,19 +95,36 @@ class Gates:
         finally:
             self._learn(environment.label, gate, visit)
 
-    def _gate(self, environment: EnvironmentConfig) -> Gate:
-        if environment.label not in self._gates:
-            most = environment.max_in_flight
-            self._gates[environment.label] = Gate(
-                breaker=Breaker(after=self._settings.after, pause_s=self._settings.pause_s),
-                places=asyncio.Semaphore(most) if most is not None else None,
-            )
-        return self._gates[environment.label]
+    def block(self, environment: str, *, for_s: float) -> None:
+        """Leave it alone, whether or not its groups failed: its code has held up a worker."""
+        gate = self._gate(environment)
+        gate.is_blocking = True
+        gate.breaker.open(_now(), for_s=for_s)
+        self._counters.rests += 1
+        gate.notify()
+
+    def _gate(self, environment: str, most: int | None = None) -> Gate:
+        gate = self._gates.setdefault(
+            environment, Gate(breaker=Breaker(after=self._settings.after, pause_s=self._settings.pause_s))
+        )
+        if gate.places is None and most is not None:
+            gate.places = asyncio.Semaphore(most)
+        return gate
+
+    def _may_wait_for(self, gate: Gate) -> bool:
+        """A blocking environment may be left alone for long, so its groups wait only where nothing else can be played."""
+        if not gate.is_blocking:
+            return self._waiting < self._may_wait()
+        others = (self._gates.get(name) for name in self._played())
+        return not any(other is None or other.breaker.is_closed for other in others if other is not gate)
+
+    def _has_others(self, gate: Gate) -> bool:
+        return any(other.breaker.is_closed for other in self._gates.values() if other is not gate)
 
     async def _until_admitted(self, name: str, gate: Gate) -> None:
         if gate.breaker.admits(_now()):
             return
-        if self._waiting >= self._may_wait():
+        if not self._may_wait_for(gate):
             raise TurnedAway(name)
         self._waiting += 1
         try:
@@ -113,6 +140,7 @@ class Gates:
             if not gate.breaker.is_closed:
                 log.info("an environment works again", environment=name)
             gate.breaker.succeeded()
+            gate.is_blocking = False
         elif visit.failure is not None:
             self._learn_failure(name, gate, visit.failure)
         else:
@@ -120,8 +148,7 @@ class Gates:
         gate.notify()
 
     def _learn_failure(self, name: str, gate: Gate, failure: Failure) -> None:
-        has_others = any(other.breaker.is_closed for other in self._gates.values() if other is not gate)
-        if gate.breaker.failed(_now(), may_open=has_others):
+        if gate.breaker.failed(_now(), may_open=self._has_others(gate)):
             self._counters.rests += 1
             log.warning(
                 f"an environment is left alone for {self._settings.pause_s:g} s: its last {self._settings.after} groups failed",

@@ -21,7 +21,7 @@ from rollout_workers.episode import FailureBudget, play, play_group, pose
 from rollout_workers.failure_log import FailureLog
 from rollout_workers.gates import Gates, TurnedAway, Visit
 from rollout_workers.strays import Strays
-from rollout_workers.tasks import EnvironmentUnavailable, Seat, TaskMix
+from rollout_workers.tasks import EnvironmentDetached, EnvironmentUnavailable, Seat, TaskMix
 
 HANDED_ON = 8
 """A task that nobody can play is handed on so often; after that it counts as failed, and comes to an end."""
@@ -70,12 +70,17 @@ class GroupPlayer:
         FailureBudgetSpent.
         """
         try:
-            async with self._tasks.seat(ticket.task_index, ticket.mix) as seat, self._gates.enter(seat.environment) as visit:
+            async with (
+                self._tasks.seat(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as seat,
+                self._gates.enter(seat.environment) as visit,
+            ):
                 self._strays.spare_those_of(seat.agent)
                 group = await self._play_in(seat, visit, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self._counters.unavailable[missing.environment] += 1
             await asyncio.sleep(self._heartbeat_s)  # for another worker: handed back at once, it would be ours again at once
+        except EnvironmentDetached:
+            return "detached"
         except TurnedAway:
             pass
         else:

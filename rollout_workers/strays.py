@@ -54,7 +54,7 @@ class Strays:
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            self._report("processes behind", [_command(pid)])
+            self._report("", "processes behind", [_command(pid)])
             kill_each([pid, *descendants_of(pid)])
             with suppress(ChildProcessError):  # somebody else waits for it
                 os.waitpid(pid, 0)

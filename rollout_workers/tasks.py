@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,10 @@ class Seat:
     environment: EnvironmentConfig
     agent: Agent
     index: int
+
+
+class EnvironmentDetached(Exception):
+    """Nobody wants groups of it any more."""
 
 
 class TaskMix:
@@ -103,16 +107,25 @@ class TaskMix:
             self._schedules[mix] = Schedule(self._sections, self._log[:heard])
         return self._schedules[mix]
 
+    @property
+    def played(self) -> Collection[str]:
+        """The names of the environments, without those that are detached."""
+        return tuple(self._latest.final_weights)
+
     def open(self) -> AbstractAsyncContextManager[None]:
         """Around all seats. Agents that are async context managers are entered: the configuration's now, others when needed."""
         return self._residents.open()
 
     @asynccontextmanager
-    async def seat(self, task_index: int, mix: str = "") -> AsyncGenerator[Seat]:
-        """Where a task is played, for as long as it is. Raises EnvironmentUnavailable."""
+    async def seat(self, task_index: int, mix: str = "", *, is_rolled_again: bool = False) -> AsyncGenerator[Seat]:
+        """Where a task is played, for as long as it is. Raises EnvironmentUnavailable, and EnvironmentDetached for a task
+        that is rolled again although its environment was detached meanwhile.
+        """
         schedule = self._schedule(mix)
         place = schedule.place(task_index)
         name = place.environment
+        if is_rolled_again and name not in self._latest.final_weights:
+            raise EnvironmentDetached(name)
         async with self._residents.visit(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
             yield Seat(environment=schedule.sections[name], agent=agent, index=place.index)
 

@@ -25,6 +25,7 @@ from async_rl.config import HEARTBEAT_S, BatchConfig
 from async_rl.protocols import Gateway, InferenceInterface
 from async_rl.replay_protocol import Drop, ReplayBuffer
 from async_rl.rollout_config import WorkerConfig
+from async_rl.transport.worker_reports import WorkerNote
 from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.belongings import END_S, tasks_have_owners
 from rollout_workers.concurrency import Concurrency, Load
@@ -40,6 +41,9 @@ from rollout_workers.tasks import TaskMix
 T = TypeVar("T")
 
 Cut = Literal["lease_lost", "abandoned"]
+
+LEFT_BEHIND = {"tasks behind": "tasks", "processes behind": "processes", "tasks that ignore being cancelled": "stubborn"}
+"""What episodes leave, and how it is called in metrics."""
 
 log = structlog.get_logger()
 
@@ -113,9 +117,11 @@ class Worker:
         self._load = load
         self._heartbeat_s = heartbeat_s
         self._concurrency = Concurrency(at_most=settings.groups_at_most)
-        self._failures = FailureLog()
+        self._failures = FailureLog(name)
         self._strays = Strays(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_left_behind)
-        self._gates = Gates(settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4))
+        self._gates = Gates(
+            settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: tasks.played
+        )
         self._player = GroupPlayer(
             worker=name,
             tasks=tasks,
@@ -139,6 +145,19 @@ class Worker:
     @property
     def groups_in_flight(self) -> int:
         return len(self._flights)
+
+    @property
+    def tickets(self) -> list[str]:
+        """Those it works on."""
+        return list(self._flights)
+
+    def take_notes(self) -> list[WorkerNote]:
+        """What went wrong since this was called last, for the console of the run."""
+        return self._failures.take_notes()
+
+    def leave_alone(self, environment: str, *, for_s: float) -> None:
+        """It has held up a worker: none of its groups begins meanwhile, unless nothing else is left to be played."""
+        self._gates.block(environment, for_s=for_s)
 
     @property
     def limit(self) -> int:
@@ -280,9 +299,9 @@ class Worker:
         if reason != "lease_lost":  # then there is nothing left to hand back
             await self._buffer.abandon(self.name, ticket, reason)
 
-    def _note_left_behind(self, what: str, names: list[str]) -> None:
-        self.counters.left_behind += 1
-        self._failures.note_left_behind(what, names)
+    def _note_left_behind(self, environment: str, what: str, names: list[str]) -> None:
+        self.counters.left_behind[LEFT_BEHIND.get(what, what)] += 1
+        self._failures.note_left_behind(environment, what, names)
 
 
 def _interrupt(waiting: asyncio.Timeout) -> None:

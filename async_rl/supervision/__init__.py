@@ -6,21 +6,28 @@ from async_rl.supervision.pauses import keep_pauses_short
 from async_rl.supervision.piped_process import PipedProcess, ProcessEnded
 from async_rl.supervision.process_tree import children_of, children_of_this_thread, descendants_of, kill_each, kill_tree
 from async_rl.supervision.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
+from async_rl.supervision.service_thread import ServiceThread
 from async_rl.supervision.services import forever, run_with
-from async_rl.supervision.signals import drain_flag, drain_on_signals
-from async_rl.supervision.watchdog import stall_watchdog
+from async_rl.supervision.sign_of_life import signs_of_life
+from async_rl.supervision.signals import Drain, drain_flag, drain_on_signals
+from async_rl.supervision.watchdog import Stall, end_process, ends_after, stall_watchdog, watched
+from async_rl.supervision.whereabouts import Place, frame_of_thread, is_importing, place_of
 
 __all__ = [
     "FATAL_EXIT_CODES",
     "Child",
     "ChildSpec",
+    "Drain",
     "FatalExit",
     "Finish",
     "GiveUp",
     "PipedProcess",
+    "Place",
     "ProcessEnded",
     "Restart",
     "RestartPolicy",
+    "ServiceThread",
+    "Stall",
     "adopt_orphans",
     "children_of",
     "children_of_this_thread",
@@ -29,11 +36,18 @@ __all__ = [
     "die_with_parent",
     "drain_flag",
     "drain_on_signals",
+    "end_process",
+    "ends_after",
     "forever",
+    "frame_of_thread",
     "how_it_ended",
+    "is_importing",
     "keep_pauses_short",
     "kill_each",
     "kill_tree",
+    "place_of",
     "run_with",
+    "signs_of_life",
     "stall_watchdog",
+    "watched",
 ]

@@ -16,8 +16,10 @@ from typing import IO
 
 import structlog
 
+from async_rl.errors import meaning_of
 from async_rl.supervision.process_tree import kill_tree
 from async_rl.supervision.restarts import Finish, GiveUp, Restart, RestartPolicy, decide
+from async_rl.supervision.sign_of_life import Listener
 
 log = structlog.get_logger("async_rl.supervision")
 
@@ -27,8 +29,8 @@ _PR_SET_PDEATHSIG = 1
 class FatalExit(Exception):
     """A child ended in a way that no restart would change."""
 
-    def __init__(self, spec: ChildSpec, *, status: int, exit_code: int, reason: str) -> None:
-        super().__init__(f"{spec.name} {how_it_ended(status)}, {reason}")
+    def __init__(self, spec: ChildSpec, *, status: int, how: str, exit_code: int, reason: str) -> None:
+        super().__init__(f"{spec.name} {how}, {reason}")
         self.spec = spec
         self.status = status
         self.exit_code = exit_code
@@ -46,6 +48,8 @@ class ChildSpec:
     """What the kernel sends it when the supervisor is gone (Linux)."""
     inherits: Sequence[int] = ()
     """Open files and sockets that it finds under the same numbers."""
+    grace_s: float = 60.0
+    """How long it may take to end once it is asked to."""
 
 
 class Child:
@@ -57,6 +61,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._draining = asyncio.Event()
         self._restarts: list[float] = []
+        self._was_silent = False
 
     async def supervise(self) -> int:
         """Start it, restart it when it crashes, and return the code it ended with: 0, or any once it drains.
@@ -73,12 +78,19 @@ class Child:
                     case Finish():
                         return status
                     case GiveUp():
-                        raise FatalExit(self.spec, status=status, exit_code=decision.exit_code, reason=decision.reason)
+                        raise FatalExit(
+                            self.spec,
+                            status=status,
+                            how=self._end(status),
+                            exit_code=decision.exit_code,
+                            reason=decision.reason,
+                        )
                     case Restart():
-                        log.warning(f"{self.spec.name} {how_it_ended(status)}; restarting in {decision.after_s:g} s")
+                        log.warning(f"{self.spec.name} {self._end(status)}; restarting in {decision.after_s:g} s")
                         if await self._drains_within(decision.after_s):
                             return status
-                        self._restarts.append(time.monotonic())
+                        if decision.counts:
+                            self._restarts.append(time.monotonic())
         finally:
             self.kill()
 
@@ -101,15 +113,20 @@ class Child:
         return self.spec.log.read_text(errors="replace").splitlines()[-count:]
 
     async def _run_once(self) -> int:
+        self._was_silent = False
+        with Listener(self.spec.policy.silence_s, self._kill_the_silent) as listener:
+            return await self._run_heard(listener)
+
+    async def _run_heard(self, listener: Listener) -> int:
         output = self._open_log()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
-                env=dict(self.spec.environment),
+                env={**self.spec.environment, **listener.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=self.spec.inherits,
+                pass_fds=(*self.spec.inherits, listener.number),
                 start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor alone
                 preexec_fn=self._tie_to_supervisor(),
             )
@@ -120,6 +137,17 @@ class Child:
         if self._draining.is_set():  # asked to stop while it was being started
             self._signal_process(signal.SIGTERM)
         return await self._process.wait()
+
+    def _kill_the_silent(self) -> None:
+        if self._is_running():
+            assert self._process is not None
+            self._was_silent = True
+            kill_tree(self._process.pid)
+
+    def _end(self, status: int) -> str:
+        if self._was_silent:
+            return f"showed no sign of life for {self.spec.policy.silence_s:g} s and was killed"
+        return how_it_ended(status)
 
     def _open_log(self) -> IO[bytes] | None:
         if self.spec.log is None:
@@ -159,7 +187,8 @@ class Child:
 
 def how_it_ended(status: int) -> str:
     if status >= 0:
-        return f"exited with code {status}"
+        meaning = meaning_of(status)
+        return f"exited with code {status}" + (f" ({meaning})" if meaning else "")
     try:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:

@@ -34,8 +34,7 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
         try:
             result = context.run(function)
         except BaseException as raised:
-            # A future takes no StopIteration, and the loop is not to be taken along by a SystemExit.
-            error = raised if isinstance(raised, Exception) and not isinstance(raised, StopIteration) else _wrapped(raised)
+            error = as_exception(raised)
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -43,7 +42,10 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
     return await answer
 
 
-def _wrapped(raised: BaseException) -> RuntimeError:
+def as_exception(raised: BaseException) -> Exception:
+    """What a future may carry: it takes no StopIteration, and a SystemExit would take the event loop along."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
     error = RuntimeError(f"{type(raised).__name__}: {raised}")
     error.__cause__ = raised
     return error

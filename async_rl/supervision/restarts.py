@@ -10,6 +10,7 @@ from async_rl.errors import (
     CheckpointError,
     ConfigError,
     Diverged,
+    EnvironmentBlocked,
     FailureBudgetSpent,
     FleetMismatch,
     IntruderPackage,
@@ -36,11 +37,15 @@ FATAL_EXIT_CODES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """At most `limit` restarts within `window_s`, the n-th of them after `backoff_s` x 2^(n-1)."""
+    """At most `limit` restarts within `window_s`, the n-th of them after `backoff_s` x 2^(n-1).
+
+    A process without a sign of life for `silence_s` is killed, which counts as any other crash.
+    """
 
     limit: int = 3
     window_s: float = 300.0
     backoff_s: float = 0.5
+    silence_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class Finish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     after_s: float
+    counts: bool = True
+    """Among the restarts that a process has within its window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,8 @@ def decide(exit_code: int, *, restarts: Sequence[float], now: float, policy: Res
     """`exit_code` is negative for a signal, as asyncio reports it; `restarts` are the times of earlier ones."""
     if exit_code == 0:
         return Finish()
+    if exit_code == EnvironmentBlocked.exit_code:  # it was recorded which one: the next worker leaves that one alone
+        return Restart(after_s=0.0, counts=False)
     if exit_code in FATAL_EXIT_CODES:
         return GiveUp(exit_code=exit_code, reason="which no restart would change")
     recent = [moment for moment in restarts if now - moment <= policy.window_s]

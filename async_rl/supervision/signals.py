@@ -11,16 +11,23 @@ from contextlib import suppress
 from types import FrameType
 
 
-def drain_on_signals() -> asyncio.Event:
+class Drain(asyncio.Event):
+    """Set by the loop once it turns; `was_asked` is true from the signal on, also while the loop stands still."""
+
+    was_asked = False
+
+
+def drain_on_signals() -> Drain:
     """An event that the first signal sets; the next signal ends the process. For the main thread, inside its loop.
 
     The handlers are the interpreter's rather than the loop's, and are gone after the first signal: so the second one ends
     a process whatever it is stuck in.
     """
     loop = asyncio.get_running_loop()
-    draining = asyncio.Event()
+    draining = Drain()
 
     def ask() -> None:
+        draining.was_asked = True
         with suppress(RuntimeError):  # the loop has ended, and with it what could be drained
             loop.call_soon_threadsafe(draining.set)
 

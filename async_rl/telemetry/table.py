@@ -136,6 +136,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/refills", "rollouts", "failed episodes that were played again for their group, since the workers started"),
     _metric("rollout/rests", "times", "environments that failed too often and were left alone, since the workers started"),
     _metric("rollout/left_behind", "times", "tasks and processes of episodes that had to be ended for them"),
+    _metric("rollout/left_behind/{what}", "times", "the same by what it was: tasks, processes, stubborn (tasks that go on)"),
     _metric("rollout/lease_lost", "groups", "groups that workers gave up because their ticket was lost"),
     _metric("rollout/workers", "workers", "workers that are listed"),
     _metric("engine/running", "generations", "generations that are being sampled"),

@@ -66,6 +66,6 @@ class WriterThread:
                     self._sink.close()
                 else:
                     self._sink.log(*row)
-            except Exception as error:  # whatever a third-party writer raises, training is worth more than its curves
+            except BaseException as error:  # whatever a third-party writer raises, training is worth more than its curves
                 broken = True
                 log.warning(f"{self._name} stopped: {error}")

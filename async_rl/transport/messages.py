@@ -169,7 +169,7 @@ async def newest_source(board: Board) -> Source | None:
 
 
 class Inbox(Generic[M]):
-    """A topic from now on, in order, nothing missed between two reads."""
+    """A topic in order, nothing missed between two reads."""
 
     def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
         self._board = board
@@ -178,7 +178,10 @@ class Inbox(Generic[M]):
         self._position = position
 
     @classmethod
-    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M]) -> Inbox[M]:
+    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
+        """From now on; `from_start`: beginning with the messages that are kept."""
+        if from_start:
+            return cls(board, topic, messages, "0")
         # "$" would mean a different place at each read, and whatever came between two reads would be lost.
         kept = await board.read(topic, "0", 0.0)
         return cls(board, topic, messages, kept[-1][0] if kept else "0")

@@ -251,7 +251,11 @@ local function drop(id, record, reason)
   tell('dropped:' .. reason, id, record)
   close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already')
   discard(id)
-  if reason == 'no_signal' then call('HINCRBY', STATE, 'untrained', 1) else roll_again(record, reason == 'failed') end
+  if reason == 'no_signal' or reason == 'detached' then -- for good
+    call('HINCRBY', STATE, 'untrained', 1)
+  else
+    roll_again(record, reason == 'failed')
+  end
   wake_workers()
   wake_learner()
 end

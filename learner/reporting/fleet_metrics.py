@@ -71,7 +71,7 @@ class FleetMetrics:
             names = {name.removeprefix(prefix) for heard in fleet for name in heard.now.counters if name.startswith(prefix)}
             return {name: total(prefix + name) for name in names}
 
-        scored, kv_blocks = named("scored/"), total("kv_blocks")
+        scored, kv_blocks, left_behind = named("scored/"), total("kv_blocks"), named("left_behind/")
         return {
             "rollout/workers": len(fleet),
             "rollout/inflight": total("inflight"),
@@ -80,7 +80,8 @@ class FleetMetrics:
             "rollout/forked": total("forked"),
             "rollout/refills": total("refills"),
             "rollout/rests": total("rests"),
-            "rollout/left_behind": total("left_behind"),
+            "rollout/left_behind": sum(left_behind.values()),
+            **{f"rollout/left_behind/{what}": count for what, count in left_behind.items()},
             "rollout/lease_lost": total("groups/lease_lost"),
             **{f"rollout/failures/{boundary}": count for boundary, count in named("failed/").items()},
             "engine/kv_used": total("kv_blocks_used") / kv_blocks if kv_blocks else 0.0,

@@ -18,7 +18,7 @@ from async_rl.model_shape import model_shape
 from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
 from async_rl.rendering import Manner
-from async_rl.supervision import die_with_parent, drain_flag
+from async_rl.supervision import die_with_parent, drain_flag, signs_of_life
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.training_config import TrainingConfig
@@ -36,7 +36,7 @@ log = structlog.get_logger("learner.training")  # __name__ is __main__, which wo
 
 
 def main() -> None:
-    with boundary("async-rl train"):
+    with boundary("async-rl train"), signs_of_life(os.environ):
         guard()
         keep_files_private()
         config = load_described(sys.argv[1:])

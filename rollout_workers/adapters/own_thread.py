@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from async_rl.supervision.daemon_thread import as_exception
+
 T = TypeVar("T")
 
 
@@ -41,5 +43,5 @@ class OwnThread:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(work())
-                except Exception as error:
-                    answer.set_exception(error)
+                except BaseException as error:  # a thread that ended here would leave all later calls without an answer
+                    answer.set_exception(as_exception(error))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import secrets
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,12 +22,14 @@ from async_rl.megatron.parallel import resolve_device
 from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, InferenceInterface
-from async_rl.supervision import drain_on_signals, run_with
+from async_rl.replay_protocol import ReplayBuffer
+from async_rl.supervision import drain_on_signals, ends_after, run_with, signs_of_life, stall_watchdog
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs
 from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
 from async_rl.types import VersionRecord
-from buffer import open_board
+from buffer import open_board, open_buffer
+from rollout_workers.blocked_worker import BlockedWorker
 from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
 from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
@@ -44,7 +47,7 @@ log = structlog.get_logger("rollout_workers.evaluation")  # __name__ is __main__
 def main() -> None:
     """One word, which may be empty, and the arguments of the configuration."""
     word, *args = sys.argv[1:]
-    with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"):
+    with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"), signs_of_life(os.environ):
         guard()
         keep_files_private()
         config = load_named(args)
@@ -78,8 +81,24 @@ async def until_stopped(config: Config) -> None:
     """The evaluator of a run: every `evaluation.every` steps' weights, for as long as it is not told to stop."""
     async with open_board(config) as board, open_empty_engine(config, os.environ) as empty:
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
+        blocked = BlockedWorker(
+            worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
+            tickets=tuple,
+            connect=lambda: connections(config),
+            limit_s=config.worker.stall_limit_s,
+            stop=stop,
+        )
+        # The next evaluator would be blocked by the same task: so this counts as a crash.
+        ends = ends_after(config.worker.stall_limit_s)
         async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
-            await run_with(stop.wait, schedule=lambda: follow(board, empty, evaluator, config), engine=empty.engine.watch)
+            with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
+                await run_with(stop.wait, schedule=lambda: follow(board, empty, evaluator, config), engine=empty.engine.watch)
+
+
+@asynccontextmanager
+async def connections(config: Config) -> AsyncGenerator[tuple[Board, ReplayBuffer]]:
+    async with open_board(config) as board, open_buffer(config) as buffer:
+        yield board, buffer
 
 
 async def follow(board: Board, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:

@@ -23,6 +23,7 @@ from async_rl.tokenizer_config import HuggingFaceTokenizer
 from async_rl.tokenizers import open_tokenizer
 from async_rl.verb_line import Line, read
 from rollout_workers.belongings import tasks_have_owners
+from rollout_workers.failure_log import FailureLog
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 from rollout_workers.remote.server import open_server
@@ -50,7 +51,7 @@ async def serve(line: Line) -> None:
     stop = drain_on_signals()
     with ExitStack() as watched:
         watched.enter_context(stall_watchdog())
-        watched.enter_context(tasks_have_owners(lambda what, names: log.warning(f"an episode left {what}", names=names)))
+        watched.enter_context(tasks_have_owners(FailureLog().note_left_behind))
         async with (
             open_graders(),
             open_gateway(GatewayConfig(), context_tokens=ANY_CONTEXT, run_token=secrets.token_hex(16)) as gateway,

@@ -172,6 +172,17 @@ async def test_a_failing_task_is_given_up_and_an_abandoned_one_is_not(run: Run):
     assert (await buffer.stats()).dropped == {"abandoned": 2, "failed": 3}
 
 
+async def test_a_task_of_a_detached_environment_leaves_the_redo_list(run: Run):
+    buffer, _ = await run.start()
+    for reason in ("abandoned", "detached"):
+        [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+        assert ticket.task_index == 0
+        await buffer.abandon("w", ticket.id, reason)
+    [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)
+    assert ticket.task_index == 1
+    assert (await buffer.stats()).dropped == {"abandoned": 1, "detached": 1}
+
+
 async def test_two_runs_in_one_server_never_meet(run: Run):
     one, _ = await run.start()
     other, fence = await run.start("-other")

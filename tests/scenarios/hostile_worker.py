@@ -90,7 +90,7 @@ async def _work(
         "complete": buffer.complete,
         "groups_per_s": (tasks // 2) / seconds,
         "failures": worker.counters.failures,
-        "left_behind": worker.counters.left_behind,
+        "left_behind": worker.counters.left_behind.total(),
         "problems": audit.problems,
         "reserved": audit.stats.reserved,
     }

@@ -305,11 +305,29 @@ async def test_tasks_that_an_episode_starts_end_with_it():
             asyncio.create_task(heartbeat())  # noqa: RUF006
             return await EchoAgent.rollout(self, task, inference, context)
 
-    with tasks_have_owners(lambda what, names: told.append((what, names))):
+    with tasks_have_owners(lambda environment, what, names: told.append((what, names))):
         rollout = await play_one(Careless())
     assert (rollout.status, ended.is_set()) == (Status.OK, True)
     assert [what for what, _ in told] == ["tasks behind"]
     assert "heartbeat" in told[0][1][0]
+
+
+async def test_tasks_that_end_soon_after_their_episode_are_no_leak():
+    closed = asyncio.Event()
+
+    async def close() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        closed.set()
+
+    class ClosesBehindItself(EchoAgent):
+        async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
+            asyncio.create_task(close())  # noqa: RUF006
+            return await EchoAgent.rollout(self, task, inference, context)
+
+    with tasks_have_owners(lambda environment, what, names: pytest.fail(f"{names}")):
+        assert (await play_one(ClosesBehindItself())).status is Status.OK
+    assert closed.is_set()
 
 
 async def test_tasks_of_the_backend_are_not_the_episodes():
@@ -322,7 +340,7 @@ async def test_tasks_of_the_backend_are_not_the_episodes():
         kept.append(asyncio.create_task(serve()))
         return text
 
-    with tasks_have_owners(lambda what, names: pytest.fail(what)):
+    with tasks_have_owners(lambda environment, what, names: pytest.fail(what)):
         assert (await play_one(EchoAgent(), ScriptedInference(answer))).status is Status.OK
     assert not kept[0].done()
     kept[0].cancel()
@@ -340,7 +358,7 @@ async def test_an_episode_that_ignores_its_deadline_is_left_to_itself():
             gone.set()
             raise LookupError("lost")
 
-    with tasks_have_owners(lambda what, names: told.append(what)):
+    with tasks_have_owners(lambda environment, what, names: told.append(what)):
         rollout = await play_one(Stubborn(), timeout_s=0.01)
     assert rollout.failure is not None
     assert rollout.failure.boundary == "deadline"

@@ -31,7 +31,7 @@ def start(started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
 def test_a_child_is_ended_once_no_episode_can_be_as_old(started: list[subprocess.Popen[bytes]]):
     told: list[tuple[str, list[str]]] = []
     of_the_worker = start(started)
-    with Strays(longest_s=5, report=lambda what, names: told.append((what, names))) as strays:
+    with Strays(longest_s=5, report=lambda environment, what, names: told.append((what, names))) as strays:
         of_an_agent = start(started)
         strays.spare_those_of(told)
         of_an_episode = start(started)

@@ -13,11 +13,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError, RestartLimit, ServiceStopped, first_of_ours
+from async_rl.errors import ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, first_of_ours
 from async_rl.local_run import LocalRun
 from async_rl.supervision import (
     FATAL_EXIT_CODES,
@@ -28,6 +29,8 @@ from async_rl.supervision import (
     GiveUp,
     Restart,
     RestartPolicy,
+    ServiceThread,
+    Stall,
     decide,
     run_with,
     stall_watchdog,
@@ -121,6 +124,11 @@ def test_some_exits_are_final(code: int) -> None:
     assert decision.exit_code == code
 
 
+def test_a_worker_whose_environment_blocked_it_is_replaced_at_once_and_does_not_use_up_its_restarts() -> None:
+    decision = decide(EnvironmentBlocked.exit_code, restarts=[10, 20, 30], now=40, policy=RestartPolicy(limit=3))
+    assert decision == Restart(after_s=0.0, counts=False)
+
+
 # -- child processes ------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +171,25 @@ async def test_a_final_exit_code_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(FatalExit, match="which no restart would change"):
         await child.supervise()
     assert len(list(tmp_path.glob("start-*"))) == 1
+
+
+FALLS_SILENT = (
+    COUNTED
+    + """\
+import os, signal
+from async_rl.supervision import signs_of_life
+with signs_of_life(os.environ):
+    if count == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+)
+
+
+async def test_a_child_that_shows_no_sign_of_life_is_killed_and_started_again(tmp_path: Path) -> None:
+    spec = child_spec(FALLS_SILENT, tmp_path)
+    spec = replace(spec, policy=replace(QUICK, silence_s=0.2))
+    assert await Child(spec, on_start=lambda *_: None).supervise() == 0
+    assert len(list(tmp_path.glob("start-*"))) == 2
 
 
 WAITS_FOR_SIGTERM = """\
@@ -262,7 +289,7 @@ def roles(folder: Path, learner: str) -> list[ChildSpec]:
 @asynccontextmanager
 async def local_run(specs: list[ChildSpec], folder: Path, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[int]]:
     async with asyncio.TaskGroup() as tasks:
-        yield tasks.create_task(LocalRun(specs, folder, grace_s=20).run(stop))
+        yield tasks.create_task(LocalRun(specs, folder).run(stop))
 
 
 async def all_ready(folder: Path, *names: str) -> None:
@@ -299,6 +326,40 @@ async def test_a_worker_that_cannot_run_ends_the_run_with_its_code(tmp_path: Pat
     assert "the model differs" in said
     assert "worker-0 exited with code 5" in said
     assert (tmp_path / "learner-ended").exists(), "the learner must be given the time to save what it learned"
+
+
+async def test_a_worker_that_keeps_dying_is_left_out_while_another_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = child_spec(COUNTED + "print('no such GPU'); sys.exit(1)", tmp_path, "worker-1")
+    async with local_run([*roles(tmp_path, WAITS_FOR_A_FILE), dies], tmp_path, asyncio.Event()) as running:
+        await until(lambda: len(list(tmp_path.glob("start-*"))) == 1 + QUICK.limit)
+        await all_ready(tmp_path, "buffer", "worker-0")
+        await until(lambda: "the run goes on without it" in caplog.text + (said := capsys.readouterr()).out + said.err)
+        assert not running.done()
+        (tmp_path / "go").touch()
+    assert running.result() == 0
+    assert (tmp_path / "worker-0-ended").exists()
+
+
+async def test_a_worker_that_was_left_out_is_tried_again(tmp_path: Path) -> None:
+    dies_thrice = child_spec(COUNTED + "sys.exit(1) if count < 3 else __import__('time').sleep(600)", tmp_path, "worker-1")
+    dies_thrice = replace(dies_thrice, policy=replace(QUICK, window_s=0.5))
+    async with local_run([*roles(tmp_path, WAITS_FOR_A_FILE), dies_thrice], tmp_path, asyncio.Event()) as running:
+        await until(lambda: len(list(tmp_path.glob("start-*"))) == 4)
+        (tmp_path / "go").touch()
+    assert running.result() == 0
+
+
+async def test_the_run_ends_when_no_worker_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    buffer, learner, _ = roles(tmp_path, WAITS_FOR_SIGTERM)
+    dying = [child_spec("print('no such GPU'); raise SystemExit(1)", tmp_path, name) for name in ("worker-0", "worker-1")]
+    async with local_run([buffer, learner, *dying], tmp_path, asyncio.Event()) as running:
+        pass
+    assert running.result() == RestartLimit.exit_code
+    said = capsys.readouterr().err
+    assert "no such GPU" in said
+    assert "exited with code 1, after 2 restarts within 60 s; no other worker is left" in said
 
 
 async def test_a_killed_worker_returns_under_another_pid(tmp_path: Path) -> None:
@@ -359,6 +420,54 @@ def drainer(how: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+DIES = """\
+import threading, time
+from async_rl.supervision import ServiceThread
+def work(thread):
+    with thread.working("an errand"):
+        {what}
+ServiceThread(work, name="errands", deadline_s=0.1).start()
+threading.Event().wait(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raise KeyError('layout')", "the thread 'errands' must run for as long as its process, but KeyError: 'layout'"),
+        ("raise SystemExit(0)", "the thread 'errands' must run for as long as its process, but SystemExit: 0"),
+        ("pass", "the thread 'errands' must run for as long as its process, but it ended"),
+        ("time.sleep(600)", "the thread 'errands' has been at an errand for"),
+    ],
+)
+def test_a_thread_that_dies_or_hangs_ends_its_process_with_its_name(what: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DIES.format(what=what)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == ServiceStopped.exit_code
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_a_thread_that_is_told_to_stop_may_end() -> None:
+    failures: list[object] = []
+    thread = ServiceThread(lambda thread: thread.pause(60), name="errands", on_failure=failures.append).start()
+    thread.stop()
+    assert thread.join(30)
+    assert failures == []
+
+
+async def test_a_blocked_loop_is_told_with_the_line_that_blocks_it() -> None:
+    told: list[Stall] = []
+    with tempfile.TemporaryFile("w+") as file, stall_watchdog(0.1, file, on_stall=told.append):
+        await asyncio.create_task(blocks(), name="an episode")
+    assert [stall.place.function for stall in told if stall.place is not None] == ["blocking_call_in_a_coroutine"]
+    assert [stall.task.get_name() for stall in told if stall.task is not None] == ["an episode"]
+
+
+async def blocks() -> None:
+    blocking_call_in_a_coroutine()
 
 
 async def test_a_stuck_loop_is_shown_where_it_is_stuck() -> None:

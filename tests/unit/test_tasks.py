@@ -17,7 +17,7 @@ from async_rl.mix import Change
 from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent
 from async_rl.types import MixChange
-from rollout_workers.tasks import EnvironmentUnavailable, TaskMix, WeightedAgent
+from rollout_workers.tasks import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
 
 SECTIONS = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
 HERE = __name__
@@ -178,3 +178,18 @@ async def test_agents_without_a_configuration_have_numbers():
     mix = TaskMix([WeightedAgent(agent=EchoAgent(name=name), weight=1) for name in "ab"])
     async with mix.seat(0) as first, mix.seat(1) as second:
         assert {first.environment.label, second.environment.label} == {"0", "1"}
+
+
+async def test_a_task_that_is_rolled_again_is_not_played_once_its_environment_is_detached():
+    log = Log()
+    attached = log.add("house", 1e6, type_name=f"{HERE}:House")
+    async with following(log, EnvironmentConfig(type="counting")) as mix:
+        async with mix.seat(0, attached, is_rolled_again=True) as seat:
+            assert seat.environment.label == "house"
+        detached = log.add("house", 0, at=50)
+        mix.follow(log.changes)
+        with pytest.raises(EnvironmentDetached):
+            async with mix.seat(0, detached, is_rolled_again=True):
+                pass
+        async with mix.seat(0, detached) as seat:
+            assert seat.environment.label == "house", "a task that was given out before the change is played once"

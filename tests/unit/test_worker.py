@@ -641,4 +641,24 @@ async def test_processes_that_episodes_leave_behind_are_ended():
         await bench.buffer.next_endings(2)
     assert left
     assert [process.poll() is not None for process in left] == [True] * len(left)
-    assert bench.worker.counters.left_behind == len(left)
+    assert bench.worker.counters.left_behind.total() == len(left)
+
+
+async def test_an_environment_that_blocked_a_worker_is_left_alone_from_the_first_ticket_on():
+    bench = Bench(PlayAgent(name="blocks"), others=[PlayAgent(name="awaits")], groups_in_flight=4)
+    await bench.learn(Limits(max_age=9, groups_per_step=2, lease_s=30.0, max_attempts=99))
+    bench.worker.leave_alone("blocks", for_s=3600)
+    async with bench.at_work() as stop:
+        endings: Counter[str] = Counter()
+        while endings["stored"] < 4:
+            endings.update(await bench.buffer.next_endings(1))
+        stop.set()
+    assert bench.worker.counters.scored.keys() == {"awaits"}
+
+
+async def test_an_environment_without_others_is_played_again_after_its_pause():
+    bench = Bench(PlayAgent(name="blocks"))
+    await bench.learn()
+    bench.worker.leave_alone("blocks", for_s=0.05)
+    async with bench.at_work():
+        assert await bench.buffer.next_endings(2) == ["stored", "stored"], "its tasks wait meanwhile"

@@ -1,0 +1,145 @@
+"""What a worker does whose event loop does not turn, because code of an environment blocks it.
+
+    5 s             tells the run: worker, environment, file and line                     (the learner's console)
+    stall_limit_s   hands back its tickets and ends; it is started again, and what blocked it is left alone for a while
+
+All of this happens on the watchdog's thread, over connections of its own: the loop's cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import structlog
+
+from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent, ServiceStopped
+from async_rl.protocols import Board
+from async_rl.replay_protocol import ReplayBuffer
+from async_rl.supervision import Drain, Stall
+from async_rl.transport.messages import Inbox
+from async_rl.transport.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlocked
+from rollout_workers.belongings import environment_of
+
+TELL_WITHIN_S = 10.0
+"""A Redis that does not answer by then is not told."""
+REMEMBERED_S = 3600.0
+"""For so long it counts against an environment that it has blocked a worker."""
+LONGEST_PAUSE_S = 3600.0
+TRIES = 3
+"""An environment that blocks its workers this often, where no other is left to be played, ends them."""
+
+log = structlog.get_logger()
+
+Connect = Callable[[], AbstractAsyncContextManager[tuple[Board, ReplayBuffer]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedWorker:
+    """`tell` and `watch` are for `stall_watchdog`."""
+
+    worker: str
+    tickets: Callable[[], Collection[str]]
+    connect: Connect
+    """Opens connections for the calling thread."""
+    limit_s: float
+    stop: Drain
+
+    def tell(self, stall: Stall) -> None:
+        log.warning(str(stall), environment=environment_of(stall.task))
+        self._ask(lambda board, _: board.post(BLOCKED, self._report(stall, is_replaced=False).model_dump()))
+
+    def watch(self, stall: Stall) -> None:
+        """Raises what ends the process, once the loop has stood still for too long, or is asked to end."""
+        if not stall.exceeds(self.limit_s) and not self.stop.was_asked:
+            return
+        report = self._report(stall, is_replaced=True)
+
+        async def give_way(board: Board, buffer: ReplayBuffer) -> None:
+            await board.post(BLOCKED, report.model_dump())
+            for ticket in self.tickets():
+                await buffer.abandon(self.worker, ticket, "abandoned")
+
+        is_known = self._ask(give_way)
+        if report.environment and is_known:
+            raise EnvironmentBlocked(f"{report}; the next worker leaves it alone for a while")
+        raise ServiceStopped(str(stall))
+
+    def _report(self, stall: Stall, *, is_replaced: bool) -> WorkerBlocked:
+        return WorkerBlocked(
+            worker=self.worker,
+            environment=environment_of(stall.task),
+            place=str(stall.place),
+            seconds=round(stall.seconds, 1),
+            at=time.time(),
+            is_replaced=is_replaced,
+        )
+
+    def _ask(self, say: Callable[[Board, ReplayBuffer], Awaitable[None]]) -> bool:
+        """Whether it could be said."""
+
+        async def connected() -> None:
+            async with asyncio.timeout(TELL_WITHIN_S), self.connect() as (board, buffer):
+                await say(board, buffer)
+
+        try:
+            asyncio.run(connected())
+        except (AsyncRLError, TimeoutError, OSError, BaseExceptionGroup) as error:
+            log.warning(f"cannot tell the run that this worker is blocked: {type(error).__name__}: {error}")
+            return False
+        return True
+
+
+class BlockingEnvironments:
+    """Which environments have blocked workers of the run lately, and for how long each of them is left alone."""
+
+    def __init__(
+        self, board: Board, *, pause_s: float, leave_alone: Callable[[str, float], None], played: Callable[[], Collection[str]]
+    ) -> None:
+        """`leave_alone` is called with an environment and for how long, `played` tells the names of the run's mix."""
+        self._board = board
+        self._pause_s = pause_s
+        self._leave_alone, self._played = leave_alone, played
+        self._times: dict[str, list[float]] = {}
+        """By environment, when it blocked a worker."""
+
+    async def run(self) -> None:
+        """
+        consumes: reports of blocked workers, those from before this worker too (board.read)    unblocked by: any worker
+        produces: rests of environments (leave_alone)
+        Raises FailureBudgetSpent.
+        """
+        inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
+        while True:
+            for report in await inbox.read():
+                self._hear(report)
+
+    def _hear(self, report: WorkerBlocked) -> None:
+        age = time.time() - report.at
+        if not report.is_replaced or not report.environment or age > REMEMBERED_S:
+            return
+        times = self._times.setdefault(report.environment, [])
+        times.append(report.at)
+        recent = [moment for moment in times if report.at - moment <= REMEMBERED_S]
+        self._times[report.environment] = recent
+        left_s = min(LONGEST_PAUSE_S, self._pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
+        if left_s > 0:
+            log.warning(
+                f"an environment is left alone for {left_s:.0f} s: it blocked a worker at {report.place}",
+                environment=report.environment,
+                times=len(recent),
+            )
+            self._leave_alone(report.environment, left_s)
+        self._give_up_without_others(report)
+
+    def _give_up_without_others(self, report: WorkerBlocked) -> None:
+        played = self._played()
+        if played and all(len(self._times.get(name, ())) >= TRIES for name in played):
+            raise FailureBudgetSpent(
+                f"environment {report.environment!r} has blocked its workers {TRIES} times, the last time at {report.place}, "
+                "and there is no other that could be played: what blocks belongs into `await in_process(...)` or "
+                "`asyncio.to_thread` (docs/episodes.md)"
+            )

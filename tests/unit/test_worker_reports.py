@@ -1,0 +1,88 @@
+"""What workers report, as lines on the learner's console: by cause, with a count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from async_rl.transport.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
+from async_rl.types import Failure
+from buffer.memory_board import MemoryBoard
+from buffer.memory_buffer import MemoryBuffer
+from learner.reporting.worker_reports import WorkerReports
+from rollout_workers.failure_log import FailureLog
+
+
+class WatchedBoard(MemoryBoard):
+    """Says when a reader waits for more."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBuffer())
+        self.waits = asyncio.Event()
+
+    async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, object]]]:
+        if wait_s > 0 and not await super().read(topic, after, 0.0):
+            self.waits.set()
+        return await super().read(topic, after, wait_s)
+
+
+@asynccontextmanager
+async def reading(board: WatchedBoard) -> AsyncIterator[WorkerReports]:
+    reports = WorkerReports(board)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(reports.run_notes()), tasks.create_task(reports.run_blocked())]
+        await board.waits.wait()
+        yield reports
+        for task in running:
+            task.cancel()
+
+
+async def all_read(board: WatchedBoard) -> None:
+    board.waits.clear()
+    await board.waits.wait()
+
+
+def note(worker: str, times: int) -> WorkerNote:
+    return WorkerNote(worker=worker, environment="math", cause="episodes leave tasks behind", detail="close", times=times)
+
+
+async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    board = WatchedBoard()
+    async with reading(board):
+        for one in (note("a", 1), note("b", 1), note("a", 10), note("b", 10), note("a", 100)):
+            await board.post(NOTES, one.model_dump())
+        await all_read(board)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "episodes leave tasks behind" in line]
+    assert [line.split("times=")[1].split()[0] for line in lines] == ["1", "11", "110"]
+    assert "environment=math" in lines[0]
+
+
+async def test_a_blocked_worker_explains_why_nothing_comes() -> None:
+    board = WatchedBoard()
+    async with reading(board) as reports:
+        assert reports.blocked == ""
+        blocked = WorkerBlocked(
+            worker="w", environment="math", place="tasks.py:3 in reward", seconds=5.2, at=0, is_replaced=False
+        )
+        await board.post(BLOCKED, blocked.model_dump())
+        await all_read(board)
+        assert reports.blocked == "worker w is blocked by environment 'math' at tasks.py:3 in reward, for 5 s by now"
+
+
+def test_a_worker_notes_each_cause_at_powers_of_ten() -> None:
+    failures = FailureLog("w")
+    for number in range(30):
+        failed = Failure(boundary="reward", kind="KeyError", message=f"'{number}' (tasks.py:3)")
+        failures.note(failed, environment="math", task=f"{number}")
+        failures.note_left_behind("math", "tasks behind", ["close"])
+    notes = failures.take_notes()
+    assert [(one.cause, one.times) for one in notes] == [
+        ("episodes fail at reward with KeyError (tasks.py:3)", 1),
+        ("episodes leave tasks behind", 1),
+        ("episodes fail at reward with KeyError (tasks.py:3)", 10),
+        ("episodes leave tasks behind", 10),
+    ]
+    assert failures.take_notes() == []
