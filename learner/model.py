@@ -25,7 +25,7 @@ from async_rl.model_shape import ModelShape
 from async_rl.transport.plan import Box
 from learner.schedule import learning_rate
 
-with host.quiet():
+with host.importing():
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,

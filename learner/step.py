@@ -22,7 +22,7 @@ from async_rl.megatron.model import forward_packed
 from learner.loss.totals import Names, Totals
 from learner.model import TrainingModel
 
-with host.quiet():
+with host.importing():
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
 from async_rl.megatron.context import DividedPacking, Division
@@ -151,9 +151,17 @@ def can_use_varlen(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in FUSED_DTYPES
 
 
+def varlen_kernel() -> Callable[..., Any]:
+    """Import torch's attention over sequences of several lengths: on a GPU, since torch's compiler comes with it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
     """One fused kernel for the whole row. Its arguments grow with every torch release: what is missing is made up for."""
-    known = inspect.signature(varlen_attn).parameters
+    kernel = varlen_kernel()
+    known = inspect.signature(kernel).parameters
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if query.shape[1] != key.shape[1]:
         if "enable_gqa" in known:
@@ -166,7 +174,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedS
             options["scale"] = scale
         else:
             query = query * (scale * query.shape[-1] ** 0.5)
-    out = varlen_attn(
+    out = kernel(
         query, key, value, packing.cu_seqlens_q, packing.cu_seqlens_kv, packing.max_seqlen_q, packing.max_seqlen_kv, **options
     )
     assert isinstance(out, Tensor)

@@ -21,7 +21,7 @@ from async_rl.megatron.compat import GPTModel
 from async_rl.megatron.inference import Context, Controller, Engine, Memory, NoText, Sampler
 from async_rl.model_shape import ModelShape
 
-with host.quiet():
+with host.importing():
     from megatron.core.inference.contexts import DynamicInferenceContext, dynamic_context
     from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import GPTInferenceWrapper
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear

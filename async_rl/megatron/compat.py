@@ -15,7 +15,7 @@ from async_rl.megatron import host
 if host.is_needed():
     host.stand_in_for_cuda()  # before Megatron's modules take the originals by name
 
-with host.quiet():
+with host.importing():
     import megatron.core.transformer.attention as attention_module
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel

@@ -13,7 +13,7 @@ import torch
 from async_rl.megatron import host
 from async_rl.model_shape import Experts
 
-with host.quiet():
+with host.importing():
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 

@@ -7,6 +7,8 @@ so it is entered only around the calls that need it: building a model, an optimi
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +139,39 @@ def on_host() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides what Megatron says about itself while imported or configured: deprecations among its modules, absent extras."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Hide what Megatron and torch say of themselves while imported or configured: deprecations, absent extras, no GPU."""
+    extensions = logging.getLogger("torch.utils.cpp_extension")  # a CUDA build of torch looks for a GPU when this is imported
+    level = extensions.level
+    extensions.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        extensions.setLevel(level)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import Megatron inside, quietly and without the modules that it loads and never uses here.
+
+    They are wandb and, where there is no GPU, torch's compiler: together they take longer to import than all the rest.
+    Megatron passes its small functions to `torch.compile` as it defines them; on a host they stay as they are, and need
+    no C++ compiler when they are called.
+    """
+    compiler, has_wandb = torch.compile, "wandb" in sys.modules
+    if is_needed():
+        torch.compile = _as_it_is
+    if not has_wandb:
+        sys.modules["wandb"] = None  # pyright: ignore[reportArgumentType]  # importing it fails, as if it were not installed
+    try:
+        with quiet():
+            yield
+    finally:
+        torch.compile = compiler
+        if not has_wandb:
+            del sys.modules["wandb"]
+
+
+def _as_it_is(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
+    return _as_it_is if function is None else function

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from async_rl.megatron import host
 
-with host.quiet():
+with host.importing():
     from megatron.core.inference import utils as inference_utils
     from megatron.core.inference.contexts import DynamicInferenceContext
     from megatron.core.inference.engines import DynamicInferenceEngine

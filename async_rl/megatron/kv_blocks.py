@@ -12,7 +12,7 @@ from torch import Tensor
 
 from async_rl.megatron import host
 
-with host.quiet():
+with host.importing():
     from megatron.core.inference.contexts.dynamic_block_allocator import BlockAllocator
 
 Name = bytes

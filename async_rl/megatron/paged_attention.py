@@ -15,9 +15,8 @@ import structlog
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
-from async_rl.megatron.attention import FUSED_DTYPES, can_use_varlen
+from async_rl.megatron.attention import FUSED_DTYPES, can_use_varlen, varlen_kernel
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
 
 log = structlog.get_logger("async_rl.megatron")
@@ -84,7 +83,7 @@ def kernel_name(device: torch.device, dtype: torch.dtype, page: int, heads: int,
 @cache
 def varlen_reads_pages(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> bool:
     """Whether torch's kernel takes our pages: found out by asking it once, because its limits differ between releases."""
-    if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
+    if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_kernel()).parameters.keys():
         return False
     query = torch.zeros(1, heads, dim, device=device, dtype=dtype)
     pool = torch.zeros(1, page, kv_heads, dim, device=device, dtype=dtype)
@@ -101,7 +100,7 @@ def varlen_reads_pages(device: torch.device, dtype: torch.dtype, page: int, head
 def _varlen_paged(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, max_q: int, max_k: int, seqlens_k: Tensor, block_table: Tensor
 ) -> Tensor:
-    out = varlen_attn(
+    out = varlen_kernel()(
         q,
         k,
         v,

@@ -54,3 +54,19 @@ def test_the_shared_words_cost_no_torch(tmp_path: Path) -> None:
     )
     done = python("-P", "-c", script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_megatron_says_nothing_and_loads_only_what_is_used(tmp_path: Path) -> None:
+    """A CUDA build of torch looks for a GPU when Megatron imports it, and says with CUDA_HOME set that there is none."""
+    script = (
+        "import sys, learner.__main__, rollout_workers.__main__, torch\n"
+        "unused = {'wandb'} if torch.cuda.is_available() else {'wandb', 'torch._dynamo', 'torch._inductor.compile_fx'}\n"
+        "assert not unused & set(sys.modules), unused & set(sys.modules)\n"
+        "import async_rl.megatron.host as host\n"
+        "with host.importing():\n"
+        "    pass\n"
+        "assert torch.compile.__module__ == 'torch'\n"
+        "import wandb\n"
+    )
+    done = python("-P", "-c", script, folder=tmp_path, CUDA_HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
