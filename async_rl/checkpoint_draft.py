@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor
 
 from async_rl.checkpoint_files import MANIFEST, FileFacts, Manifest, file_of, folder_of, life_of_draft
+from async_rl.durable.whole_file import sync_folder, write_all, write_whole
 from async_rl.failpoints import define, failpoint
 
 define("checkpoint.opened", "checkpoint.writing", "checkpoint.written", "checkpoint.complete", "checkpoint.renamed")
@@ -53,17 +54,14 @@ class Draft:
 
     def commit(self, manifest: Manifest) -> None:
         """By the one who opened it, after everybody wrote. When it returns, the checkpoint is durable."""
-        path = self.folder / MANIFEST
-        path.write_text(manifest.model_dump_json(indent=2))
-        _flush(path)
-        _flush(self.folder)
+        write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=2))
         failpoint("checkpoint.complete")
         if self.final.exists():
             # a step is saved a second time only after a resume from before it, because this one was damaged
             shutil.rmtree(self.final)
         self.folder.rename(self.final)
         failpoint("checkpoint.renamed")
-        _flush(self.final.parent)
+        sync_folder(self.final.parent)
 
     def discard(self) -> None:
         """What came to nothing: a disk that was full needs the room. Nothing is left to discard of what became a checkpoint."""
@@ -87,7 +85,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
             for start in range(0, len(part), _CHUNK):
                 chunk = part[start : start + _CHUNK]
                 digest.update(chunk)
-                size += _write(file.fileno(), chunk)
+                size += write_all(file.fileno(), chunk)
             failpoint("checkpoint.writing")
         os.fsync(file.fileno())
     return FileFacts(bytes=size, xxh3=digest.hexdigest())
@@ -98,20 +96,3 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", t
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
-
-
-def _write(file: int, chunk: bytes | memoryview) -> int:
-    """All of it: a disk that fills up takes a part, and says so the next time."""
-    written = 0
-    while written < len(chunk):
-        written += os.write(file, chunk[written:])
-    return written
-
-
-def _flush(path: Path) -> None:
-    """Of a folder too: a new name is durable only once the folder is."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,6 +1,6 @@
 """What a checkpoint folder says of itself: its name, its manifest, the digests of its files. No torch: anybody may look.
 
-    checkpoints/step-00000010-by-1763722547/rank-00000.safetensors ... manifest.json
+    checkpoints/step-00000010-by-3/rank-00000.safetensors ... manifest.json
 
 The second number is the fence of the learner that wrote it. What stands in the files: `async_rl/megatron/pieces.py`.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
-from async_rl.errors import CheckpointError
+from async_rl.errors import CheckpointError, FenceLost
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -191,13 +191,23 @@ def facts_of(path: Path) -> FileFacts:
 
 
 def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0, spared: str = "") -> None:
-    """All but the newest `keep`, and what this life has above `newest`: that was given up, because it was damaged.
+    """Remove all but `keep` checkpoints: the one of step `newest` that this life has just written, and the newest of the others.
 
-    `spared` names one that is still needed.
+    What this life has above `newest` goes too: it was given up, because it was damaged. `spared` names one that is still needed.
     """
-    found = [checkpoint for checkpoint in candidates(root) if checkpoint.name != spared]
+    found = [checkpoint for checkpoint in candidates(root) if checkpoint.name not in (spared, folder_of(newest, life))]
     above = [checkpoint for checkpoint in found if place_of(checkpoint) > (life, newest) and place_of(checkpoint)[0] == life]
-    remove([*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep:]])
+    remove([*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep - 1 :]])
+
+
+def check_is_latest(root: Path, life: int) -> None:
+    """Raises FenceLost where a later learner has written a checkpoint: a resume would begin from that, never from one of ours."""
+    found = candidates(root)
+    if found and place_of(found[0])[0] > life:
+        raise FenceLost(
+            f"{found[0]} was written by a later learner than this one, whose fence is {life}, so a resume would pass over what "
+            "this one writes; start it again to go on from there, or move that folder away first"
+        )
 
 
 def remove(checkpoints: Iterable[Path]) -> None:

@@ -1,20 +1,24 @@
-"""Named places where a process may be told to die, so that a test can kill it between any two changes.
+"""Named places where a process may be told to die or to meet a failing disk, so that a test can strike between any two changes.
 
     define("archive.written")                        at import: the name stands in the coverage report
     failpoint("archive.written")                     where it may die; does nothing unless armed
     ASYNC_RL_FAILPOINT=archive.written:3             a program dies (kill -9) the third time it gets there
+    ASYNC_RL_FAILPOINT=archive.written:3=ENOSPC      the third time, it meets an OSError instead
+    ASYNC_RL_FAILPOINT=archive.written:3-5=EIO       the third, fourth and fifth time
     ASYNC_RL_FAILPOINT_LOG=points.log                which points were passed, and where it died
 
-One process dies at most once, so several orders (separated by commas) are alternatives: the first to come true wins.
+Several orders are separated by commas. One process dies at most once, so several deaths are alternatives.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -44,9 +48,9 @@ def failpoint(name: str) -> None:
 
 
 def arm(orders: str, log: Path | None = None) -> None:
-    """Obey `name:count[,name:count]`; note in `log` what is passed. Replaces what was armed before; "" disarms."""
+    """Obey `name:count[=ERROR][,...]`; note in `log` what is passed. Replaces what was armed before; "" disarms."""
     global _armed
-    wanted = dict(_order(text.strip()) for text in orders.split(",") if text.strip())
+    wanted = [_order(text.strip()) for text in orders.split(",") if text.strip()]
     _armed = _Armed(wanted, log) if wanted or log is not None else None
 
 
@@ -56,15 +60,26 @@ def arm_from(environ: Mapping[str, str]) -> None:
     arm(environ.get(ORDERS, ""), Path(log) if log else None)
 
 
-def _order(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"([\w.-]+)(?::([1-9]\d*))?", text)
-    if match is None:
-        raise ConfigError(f"{ORDERS}: {text!r} is not name:count, as in commit.after:3")
-    return match[1], int(match[2]) if match[2] else 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    name: str
+    first: int
+    last: int
+    error: int | None
+    """None to die."""
+
+
+def _order(text: str) -> _Order:
+    match = re.fullmatch(r"([\w.-]+)(?::([1-9]\d*)(?:-([1-9]\d*))?)?(?:=(\w+))?", text)
+    error = getattr(errno, match[4], None) if match is not None and match[4] else None
+    if match is None or (match[4] and error is None):
+        raise ConfigError(f"{ORDERS}: {text!r} is not name:count, as in commit.after:3, or name:count=ERROR, as in =ENOSPC")
+    first = int(match[2]) if match[2] else 1
+    return _Order(name=match[1], first=first, last=int(match[3]) if match[3] else first, error=error)
 
 
 class _Armed:
-    def __init__(self, wanted: Mapping[str, int], log: Path | None) -> None:
+    def __init__(self, wanted: Sequence[_Order], log: Path | None) -> None:
         self._wanted = wanted
         # One short append per line: it is complete even when the next instruction is the last.
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
@@ -74,11 +89,15 @@ class _Armed:
         if name not in _known:  # else the coverage report would not miss it
             raise LookupError(f"failpoint {name!r} was never defined")
         self._reached[name] += 1
-        if self._reached[name] == 1:
+        times = self._reached[name]
+        if times == 1:
             self._note("passed", name)
-        if self._reached[name] == self._wanted.get(name):
-            self._note("died", name)
-            _die()
+        for order in self._wanted:
+            if order.name == name and order.first <= times <= order.last:
+                if order.error is not None:
+                    raise OSError(order.error, os.strerror(order.error))
+                self._note("died", name)
+                _die()
 
     def _note(self, what: str, name: str) -> None:
         if self._log is not None:

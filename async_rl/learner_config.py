@@ -120,6 +120,8 @@ class UpdatesConfig(Section):
     """The same batches give the same bits, at some cost on CUDA; an operation that cannot ends the run."""
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2
+    disk_wait_s: float = Field(default=600.0, ge=0)
+    """How long a full or failing disk may hold up the journal and the checkpoints; training waits for it, then the run ends."""
     max_bad_steps: PositiveInt = 3
     """This many non-finite steps in a row end the run."""
 

@@ -111,8 +111,8 @@ class ReplayBuffer(Protocol):
         ...
 
     # -- the learner's side: every call carries the fence and changes nothing once a newer learner took over ----------
-    async def acquire(self, owner: str, limits: Limits) -> int:
-        """Become the learner: a fence number above all others, under a lease that `hold` renews.
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
+        """Become the learner: a fence above `after` and all that this server gave, under a lease that `hold` renews.
 
         A lease that somebody left behind is waited out; one that is being renewed raises LearnerAlreadyRunning.
         Limits that were changed while the run goes on (`change_limits`) stand above these. No ticket is given before

@@ -229,6 +229,9 @@ class TakenGroup:
     version_at_commit: int
     version_at_take: int
     """The version of the weights that the group will train."""
+    task_index: int = 0
+    attempt: int = 1
+    """Of its ticket, as its task's index."""
 
     @property
     def age(self) -> int:

@@ -81,7 +81,7 @@ class MemoryBuffer:
             self._notify()
 
     # -- the learner's side -----------------------------------------------------------------------------------------
-    async def acquire(self, owner: str, limits: Limits) -> int:
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
         first_seen = self._learner
         renewals = first_seen.renewals if first_seen is not None else 0
         while self._learner is not None and (left := self._learner.expires - self._clock.now()) > 0:
@@ -89,7 +89,7 @@ class MemoryBuffer:
                 raise LearnerAlreadyRunning(f"learner {self._learner.owner} holds this run; stop it before starting another")
             await self._change(min(left, RECHECK_S))
         self._learner = _Learner(owner=owner, expires=self._clock.now() + self._learner_lease_s)
-        self._fence += 1
+        self._fence = max(self._fence, after) + 1
         self._ledger.limits = replace(limits, **self._overrides)
         self._ledger.recovering = True
         self._notify()

@@ -194,7 +194,13 @@ class Ledger:
         for entry in batch:
             entry.version_at_take = version
         return [
-            TakenGroup(group=entry.rolled, version_at_commit=entry.version_at_commit, version_at_take=entry.version_at_take)
+            TakenGroup(
+                group=entry.rolled,
+                version_at_commit=entry.version_at_commit,
+                version_at_take=entry.version_at_take,
+                task_index=entry.ticket.task_index,
+                attempt=entry.ticket.attempt,
+            )
             for entry in batch
         ]
 

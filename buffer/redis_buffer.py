@@ -133,13 +133,13 @@ class RedisBuffer:
         await self._run.change("drop", worker, ticket, reason, environment)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
-    async def acquire(self, owner: str, limits: Limits) -> int:
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         words = [word for pair in write_limits(limits).items() for word in pair]
         async with listen(self._run.server, keys.learner_channel(self._run.name)) as bell:
             while True:
-                is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, *words)
+                is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, after, *words)
                 if is_ours:
                     self._published_version = self._released_step = -1
                     await self._payloads.claim_folder(rest[0])
@@ -208,17 +208,18 @@ class RedisBuffer:
     async def _read(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
         refused: list[tuple[str, str]] = []
-        rows = _rows(reply, 4)
+        rows = _rows(reply, 6)
         payloads = await self._payloads.read([row[0].decode() for row in rows])
-        for (ticket, oldest, version_at_commit, version_at_take), payload in zip(rows, payloads, strict=True):
+        for (ticket, oldest, at_commit, at_take, task, attempt), payload in zip(rows, payloads, strict=True):
             try:
                 group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
-                if version_at_take < oldest:
+                if at_take < oldest:
                     raise BadPayload("its record says that it was taken before it was rolled out")
             except BadPayload as error:
                 refused.append((ticket.decode(), str(error)))
             else:
-                groups.append(TakenGroup(group=group, version_at_commit=version_at_commit, version_at_take=version_at_take))
+                versions = {"version_at_commit": at_commit, "version_at_take": at_take}
+                groups.append(TakenGroup(group=group, **versions, task_index=task, attempt=attempt))
         return groups, refused
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:

@@ -41,6 +41,7 @@ from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
 from learner.batches.cost import cost_of
 from learner.feed import Feed
+from learner.fences import Fences
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import Objective, load_objective
 from learner.priorities import load_priority, weigh
@@ -88,7 +89,9 @@ async def lead(config: Config, objective: Objective, shape: ModelShape) -> None:
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
             await board.agree("learner", config.fleet_facts)
-            fence = await buffer.acquire(f"{socket.gethostname()}:{os.getpid()}", config.limits)
+            owner, fences = f"{socket.gethostname()}:{os.getpid()}", Fences(config.run_folder)
+            fence = await buffer.acquire(owner, config.limits, after=fences.highest())
+            fences.claim(fence, owner)
             await run_with(
                 lambda: learn(config, objective, shape, buffer, board, fence, stop), hold=lambda: hold(buffer, fence)
             )
@@ -143,9 +146,12 @@ async def learn(
             await watch.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
-                Journal(config.run_folder, progress) as journal,
+                Journal(
+                    config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=compute.idle
+                ) as journal,
                 Archive(config, buffer, fence) as archive,
             ):
+                await journal.begin(progress)
                 rows = read_rows(config.run_folder / "metrics.jsonl")
                 before = rows[-1].values if rows else {}
                 reporter = Reporter(sink=sink, run_folder=config.run_folder, publisher=publisher, before=before)

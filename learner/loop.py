@@ -81,8 +81,8 @@ class Loop:
         feed: Feed,
         publisher: Publisher,
         schedule: Schedule,
-        record: Callable[[Progress, Meal], None],
-        record_rollback: Callable[[VersionRecord, int], None],
+        record: Callable[[Progress, Meal], Awaitable[None]],
+        record_rollback: Callable[[VersionRecord, int], Awaitable[None]],
         report: Callable[[Stepped], Awaitable[None]],
         stop: asyncio.Event,
     ):
@@ -165,7 +165,7 @@ class Loop:
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
             self._publisher.reached = progress = replace(progress, step=meal.step, version=version)
-            self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
+            await self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
             failpoint("learner.recorded")
             if self._publisher.is_due:
                 await self._offer(progress)
@@ -190,7 +190,7 @@ class Loop:
         if await self._publisher.until_live(progress.version):
             await self._buffer.release(self._fence, meal.step)
         self._publisher.reached = progress = replace(progress, step=meal.step)
-        self._record(progress, meal)
+        await self._record(progress, meal)
         return progress
 
     async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
@@ -224,7 +224,7 @@ class Loop:
             return progress
         renumbered = replace(progress, version=await self._buffer.issue(self._fence, after=version))
         record = VersionRecord(version=version, timeline=progress.timeline, step=wanted.step, digest=digest)
-        self._record_rollback(record, renumbered.version)  # as every version: before anybody can see it
+        await self._record_rollback(record, renumbered.version)  # as every version: before anybody can see it
         # The weights learned from here on are one version newer, so all but the slots of one step return.
         self._publisher.offer(record, releases=progress.step - 1)
         return renumbered

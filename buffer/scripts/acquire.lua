@@ -1,23 +1,25 @@
--- owner, request, lease ms, then the limits as name and value in turn ("" for none)
+-- owner, request, lease ms, highest fence that the run's folder knows, then the limits as name and value in turn ("" for none)
 -- -> 1, fence; or 0, owner, renewals and request of who holds the run, and the milliseconds left to them
 even_when_full()
 local owner, request, now = ARGV[1], ARGV[2], now_ms()
 local function held_by(field)
   return tonumber(call('HGET', LEARNER, field)) or 0
 end
-local left = math.min(held_by('expires') - now, tonumber(ARGV[3])) -- who waits looks again at least this often
+-- No lease is longer than a lease: after a clock that was set back, a dead learner's would last until it has caught up.
+if held_by('expires') > now + ARGV[3] then call('HSET', LEARNER, 'expires', now + ARGV[3]) end
+local left = held_by('expires') - now
 local holder = call('HGET', LEARNER, 'request')
 if holder == request then return { 1, held_by('fence') } end -- the reply was lost on its way
 if left > 0 then return { 0, call('HGET', LEARNER, 'owner'), held_by('renewals'), holder, left } end
 
-for index = 4, #ARGV, 2 do
+for index = 5, #ARGV, 2 do
   if ARGV[index + 1] == '' then call('HDEL', STATE, ARGV[index]) else call('HSET', STATE, ARGV[index], ARGV[index + 1]) end
 end
 local overrides = call('HGETALL', OVERRIDES)
 for index = 1, #overrides, 2 do call('HSET', STATE, overrides[index], overrides[index + 1]) end
 
--- Above every fence that was ever given, also when this server was emptied or set back: it begins with the time.
-local fence = math.max(held_by('fence') + 1, now)
+-- Above every fence that a learner ever used: a server that was emptied or set back does not know them, the run's folder does.
+local fence = math.max(held_by('fence'), tonumber(ARGV[4])) + 1
 call('HSET', LEARNER, 'owner', owner, 'request', request, 'expires', now + ARGV[3], 'renewals', 0,
   'fence', string.format('%d', fence))
 call('HSET', STATE, 'recovering', 1)

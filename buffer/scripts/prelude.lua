@@ -301,6 +301,9 @@ end
 
 local function collect_lost_leases()
   if is_frozen() then return end
+  -- No lease is longer than a lease: after a clock that was set back, a dead worker's would last until it has caught up.
+  local latest = now_ms() + get('lease_ms', 0)
+  for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '(' .. latest, '+inf', 'LIMIT', 0, AT_ONCE)) do call('ZADD', LEASES, latest, id) end
   for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, AT_ONCE)) do
     local record = read(id)
     if record then drop(id, record, 'lease_lost') else call('ZREM', LEASES, id) end

@@ -1,6 +1,6 @@
 -- fence, step, version, num_groups, most tokens (0 for any number), 1 to wait for stragglers, the last version that this
 -- learner published, the last step that it released
--- -> group id, oldest version, version at commit, version at take; and so on
+-- -> group id, oldest version, version at commit, version at take, task index, attempt; and so on
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
@@ -19,7 +19,8 @@ local function described(groups)
   local reply = {}
   for _, group in ipairs(groups) do
     local record = group.record
-    for _, value in ipairs({ group.id, record.oldest, record.committed, record.taken }) do reply[#reply + 1] = value end
+    local values = { group.id, record.oldest, record.committed, record.taken, record.task, record.attempt }
+    for _, value in ipairs(values) do reply[#reply + 1] = value end
   end
   return reply
 end

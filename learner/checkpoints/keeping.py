@@ -19,6 +19,7 @@ from async_rl.checkpoint_files import (
     FileFacts,
     Manifest,
     check_files,
+    check_is_latest,
     read_manifest,
     remove_superseded,
 )
@@ -59,6 +60,7 @@ class Keeping:
 
         def complete(files: dict[str, FileFacts]) -> None:
             confirm()
+            check_is_latest(folder, life)
             draft.commit(Manifest(format=FORMAT, step=step, layout=layout, models=facts, files=files, extra=dict(extra)))
             pin = PinFile(folder.parent).read()
             remove_superseded(folder, keep, newest=step, life=life, spared=pin.checkpoint if pin is not None else "")

@@ -1,74 +1,113 @@
 """trained.jsonl: which groups each step trained. With it anybody can check that no group was trained twice, or lost.
 
-    {"resumed_after": 0, "version": 0, "timeline": "3d13b251"}
-    {"step": 1, "version": 1, "timeline": "3d13b251",
-     "groups": [{"id": "t000000000", "task": "counting/0/0", "oldest_version": 0}, ...]}
-    {"rolled_back_to": 1, "served_as": 8, "version": 9, "timeline": "3d13b251"}
+    {"resumed_after": 0, "version": 0, "timeline": "3d13b251", "fence": 1, "lost": 0}
+    {"step": 1, "version": 1, "timeline": "3d13b251", "fence": 1,
+     "groups": [{"id": "t000000000", "task": "counting/0/0", "environment": "counting", "task_index": 0, "attempt": 1,
+                 "oldest_version": 0}, ...]}
+    {"rolled_back_to": 1, "served_as": 8, "version": 9, "timeline": "3d13b251", "fence": 1}
 
-As in metrics.jsonl, `resumed_after` supersedes every row above that step before it. A row is written before its version can be
-seen and before the checkpoint that contains its step, so neither a version that was used nor a step that a resume keeps is
-ever missing here.
+As in metrics.jsonl, `resumed_after` supersedes every row above that step before it: the weights of those steps are gone. `lost`
+says how many of their groups are rolled again because Redis no longer has them (the checkpoint that contained them is damaged, or
+was moved away); the others are trained again. A row is on the disk before its version can be seen and before the checkpoint that
+contains its step, so neither a version that was used nor a step that a resume keeps is ever missing here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+import structlog
+
+from async_rl.durable.best_effort import why
+from async_rl.durable.row_file import RowFile, last_rows
+from async_rl.errors import CheckpointError
 from async_rl.types import VersionRecord
 from learner.feed import Meal
 from learner.progress import Progress
 
-TAIL_BYTES = 4 * 2**20
+NAME = "trained.jsonl"
+RETRY_S = 1.0
+"""Between two attempts to write on a disk that refuses."""
 ROWS_READ = 8
 """Of the end of a journal: versions only grow."""
 
+log = structlog.get_logger(__name__)
+
 
 class Journal:
-    def __init__(self, run_folder: Path, start: Progress) -> None:
-        run_folder.mkdir(parents=True, exist_ok=True)
-        path = run_folder / "trained.jsonl"
-        was_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = path.open("ab", buffering=0)  # what is written survives the process
-        if was_cut:
-            self._file.write(b"\n")
-        self._append({"resumed_after": start.step, "version": start.version, "timeline": start.timeline})
+    """Appended to by one learner."""
+
+    def __init__(self, run_folder: Path, *, fence: int, disk_wait_s: float, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """A row that the disk refuses is tried again for `disk_wait_s`; `meanwhile` is called between two attempts."""
+        self._path, self._fence = run_folder / NAME, fence
+        self._disk_wait_s, self._meanwhile = disk_wait_s, meanwhile
+        self._file: RowFile | None = None
 
     @staticmethod
     def highest_version(run_folder: Path) -> int:
         """That anybody may have seen; -1 before the first. A Redis that was emptied or set back does not know it any more."""
-        path = run_folder / "trained.jsonl"
-        if not path.exists():
-            return -1
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().split(b"\n")[-ROWS_READ:]
-        return max((json.loads(line)["version"] for line in lines if _is_whole(line)), default=-1)
+        return max((json.loads(row)["version"] for row in last_rows(run_folder / NAME, ROWS_READ)), default=-1)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_problem: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def add(self, progress: Progress, meal: Meal) -> None:
+    async def begin(self, start: Progress, *, lost: int = 0) -> None:
+        """`lost` groups are rolled again, because they were trained in steps that no checkpoint contains any more."""
+        await self._append({"resumed_after": start.step, **self._at(start), "lost": lost})
+
+    async def add(self, progress: Progress, meal: Meal) -> None:
         groups = [
-            {"id": group.id, "task": group.task.key, "oldest_version": group.oldest_version}
-            for group in (taken.group for taken in meal.groups)
+            {
+                "id": taken.group.id,
+                "task": taken.group.task.key,
+                "environment": taken.group.task.environment,
+                "task_index": taken.task_index,
+                "attempt": taken.attempt,
+                "oldest_version": taken.group.oldest_version,
+            }
+            for taken in meal.groups
         ]
-        self._append({"step": progress.step, "version": progress.version, "timeline": progress.timeline, "groups": groups})
+        await self._append({"step": progress.step, **self._at(progress), "groups": groups})
 
-    def add_rollback(self, served: VersionRecord, version: int) -> None:
+    async def add_rollback(self, served: VersionRecord, version: int) -> None:
         """`version` is the number under which what is trained goes on."""
-        row = {"rolled_back_to": served.step, "served_as": served.version, "version": version, "timeline": served.timeline}
-        self._append(row)
+        at = {"version": version, "timeline": served.timeline, "fence": self._fence}
+        await self._append({"rolled_back_to": served.step, "served_as": served.version, **at})
 
-    def _append(self, row: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(row).encode() + b"\n")
+    def _at(self, progress: Progress) -> dict[str, object]:
+        return {"version": progress.version, "timeline": progress.timeline, "fence": self._fence}
 
+    async def _append(self, row: Mapping[str, object]) -> None:
+        """Returns when the row is on the disk. Raises CheckpointError when the disk refused it for too long."""
+        data, since = json.dumps(row).encode(), time.monotonic()
+        problem: OSError | None = None
+        while True:
+            try:
+                await asyncio.to_thread(self._write, data)
+            except OSError as error:
+                waited_s = time.monotonic() - since
+                if waited_s >= self._disk_wait_s:
+                    raise CheckpointError(f"the learner waited {waited_s:.0f} s to write {NAME}: {why(error, self._path)}") from error
+                if problem is None:
+                    log.warning(f"the learner waits: {why(error, self._path)}; {NAME} must be written before training goes on")
+                problem = error
+                await self._meanwhile()
+                await asyncio.sleep(min(RETRY_S, self._disk_wait_s - waited_s))
+            else:
+                if problem is not None:
+                    log.info(f"{NAME} is written again, training goes on")
+                return
 
-def _is_whole(line: bytes) -> bool:
-    """Not empty, and not the rest of a row that a crash cut."""
-    return line.startswith(b"{") and line.endswith(b"}")
+    def _write(self, row: bytes) -> None:
+        if self._file is None:
+            self._file = RowFile(self._path, sync=True)
+        self._file.append(row)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from async_rl.durable.whole_file import write_whole
+
 
 class Pin(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -24,9 +26,7 @@ class PinFile:
         return Pin.model_validate_json(self._path.read_bytes()) if self._path.exists() else None
 
     def write(self, pin: Pin) -> None:
-        draft = self._path.with_suffix(".partial")
-        draft.write_text(pin.model_dump_json())
-        draft.replace(self._path)
+        write_whole(self._path, pin.model_dump_json())
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

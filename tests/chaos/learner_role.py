@@ -24,6 +24,7 @@ from stage import Stage, told_to_stop
 from async_rl.failpoints import define, failpoint
 from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
+from learner.fences import Fences
 
 define("learner.trained", "learner.issued", "learner.published", "learner.written", "learner.saved")
 
@@ -178,7 +179,9 @@ async def learn(stage: Stage) -> None:
     stop = told_to_stop()
     async with stage.opened() as (buffer, _):
         stage.says("acquiring")
-        fence = await buffer.acquire(f"learner-{stage.life}", limits(stage.plan.mix))
+        fences, owner = Fences(stage.checkpoints), f"learner-{stage.life}"
+        fence = await buffer.acquire(owner, limits(stage.plan.mix), after=fences.highest())
+        fences.claim(fence, owner)
         async with asyncio.TaskGroup() as tasks:
             holding = tasks.create_task(hold(stage, buffer, fence), name="hold")
             await Learner(stage, buffer, fence).run(stop)

@@ -53,11 +53,8 @@ class SimulatedLearner:
         self._stage.pass_time(1)  # the lease of whoever was before
         if self.fence:
             self.old_fences.append(self.fence)
-        fence = self._stage.do(self._buffer.acquire("learner", self._config.limits))
-        if self.server_lost_changes:
-            self.old_fences.clear()  # fences differ by the clock, which tells nothing within a moment
-        else:
-            assert fence > self.fence
+        fence = self._stage.do(self._buffer.acquire("learner", self._config.limits, after=self.fence))
+        assert fence > self.fence
         self.fence, self.server_lost_changes = fence, False
         self._go_back_to_checkpoint()
         for number, act in enumerate((self._recover, self._issue, self.go_live)):

@@ -63,6 +63,17 @@ async def test_a_resigned_lease_is_free_at_once(run: Run):
     assert successor.result() > fence
 
 
+async def test_a_fence_is_above_all_that_the_caller_and_the_server_know(run: Run):
+    buffer, first = await run.start()
+    await buffer.resign(first)
+    second = await buffer.acquire("knows of an earlier server", limits(), after=41)
+    await buffer.resign(second)
+    third = await buffer.acquire("knows less than the server", limits(), after=7)
+    assert (first, second, third) == (1, 42, 43), "fences count learners, whatever the clock says"
+    with pytest.raises(FenceLost):
+        await buffer.hold(first)
+
+
 RECORD = VersionRecord(version=5, timeline="t", step=5, digest="d")
 LEARNER_CALLS = {
     "discard": lambda buffer, fence: buffer.discard(fence, ["t000000000"]),

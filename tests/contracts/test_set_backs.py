@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from groups import group
 from runs import limits, publish
 
-from async_rl.errors import ServerRewound
+from async_rl.errors import FenceLost, ServerRewound
+from buffer import keys
 from buffer.redis_buffer import RedisBuffer
 from buffer.redis_client import Server
+from learner.fences import Fences
 
 Both = tuple[RedisBuffer, Server]
 Act = Callable[[], Awaitable[None]]
@@ -172,3 +176,36 @@ async def test_a_task_stands_in_a_position_once(redis_buffer: Both, run_name: st
     position = await buffer.position(fence, 0)
     tasks = [each.task_index for each in (*position.redo, *position.outstanding)]
     assert tasks == [0], "an emptied server would roll task 0 twice"
+
+
+# -- a clock that is set back: what was noted before lies an hour ahead -----------------------------------------------------
+HOUR_MS = 3_600_000
+
+
+async def test_a_successor_waits_for_a_lease_and_not_for_the_clock(redis_buffer: Both, run_name: str):
+    buffer, server = redis_buffer
+    fence = await begun(buffer)  # and dies
+    await cast("Any", server.commands).hincrby(keys.state(run_name), "learner_expires", HOUR_MS)
+    async with asyncio.timeout(30):
+        assert await buffer.acquire("successor", limits()) > fence
+
+
+async def test_tickets_of_a_dead_worker_return_after_a_lease_and_not_after_the_clock(redis_buffer: Both, run_name: str):
+    buffer, server = redis_buffer
+    await begun(buffer, lease_s=1, max_age=0, groups_per_step=1)
+    [ticket] = await buffer.reserve("dies", version=0, count=1, wait_s=0)
+    await cast("Any", server.commands).zincrby(keys.key(run_name, "leases"), HOUR_MS, ticket.id)
+    [again] = await buffer.reserve("lives", version=0, count=1, wait_s=30)
+    assert (again.task_index, again.attempt) == (ticket.task_index, 2)
+
+
+async def test_a_learner_that_slept_changes_nothing_on_a_server_that_was_emptied_meanwhile(redis_buffer: Both, tmp_path: Path):
+    buffer, server = redis_buffer
+    sleeper = await begun(buffer)
+    Fences(tmp_path).claim(sleeper, "sleeper")
+    await cast("Any", server.commands).flushall()
+    successor = await buffer.acquire("successor", limits(), after=Fences(tmp_path).highest())
+    Fences(tmp_path).claim(successor, "successor")
+    with pytest.raises(FenceLost):
+        await buffer.hold(sleeper)
+    await buffer.hold(successor)

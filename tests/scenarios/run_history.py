@@ -40,6 +40,9 @@ class Life:
     resumed_after: int
     version: int
     timeline: str
+    fence: int
+    lost: int
+    """Groups that it has rolled again, because the checkpoint that contained them is gone."""
     steps: list[Step] = field(default_factory=list)
 
 
@@ -62,7 +65,7 @@ def lives(config: Config) -> list[Life]:
 def _step(row: dict[str, Any], life: Life) -> Step:
     trained = life.steps[-1].version if life.steps else life.version
     groups = [
-        Group(id=group["id"], task_index=int(group["task"].rpartition("/")[2]), age=trained - group["oldest_version"])
+        Group(id=group["id"], task_index=group["task_index"], age=trained - group["oldest_version"])
         for group in row["groups"]
     ]
     return Step(number=row["step"], version=row["version"], groups=groups)

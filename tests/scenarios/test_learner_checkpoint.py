@@ -232,6 +232,20 @@ def test_a_learner_that_slept_through_its_successors_beginning_spoils_no_checkpo
     assert [path.name for path in candidates(tmp_path)] == ["step-00000011-by-7"]
 
 
+def test_what_was_just_written_stays_whatever_number_its_learner_has(tmp_path: Path):
+    for name in ("step-00000010-by-900", "step-00000020-by-900", "step-00000021-by-7"):
+        (tmp_path / name).mkdir()
+    remove_superseded(tmp_path, 2, newest=21, life=7)
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000020-by-900", "step-00000021-by-7"]
+
+
+def test_a_learner_whose_checkpoints_would_be_passed_over_ends_aloud(crew: Crew, tmp_path: Path) -> None:
+    crew.save(tmp_path, step=20, extra={}, keep=2, life=900).result()
+    with pytest.raises(FenceLost, match="step-00000020-by-900 was written by a later learner"):
+        crew.save(tmp_path, step=21, extra={}, keep=2, life=7).result()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000020-by-900"]
+
+
 def test_a_checkpoint_that_is_rolled_back_to_is_kept_besides_the_newest(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         (tmp_path / f"step-{step:08}").mkdir()

@@ -1,19 +1,81 @@
-"""trained.jsonl: above which number a learner goes on, when Redis no longer knows."""
+"""trained.jsonl: whole rows, whatever the disk does, and above which number a learner goes on when Redis no longer knows."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from learner.loop import Progress
+import pytest
+import structlog
+
+from async_rl import failpoints
+from async_rl.errors import CheckpointError
+from learner.progress import Progress
 from learner.reporting.journal import Journal
 
 
-def test_versions_go_on_above_the_highest_that_anybody_may_have_seen(tmp_path: Path):
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+class Meanwhile:
+    """Counts how often the journal waited."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def __call__(self) -> None:
+        self.times += 1
+
+
+def journal(folder: Path, *, wait_s: float = 0, meanwhile: Meanwhile | None = None) -> Journal:
+    return Journal(folder, fence=3, disk_wait_s=wait_s, meanwhile=meanwhile if meanwhile is not None else Meanwhile())
+
+
+def progress(version: int) -> Progress:
+    return Progress(step=0, version=version, timeline="t")
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "trained.jsonl").read_text().splitlines()]
+
+
+async def test_versions_go_on_above_the_highest_that_anybody_may_have_seen(tmp_path: Path):
     assert Journal.highest_version(tmp_path) == -1
     for version in (0, 7, 12):
-        with Journal(tmp_path, Progress(step=0, version=version, timeline="t")):
-            pass
+        with journal(tmp_path) as written:
+            await written.begin(progress(version))
     assert Journal.highest_version(tmp_path) == 12
     with (tmp_path / "trained.jsonl").open("a") as file:
         file.write('{"step": 3, "version": 99, "gro')  # a crash in mid-row: the version was not visible yet
     assert Journal.highest_version(tmp_path) == 12
+    with journal(tmp_path) as written:
+        await written.begin(progress(13))
+    assert [row["version"] for row in rows(tmp_path)] == [0, 7, 12, 13], "the torn row is cut off"
+
+
+@pytest.mark.timeout(30)
+async def test_the_learner_waits_for_a_disk_and_goes_on(tmp_path: Path):
+    failpoints.arm("append.trained.jsonl:2-3=ENOSPC")
+    meanwhile = Meanwhile()
+    with journal(tmp_path, wait_s=60, meanwhile=meanwhile) as written, structlog.testing.capture_logs() as said:
+        await written.begin(progress(1))
+        await written.begin(progress(2))
+    assert [row["version"] for row in rows(tmp_path)] == [1, 2]
+    assert meanwhile.times == 2, "other ranks hear that all is well"
+    assert [line["log_level"] for line in said] == ["warning", "info"]
+    assert "the learner waits: the disk of" in said[0]["event"]
+
+
+@pytest.mark.parametrize(("error", "reason"), [("ENOSPC", "is full"), ("EIO", "cannot be written")])
+async def test_a_disk_that_stays_full_ends_the_run_aloud(tmp_path: Path, error: str, reason: str):
+    failpoints.arm(f"append.trained.jsonl:2-99={error}")
+    with journal(tmp_path) as written:
+        await written.begin(progress(1))
+        with pytest.raises(CheckpointError, match=rf"waited 0 s to write trained.jsonl: .*{reason}"):
+            await written.begin(progress(2))
+    assert [row["version"] for row in rows(tmp_path)] == [1]

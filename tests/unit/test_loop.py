@@ -124,6 +124,9 @@ async def a_loop(
     async def report(stepped: Stepped) -> None:
         done.append(stepped)
 
+    async def written(*_row: object) -> None:
+        pass
+
     loop = Loop(
         buffer=buffer,
         fence=fence,
@@ -131,8 +134,8 @@ async def a_loop(
         feed=feed,
         publisher=publisher,
         schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3),
-        record=lambda _progress, _meal: None,
-        record_rollback=lambda _served, _version: None,
+        record=written,
+        record_rollback=written,
         report=report,
         stop=(stop := asyncio.Event()),
     )

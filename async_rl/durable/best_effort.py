@@ -1,0 +1,67 @@
+"""Rows that are worth less than the run that writes them: while the disk refuses them they are dropped, counted, and missed once aloud."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from async_rl.durable.row_file import RowFile
+
+log = structlog.get_logger(__name__)
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class BestEffortRows:
+    """A row file of at most `most_bytes`, half of it in PATH.1: what is older is deleted."""
+
+    def __init__(self, path: Path, *, most_bytes: int) -> None:
+        self._path, self._half = path, most_bytes // 2
+        self._file: RowFile | None = None
+        self._is_refused = False
+        self.dropped = 0
+        """Rows, since the process started."""
+
+    def add(self, row: bytes) -> None:
+        """Append a row, or drop it. Never raises OSError."""
+        try:
+            if self._file is not None and self._file.size + len(row) >= self._half:
+                self._turn()
+            if self._file is None:
+                self._file = RowFile(self._path, sync=False)
+            self._file.append(row)
+        except OSError as error:
+            self.dropped += 1
+            self.close()
+            if not self._is_refused:
+                log.warning(f"{why(error, self._path)}; {self._path.name} is not written until that is over, training goes on")
+            self._is_refused = True
+        else:
+            if self._is_refused:
+                log.info(f"{self._path.name} is written again; rows dropped so far: {self.dropped}")
+            self._is_refused = False
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _turn(self) -> None:
+        self.close()
+        self._path.replace(older(self._path))
+
+
+def older(path: Path) -> Path:
+    """Where the rows before those in `path` are."""
+    return path.with_name(f"{path.name}.1")
+
+
+def why(error: OSError, path: Path) -> str:
+    """Why a file cannot be written, with what to do about it."""
+    if error.errno in NO_ROOM:
+        return f"the disk of {path.parent} is full ({error.strerror}): make room there"
+    return f"{path} cannot be written ({error.strerror}): look after its disk"
