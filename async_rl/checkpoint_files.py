@@ -191,9 +191,9 @@ def facts_of(path: Path) -> FileFacts:
 
 
 def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0, spared: str = "") -> None:
-    """Remove all but `keep` checkpoints: the one of step `newest` that this life has just written, and the newest of the others.
+    """Remove all but `keep` checkpoints: that of step `newest`, which this life has just written, and the newest others.
 
-    What this life has above `newest` goes too: it was given up, because it was damaged. `spared` names one that is still needed.
+    What this life has above `newest` goes too: it was given up, because it was damaged. `spared` is still needed.
     """
     found = [checkpoint for checkpoint in candidates(root) if checkpoint.name not in (spared, folder_of(newest, life))]
     above = [checkpoint for checkpoint in found if place_of(checkpoint) > (life, newest) and place_of(checkpoint)[0] == life]
@@ -201,7 +201,7 @@ def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0, spar
 
 
 def check_is_latest(root: Path, life: int) -> None:
-    """Raises FenceLost where a later learner has written a checkpoint: a resume would begin from that, never from one of ours."""
+    """Raises FenceLost where a later learner has written a checkpoint: a resume would begin from that, not from ours."""
     found = candidates(root)
     if found and place_of(found[0])[0] > life:
         raise FenceLost(

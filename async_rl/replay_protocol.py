@@ -15,6 +15,7 @@ from async_rl.types import (
     SpentGroup,
     TakenGroup,
     Ticket,
+    UndoneGroup,
     VersionRecord,
 )
 
@@ -124,10 +125,11 @@ class ReplayBuffer(Protocol):
         """Renew the learner's lease. Raises FenceLost."""
         ...
 
-    async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
+    async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         """Settle what the previous learner left: groups taken for steps <= position.step are SPENT, later ones READY.
 
-        The next step is position.step + 1, or 1.
+        `undone` were trained in later steps. Those that were spent, because a checkpoint contained them that is gone, are
+        counted and their tasks rolled again. The next step is position.step + 1, or 1.
         """
         ...
 
@@ -226,6 +228,8 @@ class BufferStats:
     quarantined: int
     issued: int
     """Tickets ever issued."""
+    lost_to_rollback: int
+    """Were spent, and are in no checkpoint any more: their tasks are rolled again."""
     expired: int
     """Kept groups whose payloads went before anybody discarded them."""
     slots: int

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from async_rl.types import UndoneGroup
+
 FILE = "trained.jsonl"
 
 
@@ -42,6 +44,8 @@ class TrainedGroup(BaseModel):
     oldest_version: int
     task_index: int | None = None
     """Its task's place in the run's stream; None in journals of older releases."""
+    attempt: int = 1
+    """Of its ticket."""
 
 
 class _Step(_Row):
@@ -96,6 +100,18 @@ class TrainedSteps:
                 return [*found, *(each for each in life.steps if each.number <= step)]
             found += life.steps
         return None
+
+    def undone(self, step: int) -> list[UndoneGroup]:
+        """The groups that the latest learner's weights had seen, and its weights of `step` had not: a resume from there undoes
+        their training. Those that trained before, too, are not among them.
+        """
+        steps = self.in_force()
+        kept = {group.id for each in steps if each.number <= step for group in each.groups}
+        return [
+            UndoneGroup(group.id, group.task_index, group.attempt)
+            for group in {group.id: group for each in steps if each.number > step for group in each.groups}.values()
+            if group.task_index is not None and group.id not in kept
+        ]
 
     def in_force(self) -> list[TrainedStep]:
         """The steps behind the weights that the latest learner held last."""

@@ -280,6 +280,14 @@ class PendingTask(NamedTuple):
     """How many of its tickets failed; `Limits.max_attempts` bounds it."""
 
 
+class UndoneGroup(NamedTuple):
+    """A group whose training no weights remember any more, by the journal."""
+
+    id: str
+    task_index: int
+    attempt: int
+
+
 class OutstandingTicket(NamedTuple):
     """A ticket that has not ended, with what is needed to roll its task again."""
 
@@ -347,3 +355,5 @@ class Recovery:
     """Groups taken after the checkpoint, ready again."""
     spent: int
     """Groups that the checkpoint already contains."""
+    lost: int = 0
+    """Groups that were spent and are in no checkpoint any more: their tasks wait to be rolled again."""

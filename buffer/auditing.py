@@ -59,7 +59,7 @@ def _misplaced(snapshot: Snapshot) -> list[str]:
 
 def _miscounted(snapshot: Snapshot) -> list[str]:
     stats = snapshot.stats
-    ended = stats.spent + sum(stats.dropped.values()) + stats.quarantined
+    ended = stats.spent + stats.lost_to_rollback + sum(stats.dropped.values()) + stats.quarantined
     placed = stats.reserved + stats.ready + stats.again + stats.taken + ended
     problems: list[str] = []
     if placed != stats.issued:

@@ -15,7 +15,17 @@ from typing import Any, TypeVar
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.protocols import Clock
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
-from async_rl.types import BufferPosition, MixChange, Recovery, RolloutGroup, SpentGroup, TakenGroup, Ticket, VersionRecord
+from async_rl.types import (
+    BufferPosition,
+    MixChange,
+    Recovery,
+    RolloutGroup,
+    SpentGroup,
+    TakenGroup,
+    Ticket,
+    UndoneGroup,
+    VersionRecord,
+)
 from buffer.auditing import Snapshot, audit
 from buffer.codec import encode
 from buffer.limits_text import write_changes
@@ -105,9 +115,9 @@ class MemoryBuffer:
         self._holder(fence).expires = self._clock.now()
         self._notify()
 
-    async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
+    async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         self._holder(fence)
-        recovery = self._ledger.recover(position)
+        recovery = self._ledger.recover(position, undone)
         self._notify()
         return recovery
 
@@ -197,6 +207,7 @@ class MemoryBuffer:
             dropped=dict(ledger.dropped),
             quarantined=ledger.quarantined,
             issued=ledger.issued,
+            lost_to_rollback=ledger.lost_to_rollback,
             expired=ledger.expired,
             slots=ledger.limits.slots if ledger.limits is not None else 0,
             slots_used=ledger.slots_used,

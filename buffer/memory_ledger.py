@@ -25,6 +25,7 @@ from async_rl.types import (
     RolloutGroup,
     TakenGroup,
     Ticket,
+    UndoneGroup,
     VersionRecord,
 )
 from buffer import mix_log
@@ -80,7 +81,7 @@ class Ledger:
         self.limits: Limits | None = None
         self.entries: dict[str, Entry] = {}
         self.versions: dict[int, VersionRecord] = {}
-        self.spent = self.issued = self.quarantined = self.expired = 0
+        self.spent = self.lost_to_rollback = self.issued = self.quarantined = self.expired = 0
         self.dropped: Counter[str] = Counter()
         self.owed = 0.0
         self._debt = 0.0
@@ -88,6 +89,7 @@ class Ledger:
         self.recovering = False
         self.mix: list[MixChange] = []
         self._ended: dict[str, CommitResult] = {}
+        self._undone: set[str] = set()
         self._redo: deque[PendingTask] = deque()
         self._next_ticket = self._next_task = self._untrained = 0
         self._highest_version = -1
@@ -303,14 +305,16 @@ class Ledger:
             mix=tuple(self.mix),
         )
 
-    def recover(self, position: BufferPosition | None) -> Recovery:
+    def recover(self, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         spent_before = self.spent
         taken = self.among("taken")
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         for entry in self.among("reserved", "ready", "again", "taken"):
             number = ticket_number(entry.ticket.id)
             self._settle(entry, surviving_steps(number, entry.state, entry.steps, position, outstanding))
-        if position is not None and self._next_ticket < position.next_ticket:  # restored from a backup, or empty
+        is_older = position is not None and self._next_ticket < position.next_ticket  # restored from a backup, or empty
+        lost_groups = 0 if is_older else self._undo(undone)
+        if position is not None and is_older:
             lost = [ticket for ticket in position.outstanding if ticket_id(ticket.number) not in self.entries]
             self._redo = deque([*position.redo, *(ticket.again for ticket in lost)])
             self.mix = list(position.mix)
@@ -323,7 +327,24 @@ class Ledger:
         self._last_step = max(self._saved_step, 0)
         self.recovering = False
         returned = sum(entry.state != "taken" and entry.ticket.id in self.entries for entry in taken)
-        return Recovery(version=self._highest_version, returned=returned, spent=self.spent - spent_before)
+        spent = self.spent - spent_before
+        self.spent -= lost_groups
+        return Recovery(version=self._highest_version, returned=returned, spent=spent, lost=lost_groups)
+
+    def _undo(self, groups: Sequence[UndoneGroup]) -> int:
+        """Have the tasks of those rolled again that were spent; returns how many."""
+        spent = [
+            group
+            for group in groups
+            if ticket_number(group.id) < self._next_ticket
+            and ((entry := self.entries.get(group.id)) is None or entry.state == "kept")
+            and self._ended.get(group.id, "already") == "already"
+            and group.id not in self._undone
+        ]
+        self._redo += [PendingTask(group.task_index, group.attempt + 1, 0) for group in spent]
+        self._undone |= {group.id for group in spent}
+        self.lost_to_rollback += len(spent)
+        return len(spent)
 
     def _settle(self, entry: Entry, steps: tuple[int, ...] | None) -> None:
         if steps is None or len(steps) >= self._bounds.max_uses:

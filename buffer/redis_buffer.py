@@ -27,6 +27,7 @@ from async_rl.types import (
     SpentGroup,
     TakenGroup,
     Ticket,
+    UndoneGroup,
     VersionRecord,
 )
 from buffer import keys, mix_log
@@ -158,7 +159,7 @@ class RedisBuffer:
     async def resign(self, fence: int) -> None:
         await self._run.change("resign", fence)
 
-    async def recover(self, fence: int, position: BufferPosition | None) -> Recovery:
+    async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
         self._released_step = -1
         is_older = bool(await self._run.change("recover", fence, position.mark if position is not None else ""))
@@ -175,10 +176,13 @@ class RedisBuffer:
             lost = [ticket.again for ticket in gone if not ticket.steps]  # who has trained need not be rolled again
             for tasks in pieces([*position.redo, *lost]):
                 await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
+        lost_groups = 0
+        for groups in pieces([] if is_older else undone):  # an older server goes by what the position lists
+            lost_groups += await self._run.change("undo", fence, *(word for group in groups for word in group))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
         numbers = saved.step, saved.version, saved.next_ticket, saved.next_task, saved.untrained
         version = await self._run.change("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
-        return Recovery(version=version, returned=returned, spent=spent)
+        return Recovery(version=version, returned=returned, spent=spent, lost=lost_groups)
 
     async def take(
         self,
@@ -470,7 +474,18 @@ def _stats(reply: list[Any], fence: int) -> BufferStats:
     return BufferStats(
         **{
             name: said[name]
-            for name in ("reserved", "ready", "again", "taken", "kept", "spent", "quarantined", "issued", "expired")
+            for name in (
+                "reserved",
+                "ready",
+                "again",
+                "taken",
+                "kept",
+                "spent",
+                "lost_to_rollback",
+                "quarantined",
+                "issued",
+                "expired",
+            )
         },
         **{name: said[name] for name in ("slots", "slots_used", "version", "bytes")},
         fence=fence,

@@ -35,7 +35,9 @@ from async_rl.supervision import (
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
+from async_rl.trained_steps import read_trained
 from async_rl.transport.sender import WeightSender
+from async_rl.types import Recovery
 from buffer import open_archive, open_board, open_buffer
 from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
@@ -118,7 +120,7 @@ async def learn(
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
     async with Compute.open(config, objective, shape, life=fence) as compute:
-        progress = await resume(compute, buffer, fence, config.run_folder)
+        progress, recovery = await resume(compute, buffer, fence, config.run_folder)
         keep_pauses_short()
         depot = await compute.open_depot()
         async with WeightSender(board, config.wire, depot, compute.device, fence=fence) as sender:
@@ -151,7 +153,7 @@ async def learn(
                 ) as journal,
                 Archive(config, buffer, fence) as archive,
             ):
-                await journal.begin(progress)
+                await journal.begin(progress, lost=recovery.lost)
                 rows = read_rows(config.run_folder / "metrics.jsonl")
                 before = rows[-1].values if rows else {}
                 reporter = Reporter(sink=sink, run_folder=config.run_folder, publisher=publisher, before=before)
@@ -240,10 +242,12 @@ def describe_memory(config: Config, tokens_per_rollout: int) -> None:
         )
 
 
-async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> Progress:
+async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
     """Take over what the previous learner left; its weights get a version of their own in this timeline."""
     found = await compute.load()
-    recovery = await buffer.recover(fence, found.position if found else None)
+    journal = read_trained(run_folder)
+    undone = journal.undone(found.step if found else 0) if journal is not None else []
+    recovery = await buffer.recover(fence, found.position if found else None, undone)
     version = await buffer.issue(fence, after=max(recovery.version, Journal.highest_version(run_folder)))
     progress = Progress(step=found.step if found else 0, version=version, timeline=uuid.uuid4().hex[:8])
     if found or recovery.version >= 0:
@@ -252,7 +256,12 @@ async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder:
             groups_returned=recovery.returned,
             groups_spent=recovery.spent,
         )
-    return progress
+    if recovery.lost:
+        log.warning(
+            f"the checkpoint of a later step is damaged or gone: {recovery.lost} groups that it contained are in no weights "
+            "any more, and their tasks are rolled again"
+        )
+    return progress, recovery
 
 
 if __name__ == "__main__":

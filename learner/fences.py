@@ -2,8 +2,8 @@
 
     {"fence": 7, "owner": "gpu-3:4711"}
 
-Redis numbers its learners, but an emptied or restored one begins anew, and would give a fence that a learner which sleeps still
-holds. So a fence is asked for above all that the run's folder knows, and no two learners claim the same one, whatever Redis says.
+Redis numbers its learners, but an emptied or restored one begins anew, and would give a fence that a learner which sleeps
+still holds. So a fence is asked for above all that the run's folder knows, and no two learners claim the same one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fences:
         self._folder, self._path = run_folder, run_folder / "fences.jsonl"
 
     def highest(self) -> int:
-        """The highest fence of any learner so far, by whatever still tells of it: claims, checkpoints, journal. 0 before the first."""
+        """The highest fence of any learner so far, by what tells of it: claims, checkpoints, journal. 0 before the first."""
         saves = self._folder / "checkpoints"
         known = [self._claimed()]
         known += [json.loads(row).get("fence", 0) for row in last_rows(self._folder / "trained.jsonl", ROWS_READ)]

@@ -165,7 +165,9 @@ class Loop:
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
             self._publisher.reached = progress = replace(progress, step=meal.step, version=version)
-            await self._record(progress, meal)  # before anybody can see the version: so that none is used twice, whatever Redis loses
+            await self._record(
+                progress, meal
+            )  # before anybody can see the version: so that none is used twice, whatever Redis loses
             failpoint("learner.recorded")
             if self._publisher.is_due:
                 await self._offer(progress)

@@ -1,4 +1,4 @@
-"""Rows that are worth less than the run that writes them: while the disk refuses them they are dropped, counted, and missed once aloud."""
+"""Rows that are worth less than the run that writes them: what the disk refuses is dropped, counted, and missed once aloud."""
 
 from __future__ import annotations
 

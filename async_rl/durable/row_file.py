@@ -1,7 +1,7 @@
 """A file that grows by rows, one line each, and holds nothing but whole ones.
 
-A full disk takes a part of a row before it refuses the rest, and a crash cuts the last one. Such a piece is cut off: at once after a
-failed write, or when the file is opened next. So a row never merges with the one after it.
+A full disk takes a part of a row before it refuses the rest, and a crash cuts the last one. Such a piece is cut off: at once
+after a failed write, else when the file is opened next. So a row never merges with the one after it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class RowFile:
         """Waits for a thread that appends."""
         with self._lock:
             os.close(self._file)
-
 
     def _cut(self) -> None:
         if self._torn is not None:

@@ -126,6 +126,9 @@ METRICS: tuple[Metric, ...] = (
     _metric("buffer/dropped/{reason}", "groups", "tickets that ended untrained, since the run began"),
     _metric("buffer/quarantined", "groups", "payloads that failed validation, since the run began"),
     _metric("buffer/kept", "groups", "spent groups whose payloads are retained"),
+    _metric(
+        "buffer/lost_to_rollback", "groups", "spent, then lost with a damaged or moved checkpoint: their tasks are rolled again"
+    ),
     _metric("buffer/expired", "groups", "spent groups whose payloads went before they were archived or discarded"),
     _metric("buffer/owed", "uses", "samples_per_insert x inserts - uses"),
     _metric("rollout/inflight", "groups", "groups being rolled out by all workers"),

@@ -141,7 +141,8 @@ end
 local function answer_again(id)
   local record = read(id)
   if record then return record.state == 'reserved' and 'lease_lost' or 'already' end
-  return call('HGET', ENDED, id) or 'lease_lost'
+  local answer = call('HGET', ENDED, id) or 'lease_lost'
+  return answer == 'undone' and 'already' or answer
 end
 
 -- -- telling others --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from buffer.tools.paper import console, print_json, print_table, size, visible
 
 WATCH_S = 1.0
 DROPPED = "dropped:"
-RARE = ("again", "kept", "expired", "owed", "starving")
+RARE = ("again", "kept", "expired", "owed", "starving", "lost_to_rollback")
 """Not shown to people while they are 0."""
 
 

@@ -6,10 +6,11 @@
                  "oldest_version": 0}, ...]}
     {"rolled_back_to": 1, "served_as": 8, "version": 9, "timeline": "3d13b251", "fence": 1}
 
-As in metrics.jsonl, `resumed_after` supersedes every row above that step before it: the weights of those steps are gone. `lost`
-says how many of their groups are rolled again because Redis no longer has them (the checkpoint that contained them is damaged, or
-was moved away); the others are trained again. A row is on the disk before its version can be seen and before the checkpoint that
-contains its step, so neither a version that was used nor a step that a resume keeps is ever missing here.
+As in metrics.jsonl, `resumed_after` supersedes every row above that step before it: the weights of those steps are gone.
+`lost` says how many of their groups Redis no longer had, because the checkpoint that contained them is damaged or was moved
+away: their tasks are rolled again, the other groups train again. A row is on the disk before its version can be seen and
+before the checkpoint that contains its step, so neither a version that was used nor a step that a resume keeps is ever
+missing here.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Journal:
             except OSError as error:
                 waited_s = time.monotonic() - since
                 if waited_s >= self._disk_wait_s:
-                    raise CheckpointError(f"the learner waited {waited_s:.0f} s to write {NAME}: {why(error, self._path)}") from error
+                    raise CheckpointError(
+                        f"the learner waited {waited_s:.0f} s to write {NAME}: {why(error, self._path)}"
+                    ) from error
                 if problem is None:
                     log.warning(f"the learner waits: {why(error, self._path)}; {NAME} must be written before training goes on")
                 problem = error

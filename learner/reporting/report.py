@@ -151,6 +151,7 @@ def of_buffer(stats: BufferStats) -> dict[str, float]:
         "buffer/quarantined": stats.quarantined,
         "buffer/kept": stats.kept,
         "buffer/expired": stats.expired,
+        "buffer/lost_to_rollback": stats.lost_to_rollback,
         "buffer/owed": stats.owed,
         "staleness/dropped": stats.dropped.get("stale", 0),
         **{f"buffer/dropped/{reason}": count for reason, count in stats.dropped.items()},

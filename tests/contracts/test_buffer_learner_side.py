@@ -13,7 +13,7 @@ from runs import Run, limits, publish
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.types import BufferPosition, Ticket, VersionRecord
+from async_rl.types import BufferPosition, TakenGroup, Ticket, UndoneGroup, VersionRecord
 
 
 async def ready(buffer: ReplayBuffer, count: int, version: int = 0) -> list[Ticket]:
@@ -230,6 +230,33 @@ async def test_without_a_checkpoint_everything_taken_comes_back(run: Run):
     assert (recovery.returned, recovery.spent) == (2, 0)
     assert (await buffer.stats()).slots_used == 4
     assert await taken(buffer, fence, step=1) == first
+
+
+async def test_what_a_checkpoint_contained_that_is_gone_is_rolled_again(run: Run):
+    buffer, fence = await run.start()
+    await ready(buffer, 6)
+    positions, trained = [], list[list[TakenGroup]]()
+    for step in (1, 2, 3):
+        trained.append(await buffer.take(fence, step=step, version=0, num_groups=2, wait_s=0))
+        await buffer.release(fence, step)
+        if step < 3:  # step 3 was trained, but its learner died before the checkpoint
+            positions.append(await buffer.position(fence, step))
+            await buffer.checkpoint(fence, step)
+    undone = [UndoneGroup(each.group.id, each.task_index, each.attempt) for each in (*trained[1], *trained[2])]
+    losses = []
+    for _ in range(2):  # the second time, because the first successor died on the way
+        await buffer.resign(fence)
+        fence = await buffer.acquire("next", limits())
+        recovery = await buffer.recover(fence, positions[0], undone)  # that of step 2 is damaged
+        losses.append(recovery.lost)
+    assert losses == [2, 0], "of step 2; the groups of step 3 are still there, and nothing is rolled again twice"
+    await publish(buffer, fence)
+    stats = await buffer.stats()
+    assert (stats.spent, stats.lost_to_rollback, stats.ready) == (2, 2, 2)
+    again = await buffer.reserve("w", version=stats.version, count=3, wait_s=0)
+    assert [(ticket.task_index, ticket.attempt) for ticket in again] == [(2, 2), (3, 2), (6, 1)]
+    assert await buffer.commit("w", group(trained[1][0].group.id)) == "already"
+    assert (await buffer.audit()).is_clean
 
 
 async def test_a_checkpoint_divides_what_is_spent_from_what_comes_back(run: Run):

@@ -65,8 +65,7 @@ def lives(config: Config) -> list[Life]:
 def _step(row: dict[str, Any], life: Life) -> Step:
     trained = life.steps[-1].version if life.steps else life.version
     groups = [
-        Group(id=group["id"], task_index=group["task_index"], age=trained - group["oldest_version"])
-        for group in row["groups"]
+        Group(id=group["id"], task_index=group["task_index"], age=trained - group["oldest_version"]) for group in row["groups"]
     ]
     return Step(number=row["step"], version=row["version"], groups=groups)
 

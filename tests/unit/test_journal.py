@@ -12,6 +12,7 @@ import structlog
 
 from async_rl import failpoints
 from async_rl.errors import CheckpointError
+from async_rl.trained_steps import read_trained
 from learner.progress import Progress
 from learner.reporting.journal import Journal
 
@@ -79,3 +80,28 @@ async def test_a_disk_that_stays_full_ends_the_run_aloud(tmp_path: Path, error: 
         with pytest.raises(CheckpointError, match=rf"waited 0 s to write trained.jsonl: .*{reason}"):
             await written.begin(progress(2))
     assert [row["version"] for row in rows(tmp_path)] == [1]
+
+
+def test_the_journal_tells_what_a_resume_undoes(tmp_path: Path):
+    """Life b resumed from step 2 of life a; now the newest checkpoint that is left is of step 1."""
+
+    def step(number: int, timeline: str, *groups: str) -> dict[str, Any]:
+        described = [
+            {"id": each, "task": each, "oldest_version": 0, "task_index": int(each[1:]), "attempt": 1} for each in groups
+        ]
+        return {"step": number, "version": number, "timeline": timeline, "groups": described}
+
+    content = [
+        {"resumed_after": 0, "version": 0, "timeline": "a"},
+        step(1, "a", "t0", "t1"),
+        step(2, "a", "t2", "t0"),  # a group may train several steps
+        step(3, "a", "t3"),
+        {"resumed_after": 2, "version": 4, "timeline": "b"},
+        {"rolled_back_to": 1, "served_as": 5, "version": 6, "timeline": "b"},
+        step(3, "b", "t4", "t2"),
+    ]
+    (tmp_path / "trained.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    found = read_trained(tmp_path)
+    assert found is not None
+    undone = {step: [group.id for group in found.undone(step)] for step in (0, 1, 2, 3)}
+    assert undone == {0: ["t0", "t1", "t2", "t4"], 1: ["t2", "t4"], 2: ["t4"], 3: []}

@@ -1,0 +1,19 @@
+-- fence, then ticket, task and attempt in turn: groups whose training the recovered weights have not seen
+-- -> how many of them had been spent, so that this server no longer holds them: they are counted, and their tasks wait again
+local lost = fence_lost(ARGV[1])
+if lost then return lost end
+even_when_full()
+local undone, next_ticket = 0, get('next_ticket', 0)
+for index = 2, #ARGV, 3 do
+  local id, record = ARGV[index], read(ARGV[index])
+  local is_spent = not record or record.state == 'kept'
+  local answer = call('HGET', ENDED, id) or 'already' -- of a recovery that died on the way: "undone"
+  if is_spent and answer == 'already' and ticket_number(id) < next_ticket then
+    call('RPUSH', REDO, string.format('%d %d 0', ARGV[index + 1], ARGV[index + 2] + 1))
+    call('HSET', ENDED, id, 'undone')
+    undone = undone + 1
+  end
+end
+call('HINCRBY', STATE, 'spent', -undone)
+call('HINCRBY', STATE, 'lost_to_rollback', undone)
+return undone
