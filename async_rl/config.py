@@ -156,6 +156,8 @@ class WireConfig(Section):
 
 class MetricsConfig(Section):
     console: bool = True
+    max_mb: PositiveFloat = 512.0
+    """metrics.jsonl and samples.jsonl take at most so much each: the older half lies in FILE.1, what is older is deleted."""
     wandb_project: str = ""
     """Set to log to Weights & Biases (extra `wandb`); WANDB_MODE=offline needs no account."""
     tensorboard: bool = False
@@ -167,6 +169,11 @@ class MetricsConfig(Section):
     """Whoever scrapes must send what stands there, as Prometheus does with `authorization: {credentials_file: ...}`."""
     prometheus_insecure: bool = False
     """Allows a host beyond this machine without a token: the network is private."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Of either file."""
+        return round(self.max_mb * 1e6)
 
 
 class Config(Section):

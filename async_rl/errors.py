@@ -9,7 +9,7 @@ AsyncRLError (1)
 ├── Diverged (7)                 loss or gradients stopped being finite
 ├── FailureBudgetSpent (8)       too many episodes failed in a row
 ├── WireError (9)                a weight push broke
-├── CheckpointError (10)         checkpoints are damaged or another model's, or cannot be written
+├── CheckpointError (10)         checkpoints are damaged or another model's; they or the journal cannot be written
 ├── ServiceStopped (11)          a part that should run for ever ended
 ├── RestartLimit (12)            a child process keeps dying
 ├── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 
@@ -125,5 +125,6 @@ def boundary(program: str) -> Generator[None, None, None]:
         ours = first_of_ours(error)
         if ours is None:
             raise
-        print(f"{program}: {ours}", file=sys.stderr)
+        with suppress(OSError):  # a log on a full disk is no reason to end with another exit code
+            print(f"{program}: {ours}", file=sys.stderr)
         raise SystemExit(ours.exit_code) from None

@@ -21,6 +21,8 @@ import structlog
 from async_rl.commands import WORKER_INDEX, Role, command, computes_on_cpu, environment
 from async_rl.config import Config
 from async_rl.config_files import to_yaml
+from async_rl.durable.best_effort import missed_aloud, why
+from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from async_rl.eval_verbs import SCHEDULED
 from async_rl.private_files import keep_files_private, make_private_folder
@@ -58,8 +60,11 @@ def sole_run(config: AnyRun) -> Generator[None]:
 def prepare_folder(config: AnyRun) -> Path:
     """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
     folder = config.run_folder
-    make_private_folder(folder)
-    _write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
+    try:
+        make_private_folder(folder)
+        write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
+    except OSError as error:
+        raise ConfigError(f"run.folder: {why(error, folder / 'config.yaml')}") from error
     return folder / "config.yaml"
 
 
@@ -213,7 +218,9 @@ class LocalRun:
 
     def _note(self, name: str, pid: int) -> None:
         self._pids[name] = pid
-        _write_whole(self._folder / "processes.json", json.dumps(self._pids, indent=2) + "\n")
+        path = self._folder / "processes.json"
+        with missed_aloud(path, log.warning):  # it is for people and tools: the run goes on without
+            write_whole(path, json.dumps(self._pids, indent=2) + "\n")
 
     def _explain(self, fatal: FatalExit) -> int:
         name = fatal.spec.name
@@ -229,10 +236,3 @@ def _exit_code(status: int) -> int:
     """As a shell would say it. Being ended by our own SIGTERM, for lack of a handler or by torchrun, is no failure."""
     code = status if status >= 0 else 128 - status
     return 0 if code == 128 + signal.SIGTERM else code
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the old text or this one, never half of it."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text)
-    draft.replace(path)

@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config import Config
+from async_rl.durable.best_effort import missed_aloud, read_best_effort
+from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_rows
 
@@ -63,7 +65,8 @@ def write_summary(config: Config, console: Console) -> Path | None:
     evaluations = read_evaluations(folder / "metrics.jsonl")
     summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound)
     path = folder / "summary.json"
-    path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    with missed_aloud(path, console.print):
+        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
     _print_samples(read_samples(folder / "samples.jsonl"), console)
     _print_summary(summary, console)
     _draw(rows, summary, folder / "curves.png", console)
@@ -106,10 +109,8 @@ def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
 
 def read_samples(path: Path) -> list[SampleRow]:
     """In order of their steps; of a step that was trained again, both attempts."""
-    if not path.exists():
-        return []
     found: list[SampleRow] = []
-    for line in path.read_text().splitlines():
+    for line in read_best_effort(path):
         try:
             row: Any = json.loads(line)
         except ValueError:  # a crash cut it
@@ -162,4 +163,5 @@ def _draw(rows: Sequence[MetricRow], summary: Summary, path: Path, console: Cons
         return
     from async_rl.curves import draw
 
-    draw(rows, path, title=summary.run, max_age=summary.max_age)
+    with missed_aloud(path, console.print):
+        draw(rows, path, title=summary.run, max_age=summary.max_age)

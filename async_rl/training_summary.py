@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from async_rl.durable.best_effort import missed_aloud
+from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.rows import MetricRow, read_rows
 from async_rl.training_config import TrainingConfig
 
@@ -46,14 +48,16 @@ def write_summary(config: TrainingConfig, console: Console) -> Path | None:
         return None
     summary = summarise(rows, trained, config)
     path = folder / "summary.json"
-    path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
+    with missed_aloud(path, console.print):
+        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
     _print(summary, console)
     if importlib.util.find_spec("matplotlib") is None:
         console.print("No curves.png: pip install 'async-rl[plot]' draws one.", markup=False)
     else:
         from async_rl.curves import draw_training
 
-        draw_training(rows, folder / "curves.png", title=summary.run)
+        with missed_aloud(folder / "curves.png", console.print):
+            draw_training(rows, folder / "curves.png", title=summary.run)
     console.print(str(path), soft_wrap=True, highlight=False, markup=False)
     return path
 

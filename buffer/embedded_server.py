@@ -21,6 +21,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from async_rl.config import Config
+from async_rl.durable.best_effort import missed_aloud
+from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.addresses import parse
 from buffer.redis_client import Server
@@ -167,7 +169,8 @@ def _binary_for(folder: Path) -> Path:
         return before
     chosen = find_binary()
     folder.mkdir(parents=True, exist_ok=True)
-    note.write_text(f"{chosen}\n")
+    with missed_aloud(note, log.warning):  # it only matters where several servers are installed
+        write_whole(note, f"{chosen}\n")
     return chosen
 
 

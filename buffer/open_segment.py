@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from async_rl.durable.whole_file import sync_folder
 from async_rl.failpoints import define, failpoint
 from buffer.segment import Entry, Facts, Index, file_header, file_number, files_in, number_of, record_head, scan, write_index
 
@@ -46,7 +47,7 @@ class OpenSegment:
     def sync(self) -> None:
         os.fsync(self._file)
         if not self._durable[0]:
-            _flush_folder(self.path.parent)
+            sync_folder(self.path.parent)
         self._durable = len(self._entries), self.end
 
     def close(self) -> Index | None:
@@ -92,7 +93,7 @@ def settle(path: Path) -> bool:
             os.ftruncate(file, index.end)
         # Its writer may have died before this. From now on these groups count as archived.
         os.fsync(file)
-        _flush_folder(path.parent)
+        sync_folder(path.parent)
         write_index(path, index)
         return True
     finally:
@@ -118,11 +119,3 @@ def _lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

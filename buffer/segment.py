@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import xxhash
 
+from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError
 
 FORMAT = 1
@@ -227,13 +228,11 @@ def index_file(path: Path) -> Path:
 
 
 def write_index(path: Path, index: Index) -> None:
-    """Not flushed: what a power loss makes of it is noticed, and it is made again."""
+    """What a power loss makes of it is noticed, and it is made again."""
     about = {"format": FORMAT, "bytes": index.end, "damage": [asdict(damage) for damage in index.damage]}
     entries = ({**asdict(entry.facts), "offset": entry.offset, "length": entry.length} for entry in index.entries)
     body = "".join(f"{json.dumps(line)}\n" for line in (about, *entries))
-    unfinished = path.with_suffix(".idx.partial")
-    unfinished.write_text(f"{xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
-    unfinished.rename(index_file(path))
+    write_whole(index_file(path), f"{xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
 
 
 def read_index(path: Path) -> Index | None:

@@ -16,6 +16,7 @@ import structlog
 
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config_files import load_named
+from async_rl.durable.best_effort import BestEffortRows
 from async_rl.errors import boundary
 from async_rl.failpoints import arm_from
 from async_rl.model_shape import ModelShape, model_shape
@@ -148,6 +149,7 @@ async def learn(
             await watch.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
+                closing(BestEffortRows(config.run_folder / "samples.jsonl", most_bytes=config.metrics.most_bytes)) as samples,
                 Journal(
                     config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=compute.idle
                 ) as journal,
@@ -156,7 +158,7 @@ async def learn(
                 await journal.begin(progress, lost=recovery.lost)
                 rows = read_rows(config.run_folder / "metrics.jsonl")
                 before = rows[-1].values if rows else {}
-                reporter = Reporter(sink=sink, run_folder=config.run_folder, publisher=publisher, before=before)
+                reporter = Reporter(sink=sink, samples=samples, publisher=publisher, before=before)
 
                 async def report(stepped: Stepped) -> None:
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
@@ -175,6 +177,7 @@ async def learn(
                         steps=config.learner.steps,
                         checkpoint_every=config.learner.checkpoint_every,
                         max_bad_steps=config.learner.max_bad_steps,
+                        disk_wait_s=config.learner.disk_wait_s,
                     ),
                     record=journal.add,
                     record_rollback=journal.add_rollback,
@@ -245,7 +248,7 @@ def describe_memory(config: Config, tokens_per_rollout: int) -> None:
 async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
     """Take over what the previous learner left; its weights get a version of their own in this timeline."""
     found = await compute.load()
-    journal = read_trained(run_folder)
+    journal = await asyncio.to_thread(read_trained, run_folder)
     undone = journal.undone(found.step if found else 0) if journal is not None else []
     recovery = await buffer.recover(fence, found.position if found else None, undone)
     version = await buffer.issue(fence, after=max(recovery.version, Journal.highest_version(run_folder)))

@@ -69,6 +69,7 @@ class Schedule:
     steps: int
     checkpoint_every: int
     max_bad_steps: int
+    disk_wait_s: float
 
 
 class Loop:
@@ -90,7 +91,7 @@ class Loop:
         self._trainer, self._feed, self._publisher = trainer, feed, publisher
         self._schedule, self._stop = schedule, stop
         self._record, self._record_rollback, self._report = record, record_rollback, report
-        self._saves = Saves(buffer=buffer, fence=fence, saver=trainer, publisher=publisher)
+        self._saves = Saves(buffer=buffer, fence=fence, saver=trainer, publisher=publisher, disk_wait_s=schedule.disk_wait_s)
         self._bad_steps = 0
 
     async def run(self, progress: Progress) -> Progress:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
 
-from async_rl.durable.row_file import RowFile
+from async_rl.durable.row_file import RowFile, rows_of
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +26,8 @@ class BestEffortRows:
         self.dropped = 0
         """Rows, since the process started."""
 
-    def add(self, row: bytes) -> None:
-        """Append a row, or drop it. Never raises OSError."""
+    def add(self, row: bytes) -> bool:
+        """Append a row. False when it was dropped; never raises OSError."""
         try:
             if self._file is not None and self._file.size + len(row) >= self._half:
                 self._turn()
@@ -39,10 +40,11 @@ class BestEffortRows:
             if not self._is_refused:
                 log.warning(f"{why(error, self._path)}; {self._path.name} is not written until that is over, training goes on")
             self._is_refused = True
-        else:
-            if self._is_refused:
-                log.info(f"{self._path.name} is written again; rows dropped so far: {self.dropped}")
-            self._is_refused = False
+            return False
+        if self._is_refused:
+            log.info(f"{self._path.name} is written again; rows dropped so far: {self.dropped}")
+        self._is_refused = False
+        return True
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -53,6 +55,21 @@ class BestEffortRows:
     def _turn(self) -> None:
         self.close()
         self._path.replace(older(self._path))
+
+
+def read_best_effort(path: Path) -> list[bytes]:
+    """The rows that are left, oldest first. May be called while they are written."""
+    newer = list(rows_of(path))  # read first: what moves to the older file meanwhile comes twice, and nothing is missing
+    return [*rows_of(older(path)), *newer]
+
+
+@contextmanager
+def missed_aloud(path: Path, say: Callable[[str], object]) -> Generator[None]:
+    """Go on when a file that the run can do without cannot be written, and say so."""
+    try:
+        yield
+    except OSError as error:
+        say(f"{why(error, path)}; {path.name} is not written")
 
 
 def older(path: Path) -> Path:

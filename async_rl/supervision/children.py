@@ -16,6 +16,7 @@ from typing import IO
 
 import structlog
 
+from async_rl.durable.best_effort import why
 from async_rl.errors import meaning_of
 from async_rl.supervision.process_tree import kill_tree
 from async_rl.supervision.restarts import Finish, GiveUp, Restart, RestartPolicy, decide
@@ -152,8 +153,12 @@ class Child:
     def _open_log(self) -> IO[bytes] | None:
         if self.spec.log is None:
             return None
-        self.spec.log.parent.mkdir(parents=True, exist_ok=True)
-        return self.spec.log.open("ab")
+        try:
+            self.spec.log.parent.mkdir(parents=True, exist_ok=True)
+            return self.spec.log.open("ab")
+        except OSError as error:
+            log.warning(f"{why(error, self.spec.log)}; what {self.spec.name} says is lost until it is started again")
+            return Path(os.devnull).open("ab")
 
     def _tie_to_supervisor(self) -> Callable[[], None] | None:
         if sys.platform != "linux":

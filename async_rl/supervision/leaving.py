@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -30,7 +30,8 @@ def leave_at_once() -> Generator[None, None, None]:
     threading._shutdown()  # pyright: ignore
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError):  # a log on a full disk is no reason to end with another exit code
+            stream.flush()
     os._exit(code)
 
 

@@ -31,6 +31,8 @@ class Sinks:
         for name in metrics:
             if find_metric(name) is None:
                 warnings.warn(f"the metric {name!r} is not in async_rl/telemetry/table.py", UnknownMetric, stacklevel=2)
+        if dropped := sum(sink.dropped for sink in self._sinks if isinstance(sink, JsonlSink)):
+            metrics = {**metrics, "metrics/dropped": dropped}
         for sink in list(self._sinks):
             try:
                 sink.log(step, metrics)
@@ -64,7 +66,9 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
         _need_extra("wandb", asked_by="metrics.wandb_project")
     if wanted.tensorboard:
         _need_extra("tensorboard", asked_by="metrics.tensorboard")
-    sinks: list[MetricsSink] = [JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after)]
+    sinks: list[MetricsSink] = [
+        JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after, most_bytes=wanted.most_bytes)
+    ]
     with ExitStack() as opened:
         opened.callback(lambda: Sinks(sinks).close())
         # Each is imported only when asked for: rich, wandb and torch's writer cost seconds that a worker need not pay.

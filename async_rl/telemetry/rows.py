@@ -4,7 +4,8 @@
     {"resumed_after": 10}
 
 Rows of one step add up: a later value of a name replaces an earlier one. A learner that resumes from step 10 first
-appends `resumed_after`, and every row above that step before the mark is superseded: those steps are trained again.
+appends `resumed_after`, and every row above that step before the mark is superseded: those steps are trained again. What a disk
+refuses is dropped; the older half of a long file lies in metrics.jsonl.1 (`metrics.max_mb`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from async_rl.durable.best_effort import BestEffortRows, older, read_best_effort
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
@@ -27,30 +30,33 @@ class MetricRow:
 
 
 class JsonlSink:
-    def __init__(self, path: Path, *, resumed_after: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b", buffering=0)  # a row is on its way to the disk before the next step begins
-        size = self._file.seek(0, 2)
-        if size > 0:
-            self._file.seek(size - 1)
-            if self._file.read(1) != b"\n":  # a crash cut the last row
-                self._file.write(b"\n")
-            self._append({"resumed_after": resumed_after})
+    def __init__(self, path: Path, *, resumed_after: int, most_bytes: int) -> None:
+        self._rows = BestEffortRows(path, most_bytes=most_bytes)
+        is_new = not path.exists() and not older(path).exists()
+        self._mark = None if is_new else json.dumps({"resumed_after": resumed_after}).encode()
+        """Must stand before the next row."""
+        self.dropped = 0
+        """Rows that the disk refused."""
+        self._has_marked()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._append({"step": step, "time": time.time(), **finite})
+        row = json.dumps({"step": step, "time": time.time(), **finite}).encode()
+        if not (self._has_marked() and self._rows.add(row)):
+            self.dropped += 1
+
+    def _has_marked(self) -> bool:
+        if self._mark is not None and self._rows.add(self._mark):
+            self._mark = None
+        return self._mark is None
 
     def close(self) -> None:
-        self._file.close()
-
-    def _append(self, row: Mapping[str, float | None]) -> None:
-        self._file.write(json.dumps(row).encode() + b"\n")
+        self._rows.close()
 
 
 def read_lines(path: Path) -> Iterator[dict[str, float]]:
     """Each line as it was written, without what is not a number. A line cut by a crash is passed over."""
-    for line in path.read_text().splitlines():
+    for line in read_best_effort(path):
         try:
             parsed: Any = json.loads(line)
         except ValueError:

@@ -177,6 +177,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("checkpoint/stall_s", "s", "for which training stood still for the last checkpoint"),
     _metric("checkpoint/bytes", "bytes", "of the last checkpoint, all ranks' files"),
     _metric("checkpoint/failed", "times", "checkpoints that could not be written, since the learner started"),
+    _metric("metrics/dropped", "rows", "of metrics.jsonl that the disk refused, since the learner started"),
+    _metric("samples/dropped", "rows", "of samples.jsonl that the disk refused, since the learner started"),
     _metric("time/step", "s", "training the step and handing its weights to the publisher"),
     _metric("time/pack", "s", "packing the step's groups, while the step before it computed"),
     _metric("time/wait_data", "s", "waiting for groups"),

@@ -14,6 +14,8 @@ for index = 2, #ARGV, 3 do
     undone = undone + 1
   end
 end
-call('HINCRBY', STATE, 'spent', -undone)
-call('HINCRBY', STATE, 'lost_to_rollback', undone)
+if undone > 0 then -- an old server takes no -0 for a number
+  call('HINCRBY', STATE, 'spent', -undone)
+  call('HINCRBY', STATE, 'lost_to_rollback', undone)
+end
 return undone

@@ -3,7 +3,8 @@
     loop      position, copies ──▶ trains on ...
     beside               └──▶ files durable ──▶ version live ──▶ groups spent
 
-A disk may be full for a while: then groups stay unspent, and the next checkpoint takes them along.
+A disk may be full for a while: then groups stay unspent, and the next checkpoint takes them along. When it stays full, training
+stands still until a checkpoint is written, or the run ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from learner.versions.publish import Publisher
 define("learner.copied", "learner.durable", "learner.spent")
 
 FAILURES_IN_A_ROW = 3
-"""End the run. What a crash would lose grows with each of them, and so does what the buffer must keep."""
+"""Stop the training. What a crash would lose grows with each of them, and so does what the buffer must keep."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+"""Between two attempts while training stands still."""
 
 log = structlog.get_logger()
 
@@ -40,7 +44,9 @@ class Saver(Protocol):
 
 
 class Saves:
-    def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: Saver, publisher: Publisher):
+    def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: Saver, publisher: Publisher, disk_wait_s: float):
+        """`disk_wait_s` is how long training stands still for a disk that refuses."""
+        self._disk_wait_s = disk_wait_s
         self._buffer, self._fence = buffer, fence
         self._saver, self._publisher = saver, publisher
         self.saved_step = -1
@@ -55,24 +61,43 @@ class Saves:
         return dict(self._row)
 
     async def begin(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
-        """Returns when training may go on: soon, unless the checkpoint before this one is still under way."""
+        """Returns when training may go on: soon, unless the checkpoint before this one is still under way, or too many failed.
+
+        Raises CheckpointError when the disk has refused them for too long.
+        """
         since = time.monotonic()
         await self._settled()
-        if progress.step == self.saved_step:
-            return
-        position = await self._buffer.position(self._fence, progress.step)
-        written = await self._saver.save(progress, position, still_ours=lambda: self._buffer.hold(self._fence))
-        failpoint("learner.copied")
-        self.saved_step = progress.step
-        self._row["checkpoint/stall_s"] = time.monotonic() - since
-        self._under_way = tasks.create_task(self._settle(progress, written), name="checkpoint")
+        if len(self._failures) >= FAILURES_IN_A_ROW:
+            await self._insist(progress, tasks)
+        elif progress.step != self.saved_step:
+            await self._save(progress, tasks)
+            self._row["checkpoint/stall_s"] = time.monotonic() - since
 
     async def finish(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
         """The last one, which nothing can make up for. Returns when it counts."""
         await self.begin(progress, tasks)
         await self._settled()
         if self._failures:
-            raise self._failures[-1]
+            await self._insist(progress, tasks)
+
+    async def _insist(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
+        since, pause_s = time.monotonic(), FIRST_PAUSE_S
+        log.warning(f"training waits until a checkpoint of step {progress.step} is written: {self._failures[-1]}")
+        while self._failures:
+            if (left_s := since + self._disk_wait_s - time.monotonic()) <= 0:
+                raise self._failures[-1]
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await self._save(progress, tasks)
+            await self._settled()
+        log.info("checkpoints are written again")
+
+    async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
+        position = await self._buffer.position(self._fence, progress.step)
+        written = await self._saver.save(progress, position, still_ours=lambda: self._buffer.hold(self._fence))
+        failpoint("learner.copied")
+        self.saved_step = progress.step
+        self._under_way = tasks.create_task(self._settle(progress, written), name="checkpoint")
 
     async def _settled(self) -> None:
         """How the one under way ends is for the task group around it."""
@@ -97,6 +122,5 @@ class Saves:
         self._failures.append(error)
         self._row["checkpoint/failed"] += 1
         self.saved_step = -1
-        if len(self._failures) == FAILURES_IN_A_ROW:
-            raise error
-        log.warning(f"step {progress.step} has no checkpoint, training goes on: {error}")
+        if len(self._failures) <= FAILURES_IN_A_ROW:
+            log.warning(f"step {progress.step} has no checkpoint: {error}")

@@ -7,10 +7,10 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
+from async_rl.durable.best_effort import BestEffortRows
 from async_rl.protocols import MetricsSink
 from async_rl.replay_protocol import BufferStats
 from async_rl.types import Rollout, Status, TakenGroup
@@ -23,10 +23,10 @@ SAMPLES_PER_STEP = 2
 class Reporter:
     """Rank 0's view of the run: totals so far, and the row of each step."""
 
-    def __init__(self, *, sink: MetricsSink, run_folder: Path, publisher: Publisher, before: Mapping[str, float]):
+    def __init__(self, *, sink: MetricsSink, samples: BestEffortRows, publisher: Publisher, before: Mapping[str, float]):
         """`before` is the last row that counts from an earlier life of the run: totals go on from it."""
         self._sink, self._publisher = sink, publisher
-        self._samples = run_folder / "samples.jsonl"
+        self._samples = samples
         self._tokens = before.get("progress/tokens", 0.0)
         self._rollouts = before.get("progress/samples", 0.0)
         self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
@@ -53,6 +53,7 @@ class Reporter:
             "progress/tokens": self._tokens,
             "progress/samples": self._rollouts,
             "progress/wall_s": time.monotonic() - self._started,
+            "samples/dropped": self._samples.dropped,
             "weights/version": stepped.progress.version,
             **stepped.checkpoint,
             **of_pushes(self._publisher),
@@ -63,19 +64,18 @@ class Reporter:
         self._keep_samples(stepped)
 
     def _keep_samples(self, stepped: Stepped) -> None:
-        with self._samples.open("a") as file:
-            for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
-                first = taken.group.rollouts[0]
-                prompt, *said = first.conversation or (None,)
-                row = {
-                    "step": stepped.meal.step,
-                    "environment": taken.group.task.environment,
-                    "prompt": prompt.content if prompt else "",
-                    "text": " ".join(message.content for message in said if message),
-                    "reward": first.reward if math.isfinite(first.reward) else None,
-                    "age": taken.age,
-                }
-                file.write(json.dumps(row) + "\n")
+        for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
+            first = taken.group.rollouts[0]
+            prompt, *said = first.conversation or (None,)
+            row = {
+                "step": stepped.meal.step,
+                "environment": taken.group.task.environment,
+                "prompt": prompt.content if prompt else "",
+                "text": " ".join(message.content for message in said if message),
+                "reward": first.reward if math.isfinite(first.reward) else None,
+                "age": taken.age,
+            }
+            self._samples.add(json.dumps(row).encode())
 
 
 def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:

@@ -69,7 +69,7 @@ class WeightRequests:
                 return "the newest weights go out after the step that is being trained"
             case "roll back":
                 wanted = self._checkpoint(request)
-                self._pin_file.write(Pin(step=wanted.step, checkpoint=wanted.checkpoint.name))
+                self._write(Pin(step=wanted.step, checkpoint=wanted.checkpoint.name))
                 await publisher.roll_back(wanted)
                 return (
                     f"the weights of step {wanted.step} go out as a version of their own after the step that is being trained, "
@@ -84,8 +84,18 @@ class WeightRequests:
             raise Refused(f"the weights are pinned already ({self._publisher.pinned})")
         if live < 0 or (pinned := await self._publisher.pin("by hand")) is None:
             raise Refused("no version is live yet, so there is nothing to pin")
-        self._pin_file.write(Pin(step=pinned.step))
+        try:
+            self._write(Pin(step=pinned.step))
+        except Refused:
+            self._publisher.unpin()
+            raise
         return f"version {pinned.version} stays live; the learner trains on for as long as max_age lets it"
+
+    def _write(self, pin: Pin) -> None:
+        try:
+            self._pin_file.write(pin)
+        except OSError as error:
+            raise Refused(f"nothing is pinned, because it cannot be written down: {error.strerror}") from error
 
     def _push(self) -> str:
         if self._publisher.pinned:

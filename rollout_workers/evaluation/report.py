@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from async_rl.durable.whole_file import write_whole
 from async_rl.evaluation_config import EvaluationConfig
 from async_rl.types import Rollout, Task
 from rollout_workers.evaluation.estimates import Estimate
@@ -50,9 +51,9 @@ class Report:
         """Both files, under `folder`; returns the one to read. One of the same name is replaced."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = "".join(json.dumps(row) + "\n" for row in self._rows())
-        _write_whole(folder / f"{self.evaluated.name}.jsonl", rows)
+        write_whole(folder / f"{self.evaluated.name}.jsonl", rows)
         page = folder / f"{self.evaluated.name}.md"
-        _write_whole(page, self._page())
+        write_whole(page, self._page())
         return page
 
     def _page(self) -> str:
@@ -162,10 +163,3 @@ LONGEST_CELL = 80
 def _cell(text: str) -> str:
     line = " ".join(text.split()).replace("|", "\\|")
     return line if len(line) <= LONGEST_CELL else line[: LONGEST_CELL - 1] + "…"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the old file or this one, never half of it."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text)
-    draft.replace(path)

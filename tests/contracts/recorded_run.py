@@ -20,6 +20,7 @@ from buffer import open_archive, open_buffer
 from buffer.archive_writer import ArchiveWriter
 from buffer.embedded_server import EmbeddedServer
 from buffer.redis_buffer import RedisBuffer
+from learner.fences import Fences
 
 GROUPS_PER_STEP = 2
 
@@ -133,7 +134,7 @@ async def begin(
 ) -> Life:
     """A learner that begins with a checkpoint of `step`, or with nothing."""
     chosen = limits(groups_per_step=GROUPS_PER_STEP, **changed)
-    fence = await buffer.acquire(f"learner {number}", chosen)
+    fence = await buffer.acquire(f"learner {number}", chosen, after=Fences(config.run_folder).highest())
     recovery = await buffer.recover(fence, position)
     journal = read_trained(config.run_folder)
     trained = max((life.newest for life in journal.lives), default=-1) if journal is not None else -1

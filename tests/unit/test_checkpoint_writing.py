@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from async_rl import failpoints
 from async_rl.checkpoint_draft import Draft, write_tensors
-from async_rl.checkpoint_files import facts_of, file_of
+from async_rl.checkpoint_files import (
+    FORMAT,
+    FileFacts,
+    Layout,
+    Manifest,
+    candidates,
+    check_files,
+    facts_of,
+    file_of,
+    read_manifest,
+)
+from async_rl.errors import CheckpointError
 from async_rl.megatron import parallel
 from learner.checkpoints.writing import CheckpointWriter
 
@@ -22,6 +35,7 @@ def writer() -> Iterator[CheckpointWriter]:
     parallel.initialize(device=torch.device("cpu"))
     made = CheckpointWriter()
     yield made
+    failpoints.arm("")
     made.close()
     parallel.shutdown()
 
@@ -68,3 +82,37 @@ def test_a_draft_of_a_later_life_is_left_alone(tmp_path: Path):
     assert later.folder.is_dir()
     Draft.of(tmp_path, step=3, life=7).open()
     assert [path.name for path in tmp_path.iterdir()] == [".step-00000003-by-7.partial"]
+
+
+@pytest.mark.parametrize("order", ["whole_file.writing:1=ENOSPC", "checkpoint.writing:2=EIO", "whole_file.written:1=ENOSPC"])
+def test_a_disk_that_refuses_costs_one_checkpoint(writer: CheckpointWriter, tmp_path: Path, order: str):
+    """While its tensors are written, between them, or when its manifest is to be renamed."""
+
+    def save(step: int) -> None:
+        draft = Draft.of(tmp_path, step)
+
+        def complete(files: dict[str, FileFacts]) -> None:
+            draft.commit(Manifest(format=FORMAT, step=step, layout=Layout(), models={}, files=files, extra={}))
+
+        writer.begin(draft, {"one": torch.arange(9.0)}, complete).result()
+
+    save(1)
+    failpoints.arm(order)
+    with pytest.raises(CheckpointError, match="older checkpoints are untouched"):
+        save(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    save(3)
+    for checkpoint in candidates(tmp_path):
+        check_files(checkpoint, manifest := read_manifest(checkpoint), manifest.files)
+    assert [path.name for path in candidates(tmp_path)] == ["step-00000003", "step-00000001"]
+
+
+def test_a_disk_that_takes_a_part_of_a_file_is_noticed(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, hard))  # the kernel writes as much, then refuses
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_tensors(tmp_path / "file", {"large": torch.zeros(3_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "file").stat().st_size == 5_000_000

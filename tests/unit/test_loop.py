@@ -103,6 +103,7 @@ async def a_loop(
     max_age: float = 2,
     trainer: Trainer | None = None,
     checkpoint_every: int = 100,
+    disk_wait_s: float = 0,
     policy: PushPolicy = EVERY_STEP,
     meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Loop, Progress]]:
@@ -133,7 +134,7 @@ async def a_loop(
         trainer=trainer if trainer is not None else Trainer(),
         feed=feed,
         publisher=publisher,
-        schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3),
+        schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
         record=written,
         record_rollback=written,
         report=report,

@@ -74,9 +74,9 @@ async def spent_steps(buffer: MemoryBuffer) -> int:
     return (await buffer.stats()).spent // GROUPS_PER_STEP
 
 
-async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int) -> list[Stepped]:
+async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int, disk_wait_s: float = 0) -> list[Stepped]:
     done: list[Stepped] = []
-    async with a_loop(buffer, done, trainer=disk, checkpoint_every=checkpoint_every) as (loop, start):
+    async with a_loop(buffer, done, trainer=disk, checkpoint_every=checkpoint_every, disk_wait_s=disk_wait_s) as (loop, start):
         await loop.run(start)
     return done
 
@@ -119,6 +119,18 @@ async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers
     assert first_of_ours(caught.value) is FULL
     assert disk.saved == saved
     assert (await buffer.audit()).is_clean
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("answers", "every", "saved"),
+    [((FULL, FULL, FULL, FULL, DURABLE, DURABLE), 1, [1, 2, 3, 4, 4, 5]), ((FULL, DURABLE), STEPS, [STEPS] * 2)],
+)
+async def test_training_waits_for_a_disk_that_was_full_for_long(buffer: MemoryBuffer, answers, every: int, saved: list[int]):
+    disk = Disk(*answers)
+    await run(buffer, disk, checkpoint_every=every, disk_wait_s=60)
+    assert disk.saved == saved
+    assert await spent_steps(buffer) == STEPS
 
 
 @pytest.mark.timeout(30)

@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
-from async_rl.errors import ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, first_of_ours
+from async_rl import failpoints
+from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, first_of_ours
 from async_rl.local_run import LocalRun
 from async_rl.supervision import (
     FATAL_EXIT_CODES,
@@ -489,3 +491,38 @@ async def test_a_loop_that_turns_is_left_alone() -> None:
         for _ in range(10):
             await asyncio.sleep(0.01)
     assert said.getvalue() == ""
+
+
+# -- disks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+async def test_a_run_goes_on_where_its_supervisor_cannot_write(tmp_path: Path, error: str) -> None:
+    """Neither the list of its processes, nor the log of one."""
+    (tmp_path / "logs").write_text("a file where a folder should be")
+    learner = ChildSpec(
+        name="learner", command=[sys.executable, "-c", "print('said')"], environment={}, log=tmp_path / "logs" / "learner.log"
+    )
+    failpoints.arm(f"whole_file.writing:1-9={error}")
+    try:
+        with structlog.testing.capture_logs() as said:
+            assert await LocalRun([learner], tmp_path).run(asyncio.Event()) == 0
+    finally:
+        failpoints.arm("")
+    assert [
+        next((part for part in ("learner.log cannot be written", "processes.json is not written") if part in line["event"]), "")
+        for line in said
+    ] == ["learner.log cannot be written", "processes.json is not written"]
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_program_whose_words_find_no_room_keeps_its_exit_code() -> None:
+    script = """
+from async_rl.errors import CheckpointError, boundary
+from async_rl.supervision.leaving import leave_at_once
+with leave_at_once(), boundary("test"):
+    raise CheckpointError("the disk is full")
+"""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=full, timeout=60, check=False)
+    assert ended.returncode == CheckpointError.exit_code

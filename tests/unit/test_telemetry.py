@@ -18,6 +18,7 @@ import pytest
 import structlog
 from rich.console import Console
 
+from async_rl import failpoints
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_rows
@@ -96,12 +97,12 @@ def test_steps_that_are_trained_again_replace_the_lost_ones(tmp_path: Path) -> N
 
 def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path, resumed_after=0)
+    sink = JsonlSink(path, resumed_after=0, most_bytes=10**6)
     for step in (1, 2, 3):
         sink.log(step, {"reward/mean": step, "policy/ess": 1})
     sink.close()
     path.write_bytes(path.read_bytes()[:-9])
-    sink = JsonlSink(path, resumed_after=1)
+    sink = JsonlSink(path, resumed_after=1, most_bytes=10**6)
     sink.log(2, {"reward/mean": 20})
     sink.close()
     rows = [(row.step, row.values) for row in read_rows(path)]
@@ -109,10 +110,39 @@ def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_a_row_is_on_its_way_before_log_returns(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", resumed_after=0)
+    sink = JsonlSink(tmp_path / "metrics.jsonl", resumed_after=0, most_bytes=10**6)
     sink.log(7, {"reward/mean": 1})
     assert [row.step for row in read_rows(tmp_path / "metrics.jsonl")] == [7]
     sink.close()
+
+
+def test_a_full_disk_costs_rows_and_says_how_many(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path)) as sinks:
+        sinks.log(1, {"reward/mean": 1})
+        sinks.log(2, {"reward/mean": 2})
+    failpoints.arm("append.metrics.jsonl:1-3=ENOSPC")  # the mark of the resume, and the mark again before each of two rows
+    try:
+        with open_sinks(config(tmp_path), resumed_after=1) as sinks:
+            for step in (2, 3, 4):
+                sinks.log(step, {"reward/mean": 10 * step})
+    finally:
+        failpoints.arm("")
+    assert rows_of(tmp_path) == {1: {"reward/mean": 1}, 4: {"reward/mean": 40, "metrics/dropped": 2}}
+
+
+def test_rows_are_read_across_the_two_files(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path, resumed_after=0, most_bytes=4000)
+    for step in range(1, 41):
+        sink.log(step, {"reward/mean": step})
+    sink.close()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 4000
+    assert len(list(tmp_path.iterdir())) == 2
+    steps = [row.step for row in read_rows(path)]
+    assert steps == list(range(41 - len(steps), 41))
+    sink = JsonlSink(path, resumed_after=35, most_bytes=4000)
+    sink.close()
+    assert read_rows(path)[-1].step == 35
 
 
 # -- the writer's thread --------------------------------------------------------------------------------------------
@@ -324,7 +354,10 @@ class Broken:
 
 def test_a_sink_that_breaks_ends_nothing(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    with Sinks([JsonlSink(path, resumed_after=0), Broken()]) as sinks, structlog.testing.capture_logs() as logged:
+    with (
+        Sinks([JsonlSink(path, resumed_after=0, most_bytes=10**6), Broken()]) as sinks,
+        structlog.testing.capture_logs() as logged,
+    ):
         sinks.log(1, {"reward/mean": 0.1})
         sinks.log(2, {"reward/mean": 0.2})
     assert [row.step for row in read_rows(path)] == [1, 2]
