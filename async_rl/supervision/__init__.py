@@ -11,7 +11,7 @@ from async_rl.supervision.services import forever, run_with
 from async_rl.supervision.sign_of_life import signs_of_life
 from async_rl.supervision.signals import Drain, drain_flag, drain_on_signals
 from async_rl.supervision.watchdog import Stall, end_process, ends_after, stall_watchdog, watched
-from async_rl.supervision.whereabouts import Place, frame_of_thread, is_importing, place_of
+from async_rl.supervision.whereabouts import Place, frame_of_thread, is_importing, is_in_package, place_of
 
 __all__ = [
     "FATAL_EXIT_CODES",
@@ -42,6 +42,7 @@ __all__ = [
     "frame_of_thread",
     "how_it_ended",
     "is_importing",
+    "is_in_package",
     "keep_pauses_short",
     "kill_each",
     "kill_tree",

@@ -53,6 +53,12 @@ def is_importing(frame: FrameType | None) -> bool:
     return any(each.f_code.co_filename.startswith("<frozen importlib") for each in _outwards(frame))
 
 
+def is_in_package(frame: FrameType | None) -> bool:
+    """Whether an installed package is at work there, perhaps by means of Python's library."""
+    authors = (_author(each.f_code.co_filename) for each in _outwards(frame))
+    return next((author for author in authors if author != "python"), None) == "package"
+
+
 def _author(file: str) -> Author:
     if file.startswith(_OURS):
         return "ours"

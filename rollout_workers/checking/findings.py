@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,11 @@ from async_rl.protocols import Tokenizer
 from async_rl.tokenizers import Characters
 from async_rl.types import Message, Task
 from rollout_workers.checking.trials import Played, Trial
+from rollout_workers.checking.watching import Stall
 
 RIGHT = "right"
+SETUP_S = 1.0
+"""What a package may take at a time to make something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class Findings:
 
 
 def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens: int) -> Findings:
+    blocking = [stall for stall in seen.stalls if not _is_setup(stall)]
     lengths = [len(tokenizer.render(task.prompt)) for task in seen.tasks]
     problems = [
         *(f"a task cannot be posed: {failure.kind}: {failure.message}" for failure in seen.not_posed[:1]),
@@ -29,7 +34,7 @@ def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens
         *_failures(seen.trials),
         *_too_long(lengths, context_tokens),
         *_unreadable(seen.tasks, tokenizer),
-        *(f"it holds the event loop up for {stall.seconds:.1f} s at {stall.place}" for stall in seen.stalls[:3]),
+        *(f"it holds the event loop up for {stall.seconds:.1f} s at {stall.place}" for stall in blocking[:3]),
         *(f"it leaves {what} behind" for what in dict.fromkeys(seen.left_behind)),
     ]
     equal = _equal_rewards(seen.trials)
@@ -40,8 +45,23 @@ def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens
         *([equal] if equal and not knows_the_answer else []),
         *_cramped(lengths, context_tokens, max_tokens),
         *_monotonous(seen.tasks),
+        *_slow_setup([stall for stall in seen.stalls if _is_setup(stall)]),
     ]
     return Findings(problems=tuple(problems), notes=tuple(notes))
+
+
+def _is_setup(stall: Stall) -> bool:
+    """A package that makes something, such as an HTTP client in each episode: slow, but no mistake."""
+    return stall.is_in_package and stall.seconds < SETUP_S
+
+
+def _slow_setup(stalls: Sequence[Stall]) -> Iterator[str]:
+    for place, times in Counter(stall.place for stall in stalls).items():
+        longest = max(stall.seconds for stall in stalls if stall.place == place)
+        yield (
+            f"a package keeps the event loop for up to {longest:.1f} s at {place} ({times} times): what is slow to make, "
+            "such as a client, can be made once in __aenter__"
+        )
 
 
 def _failures(trials: Sequence[Trial]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from async_rl.supervision import is_in_package
 from async_rl.supervision.process_tree import children_of, kill_each
 
 BEAT_S = 0.02
@@ -26,6 +27,8 @@ class Stall:
     seconds: float
     place: str
     """FILE:LINE in FUNCTION: the innermost one that does not belong to Python itself."""
+    is_in_package: bool = False
+    """An installed package is at work there, such as a client that reads certificates when it is made."""
 
 
 @contextmanager
@@ -43,10 +46,11 @@ def stalls_of(loop: asyncio.AbstractEventLoop) -> Generator[list[Stall]]:
                 if ended.is_set():  # the owner waits for this thread, and for nothing else
                     return
                 place, once = _place(frame), _is_importing(frame)
+                packaged = is_in_package(frame)
                 while not (turned.wait(BEAT_S) or ended.is_set()):
                     pass
                 if not once:
-                    found.append(Stall(seconds=time.monotonic() - asked, place=place))
+                    found.append(Stall(seconds=time.monotonic() - asked, place=place, is_in_package=packaged))
 
     watcher = threading.Thread(target=watch, name="stalls", daemon=True)
     watcher.start()
