@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from async_rl.buffer_config import LeaseConfig, RedisConfig, ReplayConfig, RetentionConfig, StalenessConfig
 from async_rl.config_section import Section
 from async_rl.evaluation_config import EvaluationConfig, PolicyConfig
+from async_rl.exposure import is_loopback, is_wildcard
 from async_rl.learner_config import LearnerConfig
 from async_rl.references import absolute_reference
 from async_rl.replay_protocol import Limits
@@ -142,7 +143,10 @@ class WireConfig(Section):
     rendezvous_timeout_s: PositiveFloat = 60.0
     operation_timeout_s: PositiveFloat = 10.0
     host: str = "127.0.0.1"
-    """The address under which workers reach the learner."""
+    """The address under which workers reach the learner: of one interface, since it also listens there."""
+    insecure: bool = False
+    """Needed where `host` is not this machine alone: states that the network is private. Process groups (gloo, NCCL) take
+    whoever connects for a member, and weights cross the network in the clear."""
     push_every_steps: PositiveInt = 1
     """Push a version when at least so many steps have passed since the last one that was pushed, ..."""
     push_every_s: float = Field(default=0.0, ge=0)
@@ -152,6 +156,20 @@ class WireConfig(Section):
     see it too can start while there is no learner. Empty means none."""
     snapshot_every: PositiveInt = 1
     """Of the versions that go live, each so-manyth is written down; the newest, where the disk is slower than that."""
+
+    @model_validator(mode="after")
+    def _is_private(self) -> WireConfig:
+        if is_wildcard(self.host):
+            raise ValueError(
+                f"wire.host: {self.host!r} means every interface of this machine; name the address of the private network "
+                "under which workers reach the learner"
+            )
+        if not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"wire.host: at {self.host!r} process groups take whoever connects for a member, so it must be an address in "
+                "a private network; if it is, say so with wire.insecure: true"
+            )
+        return self
 
 
 class MetricsConfig(Section):

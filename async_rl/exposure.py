@@ -16,6 +16,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """It stands for every interface of the machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host in ("", "*")
+
+
 def refuse_exposure(what: str, host: str, *, token: str, insecure: bool, way_out: str) -> None:
     """Raise ConfigError where `what` would answer anybody on a network."""
     if not is_loopback(host) and not token and not insecure:

@@ -227,6 +227,10 @@ class Board(Protocol):
 
     async def live_version(self) -> VersionRecord | None: ...
 
+    async def fence(self) -> int | None:
+        """That of the learner which took the run last. None before the first."""
+        ...
+
     async def versions(self) -> list[VersionRecord]: ...
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
@@ -238,6 +242,14 @@ class Board(Protocol):
 
         Waits at most `wait_s` for the first.
         """
+        ...
+
+    async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
+        """Keep `text` for `ttl_s`, in the place of what the note said before. Does nothing when another learner has the run."""
+        ...
+
+    async def note(self, name: str) -> bytes | None:
+        """None where there is none, or it has expired."""
         ...
 
 

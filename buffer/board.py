@@ -53,6 +53,11 @@ class RedisBoard:
         with reading("versions"):
             return None if row is None else VersionRecord(**json.loads(row))
 
+    async def fence(self) -> int | None:
+        fence = await self._ask("fence", lambda: self._redis.hget(keys.learner(self._run), "fence"))
+        with reading("learner"):
+            return None if fence is None else int(fence)
+
     async def versions(self) -> list[VersionRecord]:
         rows = await self._ask("versions", lambda: self._redis.hvals(keys.versions(self._run)))
         with reading("versions"):
@@ -70,6 +75,13 @@ class RedisBoard:
                 return messages
             after = found[-1][0].decode()  # whoever wrote these, our readers look behind them
         return []
+
+    async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
+        script = ScriptLibrary(self._server, self._run, {"note": keys.note(self._run, name)})
+        await self._change("write_note", fence, round(ttl_s * 1000), text, scripts=script)
+
+    async def note(self, name: str) -> bytes | None:
+        return await self._ask("note", lambda: self._redis.get(keys.note(self._run, name)))
 
     async def _entries_after(self, name: str, after: str, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
         if wait_s <= 0:

@@ -23,6 +23,11 @@ def topic(run: str, name: str) -> str:
     return key(run, f"topic:{name}")
 
 
+def note(run: str, name: str) -> str:
+    """What the learner leaves for whoever takes its weights: `packed` and `layout` (async_rl/transport/source.py)."""
+    return key(run, f"note:{name}")
+
+
 def group_store(run: str, name: str, key: str) -> str:
     """What processes tell each other to form a process group (group_store.py); the channel that rings with it is named alike.
 
@@ -141,8 +146,8 @@ _BOARD = (
     "members",  # zset: worker -> when its listing ends
     "member_facts",  # hash: worker -> what it announced
 )
-GIVEN = ("topic", "entry", "entry_call")
-"""Stand for the keys that a script is called for: a topic, an entry of a group store and the call that changes it."""
+GIVEN = ("topic", "note", "entry", "entry_call")
+"""Stand for the keys that a script is called for: a topic, a note, an entry of a group store and the call that changes it."""
 
 BY_CONSTANT = {re.sub(r"\W", "_", name).upper(): name for name in (*KINDS, *_CHANNELS, *_BOARD, *GIVEN)}
 """What scripts call each key."""

@@ -25,6 +25,7 @@ class MemoryBoard:
         self._members: dict[str, tuple[float, Member]] = {}
         self._topics: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self._posted = asyncio.Event()
+        self._notes: dict[str, tuple[float, bytes]] = {}
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
         agreed = {key: self._facts.setdefault(key, value) for key, value in facts.items()}
@@ -44,6 +45,9 @@ class MemoryBoard:
     async def live_version(self) -> VersionRecord | None:
         return self._buffer.published[-1] if self._buffer.published else None
 
+    async def fence(self) -> int | None:
+        return self._buffer.fence
+
     async def versions(self) -> list[VersionRecord]:
         return self._buffer.published
 
@@ -62,3 +66,11 @@ class MemoryBoard:
             except TimeoutError:
                 pass
         return [(f"{position}-0", message) for position, message in enumerate(messages, start=first + 1)]
+
+    async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
+        if fence == self._buffer.fence:
+            self._notes[name] = (self._clock.now() + ttl_s, text)
+
+    async def note(self, name: str) -> bytes | None:
+        expires, text = self._notes.get(name, (self._clock.now(), b""))
+        return text if expires > self._clock.now() else None

@@ -63,6 +63,11 @@ class MemoryBuffer:
         self._learner: _Learner | None = None
         self._changed = asyncio.Event()
 
+    @property
+    def fence(self) -> int | None:
+        """Of the learner that came last."""
+        return self._fence if self._fence > 0 else None
+
     # -- the worker's side ------------------------------------------------------------------------------------------
     async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
         def attempt() -> list[Ticket]:

@@ -22,7 +22,7 @@ from async_rl.failpoints import arm_from
 from async_rl.model_shape import ModelShape, model_shape
 from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
-from async_rl.protocols import Board
+from async_rl.protocols import Board, GroupStores
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import (
     die_with_parent,
@@ -33,13 +33,14 @@ from async_rl.supervision import (
     signs_of_life,
     stall_watchdog,
 )
+from async_rl.supervision.descriptors import raise_descriptor_limit
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.trained_steps import read_trained
 from async_rl.transport.sender import WeightSender
 from async_rl.types import Recovery
-from buffer import open_archive, open_board, open_buffer
+from buffer import open_archive, open_board, open_buffer, open_group_stores
 from buffer.archivist import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
 from learner.batches.cost import cost_of
@@ -72,6 +73,7 @@ def main() -> None:
     with leave_at_once(), boundary("async-rl learner"), signs_of_life(os.environ):
         guard()
         keep_files_private()
+        raise_descriptor_limit()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
         arm_from(os.environ)
@@ -81,13 +83,14 @@ def main() -> None:
         # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
         check_needs(config, objective, shape)
-        if int(os.environ.get("RANK", "0")) == 0:
-            asyncio.run(lead(config, objective, shape))
-        else:
-            follow(config, objective, shape)
+        with open_group_stores(config) as stores:
+            if int(os.environ.get("RANK", "0")) == 0:
+                asyncio.run(lead(config, objective, shape, stores))
+            else:
+                follow(config, objective, shape, stores)
 
 
-async def lead(config: Config, objective: Objective, shape: ModelShape) -> None:
+async def lead(config: Config, objective: Objective, shape: ModelShape, stores: GroupStores) -> None:
     with stall_watchdog(on_beat=ends_after(config.supervision.silence_s)):
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
@@ -96,7 +99,7 @@ async def lead(config: Config, objective: Objective, shape: ModelShape) -> None:
             fence = await buffer.acquire(owner, config.limits, after=fences.highest())
             fences.claim(fence, owner)
             await run_with(
-                lambda: learn(config, objective, shape, buffer, board, fence, stop), hold=lambda: hold(buffer, fence)
+                lambda: learn(config, objective, shape, stores, buffer, board, fence, stop), hold=lambda: hold(buffer, fence)
             )
             await buffer.resign(fence)
 
@@ -112,6 +115,7 @@ async def learn(
     config: Config,
     objective: Objective,
     shape: ModelShape,
+    stores: GroupStores,
     buffer: RedisBuffer,
     board: Board,
     fence: int,
@@ -120,7 +124,7 @@ async def learn(
     buffer.vocab_size = shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
-    async with Compute.open(config, objective, shape, life=fence) as compute:
+    async with Compute.open(config, objective, shape, stores, life=fence) as compute:
         progress, recovery = await resume(compute, buffer, fence, config.run_folder)
         keep_pauses_short()
         depot = await compute.open_depot()

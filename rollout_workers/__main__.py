@@ -26,14 +26,16 @@ from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, Member
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog
+from async_rl.supervision.descriptors import raise_descriptor_limit
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.supervision.watchdog import REPORT_AFTER_S
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.gpus import gpu_of
+from async_rl.transport.meeting import STORE
 from async_rl.transport.receiver import WeightReceiver
 from async_rl.transport.worker_reports import NOTES, WorkerNote
-from buffer import open_board, open_buffer
+from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.concurrency import load_of
 from rollout_workers.gateway import open_gateway
@@ -49,6 +51,7 @@ def main() -> None:
     with leave_at_once(), boundary("async-rl worker"), signs_of_life(os.environ):
         guard()
         keep_files_private()
+        raise_descriptor_limit()
         config = load_named(sys.argv[1:])
         configure_logs("worker")
         arm_from(os.environ)
@@ -63,6 +66,7 @@ async def work(config: Config) -> None:
     async with AsyncExitStack() as opened:
         enter = opened.enter_async_context
         buffer, board = await enter(open_buffer(config)), await enter(open_board(config))
+        stores = opened.enter_context(open_group_stores(config))
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
         buffer.vocab_size = shape.vocab_size
@@ -86,7 +90,13 @@ async def work(config: Config) -> None:
         )
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
         receiver = WeightReceiver(
-            board, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+            board,
+            stores.open(STORE),
+            member,
+            engine.specs,
+            config.wire,
+            lease_s=config.leases.member_s,
+            snapshots=config.snapshot_folder,
         )
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event
 
 import torch
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
@@ -25,9 +26,8 @@ from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.intake import Expected, Intake, Landed, Landing, Take
 from async_rl.transport.link import Timeouts
-from async_rl.transport.meeting import Meeting, Packed
-from async_rl.transport.messages import Source
 from async_rl.transport.serving import pull
+from async_rl.transport.source import Packed, Source
 from async_rl.types import VersionRecord
 
 
@@ -39,12 +39,13 @@ class CatchUp:
     """As they travel."""
     device: torch.device
     wire: WireConfig
+    store: Store
     snapshots: Path | None
 
     def check(self, source: Source | None) -> None:
         """While nothing is live. Raises FleetMismatch when there is a learner, and it trains another model."""
         if source is not None:
-            with suppress(WireError):  # it may be gone
+            with suppress(WireError):  # it may be out of reach
                 self.intake().meet(source)
 
     def fetch(self, live: VersionRecord, source: Source | None, released: Event) -> tuple[Landing, str]:
@@ -69,7 +70,7 @@ class CatchUp:
     def intake(self) -> Intake:
         """A new one: what is left behind by one that is given up must disturb neither pushes nor other tries."""
         timeouts = Timeouts(rendezvous_s=self.wire.rendezvous_timeout_s, operation_s=self.wire.operation_timeout_s)
-        return Intake(self.specs, self.device, timeouts)
+        return Intake(self.specs, self.device, timeouts, self.store)
 
 
 class _Fetching:
@@ -79,7 +80,7 @@ class _Fetching:
         self._intake = to.intake()
 
     def in_place(self) -> Landing:
-        _, expected = self._ask_learner()
+        expected = self._as_the_learner_says()
         if len(expected.mapped) < len(expected.packed):
             expected.let_go()
             raise WireError("not all of it is on this machine")
@@ -90,27 +91,23 @@ class _Fetching:
         manifest = snapshot.read_manifest(root, self._live.version) if root is not None else None
         if root is None or manifest is None:
             raise WireError(f"there is none of version {self._live.version}")
-        packed = tuple(Packed(chunks=chunks, address="") for chunks in manifest.chunks)
+        packed = tuple(Packed(chunks=chunks, address="", url="") for chunks in manifest.chunks)
         expected = self._intake.expect_as_told(self._live, manifest.layout, packed)
         return self._fetch(expected, partial(snapshot.read_parcel, root, manifest))
 
     def over_http(self) -> Landing:
-        meeting, expected = self._ask_learner()
-        urls = meeting.urls(len(expected.packed))
+        expected = self._as_the_learner_says()
         part_bytes = int(self._to.wire.bucket_mb * (1 << 20))
 
         def take(number: int, data: torch.Tensor, landed: Landed) -> None:
-            pull(urls[number], self._live.version, data, part_bytes, self._timeout_s, self._released, landed)
+            pull(expected.packed[number].url, self._live.version, data, part_bytes, self._timeout_s, self._released, landed)
 
         return self._fetch(expected, take)
 
-    def _ask_learner(self) -> tuple[Meeting, Expected]:
+    def _as_the_learner_says(self) -> Expected:
         if self._source is None:
             raise WireError("none has said where it is")
-        meeting = self._intake.meet(self._source)
-        if not meeting.has(self._live.version):
-            raise WireError(f"it has not packed version {self._live.version}")
-        return meeting, self._intake.expect(self._live, self._source)
+        return self._intake.expect(self._live, self._source)
 
     def _fetch(self, expected: Expected, take: Take) -> Landing:
         try:

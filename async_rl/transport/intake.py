@@ -13,6 +13,7 @@ from multiprocessing import cpu_count
 from threading import Event
 
 import torch
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.parameter_spec import ParameterSpec
@@ -21,10 +22,11 @@ from async_rl.transport.delta.difference import Piece, pieces
 from async_rl.transport.digest import chunk_digest, version_digest
 from async_rl.transport.landing import LandedWeights
 from async_rl.transport.link import Landed, Links, Seat, Timeouts
-from async_rl.transport.meeting import Meeting, Packed
+from async_rl.transport.meeting import Meeting
 from async_rl.transport.memory import MappedMemory
-from async_rl.transport.messages import Begin, Offer, Source
+from async_rl.transport.messages import Begin
 from async_rl.transport.plan import CHUNK_BYTES, Layout, model_difference
+from async_rl.transport.source import Packed, Source
 from async_rl.types import VersionRecord
 
 _READERS = min(4, cpu_count())
@@ -64,6 +66,7 @@ Take = Callable[[int, torch.Tensor, Landed], None]
 class _Sender:
     """What is remembered of a learner between versions."""
 
+    fence: int
     meeting: Meeting
     layout: Layout
     links: Links
@@ -77,8 +80,10 @@ class _Sender:
 
 
 class Intake:
-    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: Timeouts) -> None:
+    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: Timeouts, store: Store) -> None:
+        """`store`: where process groups meet."""
         self._specs = tuple(specs)
+        self._store = store
         self._device = device
         self._timeouts = timeouts
         self._sender: _Sender | None = None
@@ -87,14 +92,16 @@ class Intake:
         self._held: VersionRecord | None = None
         """Whose parcels these are, as they arrived."""
 
-    def meet(self, source: Offer | Source) -> Meeting:
+    def meet(self, source: Source) -> None:
         """Raises FleetMismatch when the learner trains another model."""
-        return self._met(source).meeting
+        self._met(source)
 
-    def expect(self, record: VersionRecord, source: Offer | Source) -> Expected:
+    def expect(self, record: VersionRecord, source: Source) -> Expected:
         """What the learner says of a version that it packed. Raises FleetMismatch as `meet` does."""
         sender = self._met(source)
-        packed = sender.meeting.packed(record.version, len(sender.layout.parcels))
+        packed = source.versions.get(record.version)
+        if packed is None:
+            raise WireError(f"it has not packed version {record.version}")
         _raise_unless_it_is(record, sender.layout, packed)
         return Expected(record=record, layout=sender.layout, packed=packed, mapped=self._map(sender, packed))
 
@@ -172,19 +179,16 @@ class Intake:
         if self._sender is not None:
             self._sender.links.close()
 
-    def _met(self, source: Offer | Source) -> _Sender:
+    def _met(self, source: Source) -> _Sender:
         known = self._sender
-        if known is not None and (known.meeting.host, known.meeting.port) == (source.host, source.port):
+        if known is not None and known.fence == source.fence:
             return known
-        meeting = Meeting.join(source.host, source.port, self._timeouts.operation_s)
-        layout = meeting.layout()
-        if layout.digest != source.layout:
-            raise WireError(f"another learner's layout lies in the store at {source.host}:{source.port}")
-        self._raise_if_another(layout)
+        self._raise_if_another(source.layout)
+        meeting = Meeting.towards(source.host, self._store)
         self.close()
         self._spare.clear()
         self._held = None
-        self._sender = _Sender(meeting=meeting, layout=layout, links=Links(self._timeouts))
+        self._sender = _Sender(fence=source.fence, meeting=meeting, layout=source.layout, links=Links(self._timeouts))
         return self._sender
 
     def _raise_if_another(self, layout: Layout) -> None:

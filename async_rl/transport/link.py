@@ -10,6 +10,7 @@ never registered: the process's default group is somebody else's. Everything her
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import deque
@@ -22,9 +23,10 @@ from threading import Event
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore  # where torch's own type stubs have it
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch's own type stubs have it
 from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, Work
 
+from async_rl.transport import gloo
 from async_rl.transport.meeting import Meeting, as_wire_error
 from async_rl.transport.messages import Backend
 
@@ -76,10 +78,9 @@ class Link:
 
     @classmethod
     def open(cls, meeting: Meeting, seat: Seat, timeouts: Timeouts, released: Event) -> Link:
-        meeting = meeting.again()
         with as_wire_error("rendezvous"):
             _call_the_roll(meeting, seat, timeouts)
-            group = _nccl(meeting, seat) if seat.backend == "nccl" else _gloo(meeting, seat, timeouts)
+            group = _nccl(meeting, seat, timeouts) if seat.backend == "nccl" else _gloo(meeting, seat, timeouts)
         link = cls(group, seat, timeouts, released)
         if seat.backend == "nccl":  # it builds its communicator at the first operation
             link.wait(link.begin_agreement(timeouts.rendezvous_s), timeouts.rendezvous_s)
@@ -194,15 +195,16 @@ def _call_the_roll(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> None:
 
 
 def _gloo(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    # Everybody answered the roll call, so the mesh is a matter of milliseconds; and closing the store does not end this wait.
-    options._timeout = timedelta(seconds=timeouts.operation_s)
-    # gloo takes them in turn. Each has connections, and a thread that serves them, of its own.
-    connections = _DEPTH if seat.size <= _SMALL else 1
-    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.own_address()) for _ in range(connections)]
-    options._threads = _DEPTH
     store = PrefixStore(seat.group, meeting.store)
-    return _built_within(timeouts.operation_s, lambda: ProcessGroupGloo(store, seat.rank, seat.size, options))
+    # Everybody answered the roll call, so the mesh is a matter of milliseconds.
+    timeout = timedelta(seconds=timeouts.operation_s)
+    connections = _DEPTH if seat.size <= _SMALL else 1
+    return _built_within(
+        timeouts.operation_s,
+        lambda: gloo.connect(
+            store, seat.rank, seat.size, host=meeting.address, timeout=timeout, connections=connections, threads=_DEPTH
+        ),
+    )
 
 
 def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> ProcessGroupGloo:
@@ -222,11 +224,32 @@ def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> Proc
         raise RuntimeError(f"the group was not connected within {seconds:g} s") from None
 
 
-def _nccl(meeting: Meeting, seat: Seat) -> Any:
+def _nccl(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> Any:
     from torch.distributed import ProcessGroupNCCL  # absent from CPU builds of torch
 
     torch.cuda.set_device(seat.device)  # the current device belongs to the thread
     options = ProcessGroupNCCL.Options()
     options._timeout = _WATCHDOG
     options.config.blocking = 0
-    return ProcessGroupNCCL(PrefixStore(seat.group, meeting.store), seat.rank, seat.size, options)
+    return ProcessGroupNCCL(_store_for_nccl(meeting, seat, timeouts), seat.rank, seat.size, options)
+
+
+def _store_for_nccl(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> Store:
+    """One of torch's own, for this group's rendezvous alone: NCCL's threads ask it from C++ for as long as the group lives.
+
+    The sender keeps it, at an address that the others learn from the run's Redis. It asks for no password, as NCCL's own
+    sockets do not: see docs/weights.md. This has not run on GPUs since the wire's other keys moved to Redis.
+    """
+    where, wait = f"{seat.group}/nccl", timedelta(seconds=timeouts.rendezvous_s)
+    if seat.rank > 0:
+        meeting.store.wait([where], wait)
+        host, _, port = meeting.store.get(where).decode().rpartition(" ")
+        return TCPStore(host, int(port), wait_for_workers=False, timeout=wait)
+    family = socket.getaddrinfo(meeting.address, 0, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.create_server((meeting.address, 0), family=family)  # not at every interface, as torch would
+    port = listening.getsockname()[1]
+    store = TCPStore(
+        meeting.address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listening.detach()
+    )
+    meeting.store.set(where, f"{meeting.address} {port}")
+    return store

@@ -2,7 +2,6 @@
 
 to workers:  Offer -> Begin -> (Cancel)   then Flip, once the version is live
 to learner:  Hello;   Ready | Refused -> Staged | Failed;   Left
-to whoever comes:  Source
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ Backend = Literal["nccl", "gloo"]
 
 TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
-SOURCES = "weights-sources"
 
 _READ_WAIT_S = 5.0
 """How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
@@ -45,28 +43,11 @@ class _OfPush(_Message):
 
 
 class Offer(_OfPush):
-    """Will you take this version?"""
+    """Will you take this version? What was packed of it is on the board (source.py)."""
 
     kind: Literal["offer"] = "offer"
     to: tuple[str, ...]
     record: VersionRecord
-    host: str
-    port: int
-    """Where the learner's store listens: the layout, and what was packed, lie there."""
-    layout: str
-    """Its digest."""
-
-
-class Source(_Message):
-    """Where a learner keeps what it packed: the last word on its topic, for workers that start later."""
-
-    kind: Literal["source"] = "source"
-    fence: int
-    host: str
-    port: int
-    """Where its store listens."""
-    layout: str
-    """The digest of the layout that lies there."""
 
 
 class Wire(BaseModel):
@@ -151,7 +132,6 @@ ToWorkers = Offer | Begin | Cancel | Flip
 Reply = Ready | Refused | Staged | Failed
 ToLearner = Hello | Left | Reply
 
-SOURCE_MESSAGES: TypeAdapter[Source] = TypeAdapter(Source)
 TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
 TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])
 
@@ -162,12 +142,6 @@ async def post(board: Board, topic: str, message: _Message) -> None:
     await board.post(topic, message.model_dump(mode="json"))
 
 
-async def newest_source(board: Board) -> Source | None:
-    """Of the learners so far, whether it lives or not."""
-    sources = _valid(SOURCES, SOURCE_MESSAGES, await board.read(SOURCES, "0", 0.0))
-    return max(sources, key=lambda source: source.fence, default=None)
-
-
 class Inbox(Generic[M]):
     """A topic in order, nothing missed between two reads."""
 
@@ -176,6 +150,8 @@ class Inbox(Generic[M]):
         self._topic = topic
         self._messages = messages
         self._position = position
+        self.num_ignored = 0
+        """Malformed messages so far."""
 
     @classmethod
     async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
@@ -191,14 +167,16 @@ class Inbox(Generic[M]):
         entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
         if entries:
             self._position = entries[-1][0]
-        return _valid(self._topic, self._messages, entries)
+        return self._valid(entries)
 
-
-def _valid(topic: str, messages: TypeAdapter[M], entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
-    found: list[M] = []
-    for position, raw in entries:
-        try:
-            found.append(messages.validate_python(raw))
-        except ValidationError as error:
-            _log.warning("ignored a malformed message", topic=topic, position=position, problem=str(error))
-    return found
+    def _valid(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
+        found: list[M] = []
+        for position, raw in entries:
+            try:
+                found.append(self._messages.validate_python(raw))
+            except ValidationError as error:
+                self.num_ignored += 1
+                if self.num_ignored == 1:  # who writes one may write a million
+                    problem = str(error).partition("\n")[0]
+                    _log.warning("ignores malformed messages", topic=self._topic, position=position, problem=problem)
+        return found

@@ -11,7 +11,6 @@ import torch
 
 from async_rl.errors import WireError
 from async_rl.transport.filling import Filling, Held
-from async_rl.transport.meeting import Packed
 from async_rl.transport.memory import Memory
 from async_rl.transport.plan import Layout, Parcel
 
@@ -28,8 +27,11 @@ class Outbox:
         self._readers: Counter[Memory] = Counter()
         """Threads of this process that are reading; other processes hold a lock of the memory's own."""
 
-    def pack(self, version: int, held: Held, *, keep: Collection[int]) -> Packed:
-        """Copy what the rank sends of a version. Other versions than those in `keep` may be given up for it."""
+    def pack(self, version: int, held: Held, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
+        """Copy what the rank sends of a version. Other versions than those in `keep` may be given up for it.
+
+        Returns the digests of its chunks, and where processes of this machine find its memory.
+        """
         with self._reading:
             for other in self._versions.keys() - set(keep):
                 self._free.append(self._versions.pop(other))
@@ -37,7 +39,7 @@ class Outbox:
         chunks = self._filling.fill(memory.data, held)
         memory.release()
         self._versions[version] = memory
-        return Packed(chunks=chunks, address=memory.address)
+        return chunks, memory.address
 
     def parcel(self, version: int) -> torch.Tensor:
         return self._versions[version].data

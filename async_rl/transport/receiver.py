@@ -22,6 +22,7 @@ from typing import TypedDict
 
 import structlog
 import torch
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.errors import AsyncRLError, FleetMismatch, ServiceStopped, WireError
@@ -45,13 +46,12 @@ from async_rl.transport.messages import (
     Offer,
     Ready,
     Refused,
-    Source,
     Staged,
     ToWorkers,
-    newest_source,
     post,
 )
 from async_rl.transport.plan import on_the_wire
+from async_rl.transport.source import Source, read_source
 from async_rl.types import VersionRecord
 
 Swap = Callable[[int, Mapping[str, torch.Tensor]], Awaitable[None]]
@@ -93,6 +93,7 @@ class WeightReceiver:
     def __init__(
         self,
         board: Board,
+        store: Store,
         member: Member,
         specs: Sequence[ParameterSpec],
         wire: WireConfig,
@@ -100,16 +101,21 @@ class WeightReceiver:
         lease_s: float,
         snapshots: Path | None = None,
     ) -> None:
+        """`store`: where process groups meet (meeting.STORE)."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
         timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         device, wanted = torch.device(member.device), on_the_wire(specs, wire.dtype)
-        self._intake = Intake(wanted, device, timeouts)
-        self._catching_up = CatchUp(specs=wanted, device=device, wire=wire, snapshots=snapshots)
+        self._intake = Intake(wanted, device, timeouts, store)
+        self._catching_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
         self._patience_s = wire.rendezvous_timeout_s
         """After a failure to come by a version alone it is left to the learner for so long."""
         self._alone_from = -math.inf
         self._lease_s = lease_s
+        self._fence: int | None = None
+        """The learner's, as last seen in the buffer."""
+        self._source: Source | None = None
+        """The last learner that was read of; its layout need not be read again."""
         self._newest = (-1, -1)
         """Fence and generation of the newest offer: whatever is older comes from a learner or an attempt that is over."""
         self._taking: _Taking | None = None
@@ -152,7 +158,7 @@ class WeightReceiver:
         """
         while True:
             for message in await inbox.read():
-                if message.fence < self._newest[0]:
+                if not await self._is_the_learners(message.fence):
                     continue
                 match message:
                     case Offer():
@@ -165,6 +171,19 @@ class WeightReceiver:
                         await self._flip(message.record, swap)
                         if self._lacks(message.record):
                             self._is_behind.set()
+
+    async def _is_the_learners(self, fence: int) -> bool:
+        """Only the buffer says who the learner is: a message may say anything."""
+        if fence != self._fence:
+            self._fence = await self._board.fence()
+        return fence == self._fence
+
+    async def _read_source(self) -> Source | None:
+        """The learner that holds the run, if it has packed anything."""
+        source = await read_source(self._board, self._source.layout if self._source is not None else None)
+        if source is not None:
+            self._source = source
+        return source
 
     async def _stay_listed(self, swap: Swap) -> None:
         while True:
@@ -214,8 +233,11 @@ class WeightReceiver:
         # While a thread runs, what it writes to is its alone. If this task is cancelled that is left to it and to its timeouts:
         # nothing can stop a blocked gloo operation, so nothing may wait for one.
         try:
+            source = await self._read_source()
+            if source is None or source.fence != offer.fence:
+                raise WireError("the learner that offers it does not hold the run")
             with _naming_the_model():
-                expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, offer), name="weight-offer")
+                expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, source), name="weight-offer")
             by_memory = tuple(expected.mapped)
             await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer), by_memory=by_memory, holds=self._intake.holds))
             try:
@@ -287,7 +309,7 @@ class WeightReceiver:
 
     async def _catch_up(self, swap: Swap) -> bool:
         """Whether the live version is here now, or on its way."""
-        live, source = await self._board.live_version(), await newest_source(self._board)
+        live, source = await self._board.live_version(), await self._read_source()
         if live is None:
             caught_up = False
             with _naming_the_model():

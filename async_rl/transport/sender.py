@@ -24,13 +24,13 @@ from async_rl.protocols import Board
 from async_rl.supervision.daemon_thread import in_daemon_thread
 from async_rl.transport.apart import Apart
 from async_rl.transport.cohorts import Cohorts
-from async_rl.transport.depot import Depot, Errand
+from async_rl.transport.depot import Depot
+from async_rl.transport.errands import Delivery
 from async_rl.transport.gpus import backend_among, gpu_of
 from async_rl.transport.hearing import Hearing
 from async_rl.transport.link import Timeouts
 from async_rl.transport.membership import Membership
 from async_rl.transport.messages import (
-    SOURCES,
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
@@ -42,16 +42,16 @@ from async_rl.transport.messages import (
     Offer,
     Ready,
     Refused,
-    Source,
     Staged,
     post,
 )
 from async_rl.transport.shelf import Shelf
+from async_rl.transport.source import NOTES_EXPIRE_S, Source, write_layout, write_source
 from async_rl.types import VersionRecord
 
 _GRACE_S = 0.5
 """Who has just spoken, or is not to be trusted, answers within this time or is not counted on: a living event loop needs
-milliseconds, however busy its threads are, and so does a way to the learner's store that is not cut."""
+milliseconds, however busy its threads are."""
 
 _APART = 20
 """Operation timeouts for which workers that could not be sent to together are sent to apart."""
@@ -99,9 +99,10 @@ class WeightSender:
         self._services = [
             self._listening.create_task(self._hearing.listen(inbox), name="weight-replies"),
             self._listening.create_task(self._shelf.run(), name="weight-snapshots"),
+            self._listening.create_task(self._stay_written(), name="weight-notes"),
         ]
-        meeting, layout = self._depot.meeting, self._depot.layout.digest
-        await post(self._board, SOURCES, Source(fence=self._fence, host=meeting.host, port=meeting.port, layout=layout))
+        await write_layout(self._board, self._depot.layout, fence=self._fence)
+        await self._write_packed()
         return self
 
     async def __aexit__(
@@ -132,6 +133,7 @@ class WeightSender:
         async with self._pushing:
             started = time.monotonic()
             self._cohorts.remember(record)
+            await self._write_packed()
             staged: list[str] = []
             dropped: dict[str, str] = {}
             needy = await self.needy(record.version)
@@ -167,6 +169,22 @@ class WeightSender:
         await post(self._board, TO_WORKERS, Flip(fence=self._fence, record=record))
         self._shelf.went_live(record)
 
+    async def _write_packed(self) -> None:
+        """For whoever takes a version."""
+        depot = self._depot
+        packed = Source(fence=self._fence, host=self._wire.host, layout=depot.layout, versions=depot.packed)
+        await write_source(self._board, packed)
+
+    async def _stay_written(self) -> None:
+        """
+        consumes: nothing               waits for:    a quarter of the time that notes are kept
+        produces: the notes, again      unblocked by: the clock
+        """
+        while True:
+            await asyncio.sleep(NOTES_EXPIRE_S / 4)
+            await write_layout(self._board, self._depot.layout, fence=self._fence)
+            await self._write_packed()
+
     async def _attempt(self, record: VersionRecord, cohort: Sequence[str], trusted: Collection[str]) -> _Outcome:
         self._generation += 1
         self._hearing.begin((self._fence, self._generation), record)
@@ -194,9 +212,6 @@ class WeightSender:
             generation=self._generation,
             to=tuple(cohort),
             record=record,
-            host=self._depot.meeting.host,
-            port=self._depot.meeting.port,
-            layout=self._depot.layout.digest,
         )
         await post(self._board, TO_WORKERS, offer)
         await self._hearing.until(lambda: self._hearing.all_answered(cohort), _GRACE_S)
@@ -235,7 +250,7 @@ class WeightSender:
         )
         await post(self._board, TO_WORKERS, begin)
         errands = [
-            Errand(
+            Delivery(
                 parcel=wire.parcel,
                 version=record.version,
                 group=wire.group,

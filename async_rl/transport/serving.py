@@ -22,11 +22,13 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from threading import Event
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
 from async_rl.errors import WireError
+from async_rl.supervision.essential_thread import start_essential_thread
 from async_rl.transport.meeting import as_wire_error
 
 Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
@@ -34,6 +36,15 @@ Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
 
 _AT_ONCE = 8
 """Parts on their way at the same time; more would only make each slower."""
+
+_CONNECTIONS = 64
+"""More are closed at once: each costs a thread and a descriptor before it has said anything."""
+
+_REQUEST_S = 2.0
+"""Within which a connection says what it wants: who knows the secret says it at once."""
+
+_NO_DESCRIPTORS_S = 0.1
+"""Until the next try to accept a connection, when there are no descriptors left."""
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
@@ -51,8 +62,7 @@ class Serving:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/{secret}"
         """Whoever knows it can read the weights, and nobody else."""
-        self._thread = threading.Thread(target=self._server.accept, name="weight-serving", daemon=True)
-        self._thread.start()
+        self._thread = start_essential_thread(self._server.accept, name="weight-serving")
 
     def close(self) -> None:
         self._server.closing.set()
@@ -69,12 +79,29 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         self.secret, self.reading, self.timeout_s = secret, reading, timeout_s
         self.places = threading.Semaphore(_AT_ONCE)
+        self.connections = threading.Semaphore(_CONNECTIONS)
         self.closing = Event()
         super().__init__((address, 0), _Answer)
 
     def accept(self) -> None:
         while not self.closing.is_set():
             self.handle_request()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            self.closing.wait(_NO_DESCRIPTORS_S)
+            raise
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        return self.connections.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer would look up this machine's name, which may take long
@@ -88,7 +115,7 @@ class _Server(ThreadingHTTPServer):
 class _Answer(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
-        self.connection.settimeout(self._served_by.timeout_s)  # for the request, and again for all of the answer
+        self.connection.settimeout(min(_REQUEST_S, self._served_by.timeout_s))
 
     @property
     def _served_by(self) -> _Server:
@@ -100,6 +127,7 @@ class _Answer(BaseHTTPRequestHandler):
         if not secrets.compare_digest(secret.encode(), self._served_by.secret.encode()) or not version.isdecimal():
             self.send_error(HTTPStatus.NOT_FOUND)
             return
+        self.connection.settimeout(self._served_by.timeout_s)  # for all of the answer
         with self._served_by.places:
             try:
                 with self._served_by.reading(int(version)) as parcel:

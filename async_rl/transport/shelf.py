@@ -45,7 +45,7 @@ class Shelf:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])  # a process that ends while a thread of its is in the learner's store is aborted
+            await asyncio.wait([writing])  # a process that ends while a thread of its is in a store is aborted
             raise
         except WireError as error:
             _log.warning("left no snapshot", version=record.version, reason=str(error))

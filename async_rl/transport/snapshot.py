@@ -62,6 +62,11 @@ def folder_of(root: Path, version: int) -> Path:
     return root / f"version-{version:08d}"
 
 
+def draft_of(root: Path, version: int) -> Path:
+    """Its folder while it is being written."""
+    return root / f".version-{version:08d}.partial"
+
+
 def file_of(folder: Path, parcel: int) -> Path:
     return folder / f"parcel-{parcel:05d}.safetensors"
 
@@ -77,7 +82,7 @@ def drafting(root: Path, version: int) -> Iterator[Path]:
     for path, other in _found(root, ".version-*.partial"):
         if other <= version:
             shutil.rmtree(path, ignore_errors=True)
-    draft = root / f".version-{version:08d}.partial"
+    draft = draft_of(root, version)
     draft.mkdir(parents=True)
     try:
         yield draft

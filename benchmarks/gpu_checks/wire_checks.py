@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from threading import Event
 
 import torch
+from torch.distributed import HashStore
 from weights_parts.learner import learner
 from weights_parts.pipe_board import PipeBoard
 
@@ -72,7 +73,8 @@ async def _receive(pipe: Connection, device: torch.device, mib: int, wire: WireC
 
     async with asyncio.TaskGroup() as services:
         services.create_task(board.listen())
-        await WeightReceiver(board, member, specs_of(tensors(device, mib, 0)), wire, lease_s=60).run(swap)
+        store, specs = await board.store(), specs_of(tensors(device, mib, 0))
+        await WeightReceiver(board, store, member, specs, wire, lease_s=60).run(swap)
 
 
 async def _push(machine: Machine, report: Report, pipe: Connection, mib: int, wire: WireConfig, name: str) -> None:
@@ -108,7 +110,7 @@ def rebuild(machine: Machine, report: Report) -> None:
     backend = "nccl" if machine.is_gpu else "gloo"
     report.note(backend=backend)
     data = torch.ones((64 if machine.is_gpu else 4) << 20, dtype=torch.uint8, device=machine.device)
-    meeting = Meeting.open("127.0.0.1", 10.0)
+    meeting = Meeting.at("127.0.0.1", HashStore())
     links = Links(TIMEOUTS)
     for name, group in (("first", "1"), ("again", "1"), ("aborted", "1"), ("rebuilt", "2")):
         seat = Seat(group=group, rank=0, size=1, device=machine.device, backend=backend)

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed import HashStore
 
 from async_rl.config import Config
 from async_rl.megatron import parallel
 from async_rl.megatron.parameters import specs
 from async_rl.model_shape import ModelShape
-from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.depot import Depot
+from async_rl.transport.errands import Errands
 from async_rl.transport.meeting import Meeting
+from async_rl.transport.plan import lay_out
 from async_rl.types import TakenGroup
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.batches.cost import cost_of
@@ -37,9 +40,9 @@ class OneRank:
         watched: Any = WatchedModel(roster.policy, self._watch)
         self._policy, self._device = roster.policy, device
         self._trainer = RankTrainer(replace(roster, policy=watched), objective, config)
-        meeting = Meeting.open(config.wire.host, config.wire.rendezvous_timeout_s)
-        layout = agree_on_layout(meeting, specs(shape, roster.policy.dtype), list(roster.policy.held()), rank=0, ranks=1)
-        self._depot = Depot(meeting, layout, 0, device, config.wire)
+        store = HashStore()
+        layout = lay_out(specs(shape, roster.policy.dtype), {0: list(roster.policy.held())})
+        self._depot = Depot(Meeting.at(config.wire.host, store), Errands(store, 0, fence=1), layout, 0, device, config.wire)
         self._version = 0
 
     def step(self, groups: Sequence[TakenGroup]) -> dict[str, float]:

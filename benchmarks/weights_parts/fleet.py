@@ -137,4 +137,4 @@ async def _receive(way: Way, board: PipeBoard, rivals: Rivals, name: str) -> Non
     async with asyncio.TaskGroup() as services:
         services.create_task(board.listen())
         member = Member(id=name, host="localhost", version=-1, device="cpu")
-        await WeightReceiver(board, member, specs_of(served), way.wire, lease_s=60).run(swap)
+        await WeightReceiver(board, await board.store(), member, specs_of(served), way.wire, lease_s=60).run(swap)

@@ -198,10 +198,11 @@ async def _decoding(wire: WireConfig) -> AsyncIterator[Decoding]:
             board = PipeBoard(ours)
             decoding = Decoding(engine, cores[0], board)
             member = Member(id="worker", host="localhost", version=-1, device="cpu")
-            receiver = WeightReceiver(board, member, engine.specs, wire, lease_s=60)
             async with asyncio.TaskGroup() as services:
+                listening = services.create_task(board.listen())
+                receiver = WeightReceiver(board, await board.store(), member, engine.specs, wire, lease_s=60)
                 following = [
-                    services.create_task(board.listen()),
+                    listening,
                     services.create_task(receiver.run(decoding.swap)),
                     services.create_task(engine.watch()),
                 ]

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
+from async_rl.transport.errands import Errands
 from async_rl.transport.meeting import Meeting
+from async_rl.transport.plan import lay_out
 from async_rl.transport.sender import WeightSender
 from async_rl.types import VersionRecord
 from weights_parts.models import held
-from weights_parts.pipe_board import PipeBoard
+from weights_parts.pipe_board import FENCE, PipeBoard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +44,9 @@ class Learner:
         while len(await self._sender.needed(self._version)) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         started = time.perf_counter()
-        self._depot.pack(self._version, held(weights), keep=())
+        packed = self._depot.pack(self._version, held(weights), keep=())
         pack_s = time.perf_counter() - started
-        digest = self._depot.digest(self._version)
+        digest = self._depot.complete(self._version, [packed])
         record = VersionRecord(version=self._version, timeline="", step=self._version, digest=digest)
         report = await self._sender.push(record)
         assert len(report.staged) == workers, report
@@ -58,12 +60,12 @@ class Learner:
 async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.Tensor]) -> AsyncIterator[Learner]:
     """`like`: what every version's weights look like, and where they are."""
     device = next(iter(like.values())).device
-    meeting = Meeting.open("127.0.0.1", 10.0)
-    layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
-    depot = Depot(meeting, layout, 0, device, wire)
+    store = await board.make_store()
+    layout = lay_out(specs_of(like), {0: list(held(like))})
+    depot = Depot(Meeting.at("127.0.0.1", store), Errands(store, 0, fence=FENCE), layout, 0, device, wire)
     async with asyncio.TaskGroup() as services:
         listening = services.create_task(board.listen())
-        async with WeightSender(board, wire, depot, str(device), fence=1) as sender:
+        async with WeightSender(board, wire, depot, str(device), fence=FENCE) as sender:
             yield Learner(sender, depot)
         listening.cancel()
     depot.close()

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from torch.distributed import FileStore, Store
 
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
+
+FENCE = 1
+"""Of every learner: there is one for each board."""
 
 
 class PipeBoard:
@@ -21,6 +28,19 @@ class PipeBoard:
         self._logs: dict[str, list[dict[str, Any]]] = {}
         self._members: dict[str, Member] = {}
         self._news = asyncio.Condition()
+
+    async def make_store(self) -> Store:
+        """Where process groups meet: a file, of which the other ends are told. It lives as long as this process."""
+        self._folder = TemporaryDirectory(prefix="async-rl-meeting-")
+        path = f"{self._folder.name}/store"
+        await self.post("store", {"path": path})
+        return FileStore(path)
+
+    async def store(self) -> Store:
+        """Once the learner has made it. `listen` must run."""
+        while not (told := await self.read("store", "0", 5.0)):
+            pass
+        return FileStore(told[0][1]["path"])
 
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -48,6 +68,16 @@ class PipeBoard:
 
     async def live_version(self) -> VersionRecord | None:
         return None
+
+    async def fence(self) -> int | None:
+        return FENCE
+
+    async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
+        await self.post(f"note:{name}", {"text": base64.b64encode(text).decode()})
+
+    async def note(self, name: str) -> bytes | None:
+        log = self._logs.get(f"note:{name}")
+        return base64.b64decode(log[-1]["text"]) if log else None
 
     async def versions(self) -> list[VersionRecord]:
         return []

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.model_shape import ModelShape
+from async_rl.protocols import GroupStores
 from async_rl.transport.depot import Depot
 from async_rl.types import BufferPosition
 from learner.batches.batch import PackedBatch
@@ -52,11 +53,13 @@ class Compute:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: Config, objective: Objective, shape: ModelShape, *, life: int) -> AsyncIterator[Compute]:
+    async def open(
+        cls, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores, *, life: int
+    ) -> AsyncIterator[Compute]:
         """`life` tells this learner's checkpoints from those of learners before it: its fence."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
             loop = asyncio.get_running_loop()
-            crew = await loop.run_in_executor(thread, Crew, config, objective, shape)
+            crew = await loop.run_in_executor(thread, Crew, config, objective, shape, stores)
             try:
                 folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
                 yield cls(crew, thread, folder=folder, keep=keep, life=life)
@@ -76,7 +79,7 @@ class Compute:
 
     async def open_depot(self) -> Depot:
         """Where versions leave from."""
-        return await self._call(self._crew.open_depot)
+        return await self._call(self._crew.open_depot, fence=self._life)
 
     async def pack(self, version: int, keep: Collection[int]) -> str:
         """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""

@@ -1,4 +1,5 @@
-"""How one rank leads the others. Rank 0 alone talks to Redis; the rest do what it says, in the order it says it.
+"""How one rank leads the others. Rank 0 alone talks to the buffer; the rest do what it says, in the order it says it. They use
+Redis for two things only: the addresses of process groups, and errands of the weight wire.
 
     rank 0    Crew.step(batch) ──▶ broadcast(STEP, shards) ──▶ RankTrainer.step ──▶ result
     rank 1+   follow()         ──▶ receive                 ──▶ RankTrainer.step ──▶ receive ...
@@ -23,6 +24,7 @@ import msgpack
 import structlog
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from async_rl.checkpoint_files import Damaged, candidates
@@ -33,15 +35,19 @@ from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters import specs
 from async_rl.megatron.value_head import without_value_head
 from async_rl.model_shape import ModelShape
-from async_rl.transport.depot import Depot, agree_on_layout
-from async_rl.transport.meeting import Meeting
-from async_rl.transport.plan import on_the_wire
+from async_rl.protocols import GroupStores
+from async_rl.transport.depot import Depot
+from async_rl.transport.errands import ERRANDS, Errands
+from async_rl.transport.meeting import STORE, Meeting
+from async_rl.transport.plan import Box, Layout, lay_out, on_the_wire
+from async_rl.transport.source import Packed
 from learner.batches.batch import PackedBatch, shard_from_bytes, shard_to_bytes
 from learner.checkpoints.keeping import Keeping, all_succeeded
 from learner.checkpoints.stored_weights import stored_weights
 from learner.checkpoints.writing import Written
 from learner.model import TrainingModel
 from learner.objective import Objective
+from learner.ranks.exchange import at_rank_0, from_rank_0
 from learner.ranks.joining import join
 from learner.ranks.peers import naming_lost_peers
 from learner.ranks.roster import assemble
@@ -49,6 +55,9 @@ from learner.ranks.trainer import RankTrainer
 from learner.step import StepResult
 
 log = structlog.get_logger()
+
+_HELD = TypeAdapter(list[Box])
+_PACKED: TypeAdapter[Packed | None] = TypeAdapter(Packed | None)
 
 
 class Order(IntEnum):
@@ -66,8 +75,9 @@ class Order(IntEnum):
 class Crew:
     """All learner ranks at once, as rank 0 sees them. Every method blocks; all belong on the thread that made it."""
 
-    def __init__(self, config: Config, objective: Objective, shape: ModelShape):
-        self._hand = _Hand(config, objective, shape)
+    def __init__(self, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None):
+        """`stores`: needed for `open_depot`."""
+        self._hand = _Hand(config, objective, shape, stores)
         self._obeys = True
 
     @property
@@ -106,23 +116,20 @@ class Crew:
         assert gathered is not None
         return gathered
 
-    def open_depot(self) -> Depot:
+    def open_depot(self, *, fence: int) -> Depot:
         """Every rank gets ready to send what it holds to the workers. Once in a crew's life, before `pack`."""
-        wire = self._hand.wire
-        meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
-        with self._told(Order.OPEN_DEPOT, {"host": meeting.host, "port": meeting.port}):
-            return self._hand.open_depot(meeting)
+        with self._told(Order.OPEN_DEPOT, {"fence": fence}):
+            return self._hand.open_depot(fence)
 
     def pack(self, version: int, keep: Collection[int]) -> str:
         """Every rank copies what it sends of the weights of now; training on does not change it. Returns the digest."""
         with self._told(Order.PACK, {"version": version, "keep": sorted(keep)}):
-            return self._hand.pack(version, keep).digest(version)
+            return self._hand.pack(version, keep)
 
     def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """The same with the weights of a checkpoint; None when it cannot be read."""
         with self._told(Order.PACK_STORED, {"version": version, "keep": sorted(keep), "checkpoint": str(checkpoint)}):
-            depot = self._hand.pack_stored(version, keep, checkpoint)
-            return depot.digest(version) if depot is not None else None
+            return self._hand.pack_stored(version, keep, checkpoint)
 
     def save(
         self,
@@ -167,7 +174,7 @@ class Crew:
             raise
 
 
-def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
+def follow(config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None) -> None:
     """The whole life of a rank above 0.
 
     consumes: orders      waits for:    rank 0
@@ -176,7 +183,7 @@ def follow(config: Config, objective: Objective, shape: ModelShape) -> None:
     # torchrun signals every rank; rank 0 alone decides how the run ends, and needs the others for its last checkpoint
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hand = _Hand(config, objective, shape)
+    hand = _Hand(config, objective, shape, stores)
     try:
         with naming_lost_peers():
             _obey(hand)
@@ -193,7 +200,7 @@ def _obey(hand: _Hand) -> None:
         elif order is Order.GATHER:
             hand.gather()
         elif order is Order.OPEN_DEPOT:
-            hand.open_depot(Meeting.join(told["host"], told["port"], hand.wire.rendezvous_timeout_s)).follow()
+            hand.open_depot(told["fence"]).follow()
         elif order is Order.PACK:
             hand.pack(told["version"], told["keep"])
         elif order is Order.PACK_STORED:
@@ -207,11 +214,12 @@ def _obey(hand: _Hand) -> None:
 class _Hand:
     """What every rank does, rank 0 included."""
 
-    def __init__(self, config: Config, objective: Objective, shape: ModelShape):
+    def __init__(self, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None):
+        self._stores = stores
         device = join(config)
         roster = assemble(config, objective, shape)
         self.model = roster.policy
-        self.wire, self._snapshots = config.wire, config.snapshot_folder
+        self._wire, self._snapshots = config.wire, config.snapshot_folder
         self._trainer = RankTrainer(roster, objective, config)
         self.keeping = Keeping(self.models, device)
         self._depot: Depot | None = None
@@ -231,28 +239,45 @@ class _Hand:
         gathered = self.model.gather()
         return without_value_head(gathered) if gathered is not None else None
 
-    def open_depot(self, meeting: Meeting) -> Depot:
-        wanted = on_the_wire(specs(self._served_shape, self.model.dtype), self.wire.dtype)
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        layout = agree_on_layout(meeting, wanted, list(self.model.held()), rank=rank, ranks=ranks)
-        self._depot = Depot(meeting, layout, rank, self.model.device, self.wire, snapshots=self._snapshots)
+    def open_depot(self, fence: int) -> Depot:
+        assert self._stores is not None
+        rank, store = dist.get_rank(), self._stores.open(STORE)
+        host = self._wire.host
+        meeting = Meeting.at(host, store) if rank == 0 else Meeting.towards(host, store)
+        errands = Errands(self._stores.open(ERRANDS), rank, fence=fence)
+        self._depot = Depot(meeting, errands, self._layout(), rank, self.model.device, self._wire, snapshots=self._snapshots)
         return self._depot
 
-    def pack(self, version: int, keep: Collection[int]) -> Depot:
-        assert self._depot is not None
-        self._depot.pack(version, self.model.held(), keep=keep)
-        return self._depot
+    def _layout(self) -> Layout:
+        """The same on all ranks, made of what each of them holds."""
+        held = [_HELD.validate_json(said) for said in at_rank_0(_HELD.dump_json(list(self.model.held())))]
+        if not held:
+            return Layout.from_json(from_rank_0(None))
+        wanted = on_the_wire(specs(self._served_shape, self.model.dtype), self._wire.dtype)
+        layout = lay_out(wanted, dict(enumerate(held)))
+        from_rank_0(layout.to_json())
+        return layout
 
-    def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> Depot | None:
+    def pack(self, version: int, keep: Collection[int]) -> str:
+        """Returns the digest; empty on ranks above 0."""
         assert self._depot is not None
-        problem = None
+        return self._complete(version, self._depot.pack(version, self.model.held(), keep=keep), keep)
+
+    def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        assert self._depot is not None
+        packed = problem = None
         try:
             with stored_weights(checkpoint, self._served_shape, self.model.held().keys()) as held:
-                self._depot.pack(version, held, keep=keep)
+                packed = self._depot.pack(version, held, keep=keep)
         except (Damaged, CheckpointError) as error:
             problem = error
             log.warning(f"a checkpoint cannot be served: {error}")
-        return self._depot if all_succeeded(problem is None) else None
+        return self._complete(version, packed, keep) if all_succeeded(problem is None) else None
+
+    def _complete(self, version: int, packed: Packed | None, keep: Collection[int]) -> str:
+        assert self._depot is not None
+        said = [_PACKED.validate_json(each) for each in at_rank_0(_PACKED.dump_json(packed))]
+        return self._depot.complete(version, said, keep=keep) if said else ""
 
     @property
     def _served_shape(self) -> ModelShape:
@@ -274,17 +299,10 @@ class _Hand:
 
 
 def _send(order: Order, told: object = None) -> None:
-    if dist.get_world_size() == 1:
-        return
-    payload = msgpack.packb(told)
-    assert payload is not None
-    dist.broadcast(torch.tensor([order, len(payload)]), src=0)
-    dist.broadcast(torch.frombuffer(bytearray(payload), dtype=torch.uint8), src=0)
+    if dist.get_world_size() > 1:
+        from_rank_0(msgpack.packb([order, told]))
 
 
 def _receive() -> tuple[Order, Any]:
-    header = torch.zeros(2, dtype=torch.int64)
-    dist.broadcast(header, src=0)
-    payload = torch.empty(int(header[1]), dtype=torch.uint8)
-    dist.broadcast(payload, src=0)
-    return Order(int(header[0])), msgpack.unpackb(payload.numpy().tobytes())
+    order, told = msgpack.unpackb(from_rank_0(None))
+    return Order(order), told

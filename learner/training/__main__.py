@@ -19,6 +19,7 @@ from async_rl.packages import guard
 from async_rl.private_files import keep_files_private
 from async_rl.rendering import Manner
 from async_rl.supervision import die_with_parent, drain_flag, signs_of_life
+from async_rl.supervision.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenizers import open_tokenizer
 from async_rl.training_config import TrainingConfig
@@ -39,6 +40,7 @@ def main() -> None:
     with boundary("async-rl train"), signs_of_life(os.environ):
         guard()
         keep_files_private()
+        raise_descriptor_limit()
         config = load_described(sys.argv[1:])
         configure_logs("train")
         arm_from(os.environ)

@@ -10,9 +10,11 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import Config
 from async_rl.config_files import load_named
@@ -24,11 +26,13 @@ from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, InferenceInterface
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import drain_on_signals, ends_after, run_with, signs_of_life, stall_watchdog
+from async_rl.supervision.descriptors import raise_descriptor_limit
 from async_rl.supervision.leaving import leave_at_once
 from async_rl.telemetry import configure_logs
 from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.transport.meeting import STORE
 from async_rl.types import VersionRecord
-from buffer import open_board, open_buffer
+from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
 from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
@@ -50,6 +54,7 @@ def main() -> None:
     with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"), signs_of_life(os.environ):
         guard()
         keep_files_private()
+        raise_descriptor_limit()
         config = load_named(args)
         configure_logs("evaluator")
         if word == SCHEDULED:
@@ -60,9 +65,9 @@ def main() -> None:
 
 async def once(subject: Subject, config: Config) -> None:
     if isinstance(subject, Live):
-        async with open_board(config) as board, open_empty_engine(config, os.environ) as empty:
+        async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
             log.info("waits for the learner's weights")
-            evaluated = of_version(config, await take(board, empty, config, at_step=0))
+            evaluated = of_version(config, await take(fleet, empty, config, at_step=0))
             async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
                 results = await evaluator.evaluate()
     else:
@@ -79,7 +84,7 @@ async def once(subject: Subject, config: Config) -> None:
 
 async def until_stopped(config: Config) -> None:
     """The evaluator of a run: every `evaluation.every` steps' weights, for as long as it is not told to stop."""
-    async with open_board(config) as board, open_empty_engine(config, os.environ) as empty:
+    async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
         blocked = BlockedWorker(
             worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
@@ -92,7 +97,7 @@ async def until_stopped(config: Config) -> None:
         ends = ends_after(config.worker.stall_limit_s)
         async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
             with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
-                await run_with(stop.wait, schedule=lambda: follow(board, empty, evaluator, config), engine=empty.engine.watch)
+                await run_with(stop.wait, schedule=lambda: follow(fleet, empty, evaluator, config), engine=empty.engine.watch)
 
 
 @asynccontextmanager
@@ -101,24 +106,40 @@ async def connections(config: Config) -> AsyncGenerator[tuple[Board, ReplayBuffe
         yield board, buffer
 
 
-async def follow(board: Board, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:
+async def follow(fleet: Fleet, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:
     """
     consumes: versions (take)                waits for:    a version of as many steps as are due
     produces: reports, metrics (board.post)  unblocked by: the learner's push
     """
     last: VersionRecord | None = None
     while True:
-        due = await until_due(board, last, config.evaluation.every)
-        last = await take(board, empty, config, at_step=due)
+        due = await until_due(fleet.board, last, config.evaluation.every)
+        last = await take(fleet, empty, config, at_step=due)
         results = await evaluator.evaluate()
         report = Report(evaluated=of_version(config, last), settings=config.evaluation, results=results)
         log.info(f"evaluated step {last.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
-        await board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
+        await fleet.board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
 
 
-async def take(board: Board, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
+async def take(fleet: Fleet, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
     device = engine_devices(config, os.environ)[0]
-    return await take_version(board, empty.engine, config, device=device, at_step=at_step)
+    return await take_version(fleet.board, fleet.store, empty.engine, config, device=device, at_step=at_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The run whose weights are taken."""
+
+    board: Board
+    store: Store
+    """Where the process groups of its weight wire meet."""
+
+
+@asynccontextmanager
+async def open_fleet(config: Config) -> AsyncGenerator[Fleet]:
+    async with open_board(config) as board:
+        with open_group_stores(config) as stores:
+            yield Fleet(board=board, store=stores.open(STORE))
 
 
 @asynccontextmanager

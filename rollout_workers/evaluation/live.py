@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
@@ -23,7 +24,13 @@ from rollout_workers.inference.replicas import EngineFleet
 
 
 async def take_version(
-    board: Board, engine: MegatronEngine | EngineFleet, config: Config, *, device: torch.device, at_step: int = 0
+    board: Board,
+    store: Store,
+    engine: MegatronEngine | EngineFleet,
+    config: Config,
+    *,
+    device: torch.device,
+    at_step: int = 0,
 ) -> VersionRecord:
     """The first version of at least `at_step` optimizer steps that this member is brought; the engine stays with it."""
     host = socket.gethostname()
@@ -31,7 +38,7 @@ async def take_version(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
     )
     receiver = WeightReceiver(
-        board, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+        board, store, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
     )
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 

@@ -33,7 +33,7 @@ LEARNER, WORKERS, OPERATORS, EVERY_ROLE = {"learner"}, {"learner", "worker"}, {"
 MAY_RUN: dict[str, set[str]] = {
     **dict.fromkeys(["acquire", "hold", "resign", "recover", "settle", "roll_again", "recovered", "claim_folder"], LEARNER),
     **dict.fromkeys(["issue", "publish", "release", "position", "mark", "checkpoint", "set_max_age"], LEARNER),
-    **dict.fromkeys(["take", "refuse", "prioritize", "discard"], LEARNER),
+    **dict.fromkeys(["take", "refuse", "prioritize", "discard", "write_note"], LEARNER),
     **dict.fromkeys(["reserve", "agree"], WORKERS),
     **dict.fromkeys(["change_limits", "change_mix"], OPERATORS),
     # What only moves groups and members about.
@@ -54,7 +54,7 @@ MAY_WRITE: dict[str, set[str]] = {
     **dict.fromkeys(["weights", "records", "payloads", "redo", "ended", "quarantine", "quarantine_payloads"], EVERY_ROLE),
     **dict.fromkeys(["tally", "members", "member_facts", "on:slots", "on:ready", "on:events"], EVERY_ROLE),
     "topic:weights-to-workers": LEARNER,
-    "topic:weights-sources": LEARNER,
+    "note:packed": LEARNER,
     "topic:weight-answers": LEARNER,
     "topic:weight-requests": OPERATORS,
     "topic:weights-to-learner": WORKERS,
@@ -63,6 +63,7 @@ MAY_WRITE: dict[str, set[str]] = {
     "topic:one-that-comes-later": LEARNER,
     "store:wire:any": WORKERS,
     "store:ranks:any": LEARNER,
+    "store:errands:any": LEARNER,
 }
 
 
@@ -154,7 +155,8 @@ async def test_every_script_is_for_the_roles_it_is_meant_for(people: People, rol
     server, before = people.server(role), await contents(people)
     entry = keys.group_store(people.run, "wire", "entry")
     topic = keys.topic(people.run, next(iter(TOPICS[role]), "x"))
-    library, may = ScriptLibrary(server, people.run, {"topic": topic, "entry": entry, "entry_call": entry}), set[str]()
+    given = {"topic": topic, "note": keys.note(people.run, "packed"), "entry": entry, "entry_call": entry}
+    library, may = ScriptLibrary(server, people.run, given), set[str]()
     for name in NAMES:
         if await permitted(server, lambda name=name: library.run(name)):
             may.add(name)
@@ -167,7 +169,7 @@ async def test_every_script_is_for_the_roles_it_is_meant_for(people: People, rol
 @pytest.mark.parametrize("role", ROLES)
 async def test_every_key_is_written_by_the_roles_it_is_meant_for(people: People, role: str):
     names = {*keys.BY_CONSTANT.values()}.difference(keys.GIVEN)
-    assert {name for name in MAY_WRITE if not name.startswith(("topic:", "store:"))} == names, (
+    assert {name for name in MAY_WRITE if not name.startswith(("topic:", "note:", "store:"))} == names, (
         "a key came or went: who may write it?"
     )
     server = people.server(role)

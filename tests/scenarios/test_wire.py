@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,17 +14,17 @@ from typing import Any, cast
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
-from wire_board import board_of, go_live
+from wire_board import StageBoard, board_of, go_live
 from wire_weights import Sender, sending, weights
 
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, ServiceStopped, WireError, first_of_ours
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.messages import Flip
+from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, TO_WORKERS, Failed, Flip, Inbox, Offer, Ready
 from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.source import PACKED_NOTE
 from async_rl.types import VersionRecord
-from buffer.board import RedisBoard
 
 
 class Worker:
@@ -30,7 +32,7 @@ class Worker:
 
     def __init__(
         self,
-        board: RedisBoard,
+        board: StageBoard,
         name: str,
         tensors: Mapping[str, torch.Tensor],
         wire: WireConfig,
@@ -39,7 +41,7 @@ class Worker:
         self.name = name
         self.served: list[tuple[int, str]] = []
         member = Member(id=name, host="localhost", version=-1, device="cpu")
-        self._receiver = WeightReceiver(board, member, specs_of(tensors), wire, lease_s=10.0, snapshots=snapshots)
+        self._receiver = WeightReceiver(board, board.store, member, specs_of(tensors), wire, lease_s=10.0, snapshots=snapshots)
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
@@ -48,6 +50,11 @@ class Worker:
     async def serves(self, version: int) -> None:
         async with self._news:
             await self._news.wait_for(lambda: any(served == version for served, _ in self.served))
+
+    async def serves_more(self, versions: int = 1) -> None:
+        async with self._news:
+            wanted = len(self.served) + versions
+            await self._news.wait_for(lambda: len(self.served) >= wanted)
 
     async def _swap(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         async with self._news:
@@ -70,7 +77,7 @@ async def all_needy(sender: Sender, version: int, *workers: Worker) -> None:
 
 
 @pytest.fixture
-async def board(redis_server: str, run_name: str) -> AsyncIterator[RedisBoard]:
+async def board(redis_server: str, run_name: str) -> AsyncIterator[StageBoard]:
     async with board_of(redis_server, run_name) as board:
         yield board
 
@@ -83,7 +90,7 @@ def wire(request: pytest.FixtureRequest) -> WireConfig:
     )
 
 
-async def test_everybody_serves_the_bits_that_were_pushed(board: RedisBoard, wire: WireConfig) -> None:
+async def test_everybody_serves_the_bits_that_were_pushed(board: StageBoard, wire: WireConfig) -> None:
     workers = [Worker(board, f"w{number}", weights(0), wire) for number in range(3)]
     async with running(*workers), sending(board, wire, weights(0)) as sender:
         await all_needy(sender, 1, *workers)
@@ -100,7 +107,7 @@ async def test_everybody_serves_the_bits_that_were_pushed(board: RedisBoard, wir
     assert await board.members() == [], "a receiver that ends takes itself off the list"
 
 
-async def test_a_late_joiner_says_so_and_catches_up(board: RedisBoard, wire: WireConfig) -> None:
+async def test_a_late_joiner_says_so_and_catches_up(board: StageBoard, wire: WireConfig) -> None:
     first, late = Worker(board, "first", weights(0), wire), Worker(board, "late", weights(0), wire)
     pushed = weights(seed=3)
     async with running(first), sending(board, wire, weights(0)) as sender:
@@ -118,7 +125,7 @@ async def test_a_late_joiner_says_so_and_catches_up(board: RedisBoard, wire: Wir
 
 
 async def test_a_worker_of_a_run_that_was_lost_starts_again(
-    board: RedisBoard, wire: WireConfig, redis_server: str, run_name: str
+    board: StageBoard, wire: WireConfig, redis_server: str, run_name: str
 ) -> None:
     """Redis and the run's folder were emptied together, so another learner counts from 0: no version may go back in here."""
     worker = Worker(board, "w", weights(0), wire)
@@ -130,7 +137,7 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(
             await sender.push(5, pushed)
             await sender.flip(5)
             await worker.serves(5)
-            await go_live(redis_server, run_name, VersionRecord(version=0, timeline="another", step=0, digest=""))
+            await go_live(board, redis_server, run_name, VersionRecord(version=0, timeline="another", step=0, digest=""))
             await asyncio.Future()
 
     with pytest.raises(BaseExceptionGroup) as broken:
@@ -141,7 +148,7 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(
     assert worker.served == [(5, digest_of(pushed))]
 
 
-async def test_a_push_with_nobody_in_need_moves_nothing(board: RedisBoard, wire: WireConfig) -> None:
+async def test_a_push_with_nobody_in_need_moves_nothing(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=2)
     async with running(worker), sending(board, wire, weights(0)) as sender:
@@ -158,7 +165,7 @@ async def test_a_push_with_nobody_in_need_moves_nothing(board: RedisBoard, wire:
     assert [version for version, _ in worker.served] == [2]
 
 
-async def test_weights_that_arrive_damaged_are_never_served(board: RedisBoard, wire: WireConfig) -> None:
+async def test_weights_that_arrive_damaged_are_never_served(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     async with running(worker), sending(board, wire, weights(0)) as sender:
         await sender.needed(1)
@@ -178,7 +185,7 @@ async def test_weights_that_arrive_damaged_are_never_served(board: RedisBoard, w
     assert worker.served == [(1, digest_of(pushed))]
 
 
-async def test_staged_weights_that_never_went_live_give_way_to_the_next(board: RedisBoard, wire: WireConfig) -> None:
+async def test_staged_weights_that_never_went_live_give_way_to_the_next(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     forgotten, served = weights(seed=1), weights(seed=2)
     async with running(worker), sending(board, wire, weights(0)) as sender:
@@ -192,7 +199,7 @@ async def test_staged_weights_that_never_went_live_give_way_to_the_next(board: R
 
 
 async def test_a_version_that_is_live_is_served_though_its_learner_died_before_the_flip(
-    board: RedisBoard, wire: WireConfig, redis_server: str, run_name: str
+    board: StageBoard, wire: WireConfig, redis_server: str, run_name: str
 ) -> None:
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=1)
@@ -200,11 +207,11 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
         async with sending(board, wire, weights(0)) as sender:
             await sender.needed(1)
             await sender.push(1, pushed)
-            await go_live(redis_server, run_name, sender.records[1])
+            await go_live(board, redis_server, run_name, sender.records[1])
         await worker.serves(1)
 
 
-async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: RedisBoard, wire: WireConfig) -> None:
+async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: StageBoard, wire: WireConfig) -> None:
     wire = wire.model_copy(update={"operation_timeout_s": 2.0})
     worker = Worker(board, "w", weights(0), wire)
     old, new, stale = (weights(seed=seed) for seed in (1, 2, 3))
@@ -237,7 +244,7 @@ async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(bo
     ],
 )
 async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
-    board: RedisBoard, wire: WireConfig, change: dict[str, torch.Tensor], says: str
+    board: StageBoard, wire: WireConfig, change: dict[str, torch.Tensor], says: str
 ) -> None:
     pushed = weights(seed=1)
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | change, wire)
@@ -254,7 +261,7 @@ async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
 
 
 async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_refused_at_the_first_offer(
-    board: RedisBoard, wire: WireConfig
+    board: StageBoard, wire: WireConfig
 ) -> None:
     pushed = weights(seed=1)
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
@@ -282,7 +289,7 @@ async def refusal_of(stranger: Worker) -> FleetMismatch:
     return error
 
 
-async def test_malformed_and_foreign_messages_change_nothing(board: RedisBoard, wire: WireConfig) -> None:
+async def test_malformed_and_foreign_messages_change_nothing(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=1)
     async with running(worker), sending(board, wire, weights(0)) as sender:
@@ -299,13 +306,30 @@ async def test_malformed_and_foreign_messages_change_nothing(board: RedisBoard, 
     assert worker.served == [(1, digest_of(pushed))]
 
 
-async def test_an_address_that_is_not_ours_is_named(board: RedisBoard) -> None:
+async def test_a_forged_offer_with_a_huge_fence_makes_nobody_ignore_the_learner(board: StageBoard, wire: WireConfig) -> None:
+    worker = Worker(board, "w", weights(0), wire)
+    pushed, hears = weights(seed=1), await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+    async with asyncio.timeout(60), running(worker), sending(board, wire, weights(0)) as sender:
+        await sender.needed(1)
+        record = VersionRecord(version=99, timeline="f", step=1, digest="f")
+        forged = Offer(fence=10**15, generation=10**15, to=("w",), record=record)
+        await board.post(TO_WORKERS, forged.model_dump(mode="json"))
+        await board.post(TO_WORKERS, Flip(fence=10**15, record=record).model_dump(mode="json"))
+        assert (await sender.push(1, pushed)).staged == ("w",)
+        await sender.flip(1)
+        await worker.serves(1)
+        said = [message for message in await hears.read() if isinstance(message, Ready | Failed)]
+    assert [message.fence for message in said] == [1], "nobody answered the forger"
+    assert worker.served == [(1, digest_of(pushed))]
+
+
+async def test_an_address_that_is_not_ours_is_named(board: StageBoard) -> None:
     with pytest.raises(WireError, match=r"wire.host: cannot listen at '203.0.113.7'"):
-        async with sending(board, WireConfig(host="203.0.113.7"), weights(0)):
+        async with sending(board, WireConfig(host="203.0.113.7", insecure=True), weights(0)):
             pass
 
 
-async def test_the_process_groups_of_others_are_left_alone(board: RedisBoard, wire: WireConfig) -> None:
+async def test_the_process_groups_of_others_are_left_alone(board: StageBoard, wire: WireConfig) -> None:
     is_ours = not torch.distributed.is_initialized()  # else an earlier test's model left one
     if is_ours:
         torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -328,24 +352,27 @@ async def test_the_process_groups_of_others_are_left_alone(board: RedisBoard, wi
 class Astray:
     """The board as a worker sees it for whom the learner's address leads nowhere, as behind a firewall."""
 
-    def __init__(self, board: RedisBoard) -> None:
+    def __init__(self, board: StageBoard) -> None:
         self._board = board
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._board, name)
 
-    async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
-        found = await self._board.read(topic, after, wait_s)
-        return [(position, {**message, "port": 1} if "port" in message else message) for position, message in found]
+    async def note(self, name: str) -> bytes | None:
+        text = await self._board.note(name)
+        if text is None or name != PACKED_NOTE:
+            return text
+        said = json.loads(zlib.decompress(text))
+        return zlib.compress(json.dumps({**said, "host": "nowhere.invalid"}).encode())
 
 
-async def test_one_that_cannot_be_reached_costs_the_others_nothing(board: RedisBoard, wire: WireConfig) -> None:
+async def test_one_that_cannot_be_reached_costs_the_others_nothing(board: StageBoard, wire: WireConfig) -> None:
     pushed = weights(seed=1)
     workers = [Worker(board, f"w{number}", pushed, wire) for number in range(3)]
-    deaf = Worker(cast("RedisBoard", Astray(board)), "deaf", pushed, wire)
+    deaf = Worker(cast("StageBoard", Astray(board)), "deaf", pushed, wire)
     async with running(*workers, deaf), sending(board, wire, weights(0)) as sender:
         await all_needy(sender, 1, *workers, deaf)
         report = await sender.push(1, pushed)
     assert set(report.staged) == {"w0", "w1", "w2"}
-    assert "cannot reach the learner's store" in report.dropped["deaf"]
+    assert "'nowhere.invalid' is no address that this machine reaches" in report.dropped["deaf"]
     assert list(report.dropped) == ["deaf"]

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 from test_wire import Worker, all_needy, running
-from wire_board import board_of
+from wire_board import StageBoard, board_of
 from wire_weights import Sender, Weights, sending
 
 from async_rl.config import WireConfig
 from async_rl.errors import ConfigError
 from async_rl.transport.delta import codec
 from async_rl.transport.digest import digest_of
-from buffer.board import RedisBoard
 
 pytestmark = pytest.mark.skipif(not codec.is_available(), reason="needs the extra `delta`")
 WIRE = WireConfig(shared_memory=False, deltas="always", bucket_mb=1.0)
@@ -28,7 +27,7 @@ def compiled() -> None:
 
 
 @pytest.fixture
-async def board(redis_server: str, run_name: str) -> AsyncIterator[RedisBoard]:
+async def board(redis_server: str, run_name: str) -> AsyncIterator[StageBoard]:
     async with board_of(redis_server, run_name) as board:
         yield board
 
@@ -84,14 +83,14 @@ class Training:
             await self.go_on()
 
 
-async def test_differences_bring_the_same_bits(board: RedisBoard) -> None:
+async def test_differences_bring_the_same_bits(board: StageBoard) -> None:
     workers = [Worker(board, f"w{number}", policy(0), WIRE) for number in range(2)]
     async with running(*workers), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, *workers)
         await Training(sender, *workers).until_differences(3)
 
 
-async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: RedisBoard) -> None:
+async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: StageBoard) -> None:
     first, late = (Worker(board, name, policy(0), WIRE) for name in ("first", "late"))
     async with running(first), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, first)
@@ -107,7 +106,7 @@ async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: RedisB
     assert late.served[-1] == first.served[-1]
 
 
-async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whole(board: RedisBoard) -> None:
+async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whole(board: StageBoard) -> None:
     worker = Worker(board, "w", policy(0), WIRE)
     async with running(worker), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, worker)
@@ -122,7 +121,7 @@ async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whol
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
 
 
-async def test_who_insists_on_differences_needs_the_extra(board: RedisBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_insists_on_differences_needs_the_extra(board: StageBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"wire.deltas: always needs the extra: pip install 'async-rl\[delta\]'"):
         async with sending(board, WIRE, policy(0)):

@@ -48,7 +48,7 @@ async def test_every_token_has_the_version_it_was_sampled_with(redis_server: str
         )
         try:
             member = Member(id="worker", host="localhost", version=-1, device="cpu")
-            receiver = WeightReceiver(board, member, running.specs, WireConfig(), lease_s=10.0)
+            receiver = WeightReceiver(board, board.store, member, running.specs, WireConfig(), lease_s=10.0)
             answers = await run_with(
                 lambda: answers_until(running, VERSIONS - 1),
                 weights=lambda: receiver.run(running.swap),

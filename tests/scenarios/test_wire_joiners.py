@@ -18,7 +18,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 from test_wire import Worker, all_needy, running
-from wire_board import board_of, config_of
+from wire_board import StageBoard, board_of, config_of
 from wire_learner import WIRE
 from wire_weights import Sender, held, sending, weights
 
@@ -27,21 +27,20 @@ from async_rl.errors import WireError
 from async_rl.protocols import Member
 from async_rl.transport import snapshot
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.meeting import Meeting
-from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, Hello, Inbox, Source, newest_source
+from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, Hello, Inbox
 from async_rl.transport.outbox import Outbox
 from async_rl.transport.plan import lay_out
 from async_rl.transport.serving import Serving, pull
+from async_rl.transport.source import Source, read_source
 from async_rl.types import VersionRecord
 from buffer import open_buffer
-from buffer.board import RedisBoard
 
 NEVER = Event()
 LEARNER = Path(__file__).with_name("wire_learner.py")
 
 
 @pytest.fixture
-async def board(redis_server: str, run_name: str) -> AsyncIterator[RedisBoard]:
+async def board(redis_server: str, run_name: str) -> AsyncIterator[StageBoard]:
     async with board_of(redis_server, run_name) as board:
         yield board
 
@@ -82,7 +81,7 @@ async def publishing(url: str, run: str) -> AsyncIterator[Callable[[VersionRecor
 
 @pytest.mark.parametrize(("shared_memory", "way"), [(True, "the learner's memory"), (False, "the learner")])
 async def test_joiners_catch_up_alone_while_versions_flow(
-    board: RedisBoard, redis_server: str, run_name: str, shared_memory: bool, way: str
+    board: StageBoard, redis_server: str, run_name: str, shared_memory: bool, way: str
 ) -> None:
     wire = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=shared_memory)
     versions = {version: weights(seed=version, rows=400) for version in range(1, 6)}
@@ -128,12 +127,12 @@ async def serve(sender: Sender, version: int) -> None:
 
 
 async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
-    board: RedisBoard, redis_server: str, run_name: str, tmp_path: Path
+    board: StageBoard, redis_server: str, run_name: str, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(120):
         async with learner(redis_server, run_name, str(tmp_path), 3) as first:
             await left(tmp_path, 3)
-            source = await newest_source(board)
+            source = await read_source(board)
             assert source is not None
             await pulling_from_one_that_dies(source, first)
         async with running(restarted := Worker(board, "restarted", weights(0), WIRE, tmp_path)):
@@ -146,9 +145,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
                     await says_hello(hears, another)
                     assert another.served == []
                     [reason] = [entry["event"] for entry in logs if "waits for the learner" in entry["event"]]
-                    assert re.search(
-                        "cannot reach the learner's store .* a snapshot: chunk . of parcel 0 .* has digest", reason
-                    )
+                    assert re.search("the learner's memory: .* a snapshot: chunk . of parcel 0 .* has digest", reason)
                     async with sending(board, WIRE, weights(0), fence=2, timeline="b") as second:
                         await all_needy(second, 4, restarted, another)
                         await second.push(4, pushed := weights(seed=4))
@@ -160,7 +157,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
 
 
 async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught_up(
-    board: RedisBoard, redis_server: str, run_name: str
+    board: StageBoard, redis_server: str, run_name: str
 ) -> None:
     wire = WireConfig(operation_timeout_s=1.0, bucket_mb=0.25)
     async with (
@@ -183,7 +180,7 @@ async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught
             assert (await sender.push(2, weights(2, rows=40))).staged == ("w",)
 
 
-async def test_every_so_manyth_live_version_is_written_down(board: RedisBoard, tmp_path: Path) -> None:
+async def test_every_so_manyth_live_version_is_written_down(board: StageBoard, tmp_path: Path) -> None:
     wire = WireConfig(snapshot_every=2)
     async with asyncio.timeout(60), sending(board, wire, weights(0, rows=40), snapshots=tmp_path) as sender:
         for version in (1, 2, 3):
@@ -196,15 +193,14 @@ async def test_every_so_manyth_live_version_is_written_down(board: RedisBoard, t
 
 
 async def pulling_from_one_that_dies(source: Source, process: asyncio.subprocess.Process) -> None:
-    meeting = await asyncio.to_thread(Meeting.join, source.host, source.port, 4.0)
-    [url] = meeting.urls(1)
-    data = torch.empty(meeting.layout().parcels[0].num_bytes, dtype=torch.uint8)
+    [packed] = source.versions[3]
+    data = torch.empty(source.layout.parcels[0].num_bytes, dtype=torch.uint8)
 
     def landed(arrived: int) -> None:
         process.kill()
 
     with pytest.raises(WireError, match="cannot pull version 3"):
-        await asyncio.to_thread(pull, url, 3, data, 1 << 18, 4.0, NEVER, landed)
+        await asyncio.to_thread(pull, packed.url, 3, data, 1 << 18, 4.0, NEVER, landed)
 
 
 def flip_a_bit(file: Path) -> None:

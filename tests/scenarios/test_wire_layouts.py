@@ -19,12 +19,11 @@ from async_rl.protocols import GenerationArgs, Member
 from async_rl.rollout_config import WorkerConfig
 from async_rl.tokenizers import open_tokenizer
 from async_rl.transport.receiver import WeightReceiver
-from buffer.board import RedisBoard
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
 from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape
 from tests.scenarios.made_once import made_once
-from tests.scenarios.wire_board import board_of
+from tests.scenarios.wire_board import StageBoard, board_of
 from tests.scenarios.wire_layouts import (
     ALL,
     CASES,
@@ -50,12 +49,12 @@ Engine = MegatronEngine | EngineFleet
 class Worker:
     """A real engine that follows learners; it answers every version with rollouts."""
 
-    def __init__(self, name: str, model: str, engine: Engine, board: RedisBoard, root: Path) -> None:
+    def __init__(self, name: str, model: str, engine: Engine, board: StageBoard, root: Path) -> None:
         self.name = name
         self.differences: dict[int, list[str]] = {}
         self._model, self._engine, self._board, self._root = model, engine, board, root
         member = Member(id=name, host="localhost", version=-1, device="cpu")
-        self._receiver = WeightReceiver(board, member, engine.specs, wire_of_worker(model), lease_s=30.0)
+        self._receiver = WeightReceiver(board, board.store, member, engine.specs, wire_of_worker(model), lease_s=30.0)
         self._served: asyncio.Queue[int] = asyncio.Queue()
 
     async def run(self) -> None:

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from wire_board import board_of
+from wire_board import StageBoard, board_of
 from wire_weights import Sender, sending, weights
 
 from async_rl.config import WireConfig
-from buffer.board import RedisBoard
 
 OPERATION_TIMEOUT_S = 4.0
 WIRE = WireConfig(operation_timeout_s=OPERATION_TIMEOUT_S, bucket_mb=0.25, shared_memory=False)
@@ -22,7 +21,7 @@ WORKER = Path(__file__).with_name("wire_worker.py")
 class Fleet:
     """Worker processes."""
 
-    def __init__(self, url: str, board: RedisBoard, run: str) -> None:
+    def __init__(self, url: str, board: StageBoard, run: str) -> None:
         self.board = board
         self._url = url
         self._run = run

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
 from async_rl.buffer_config import RedisConfig
 from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
+from async_rl.protocols import GroupStores
 from async_rl.rollout_config import EnvironmentConfig
+from async_rl.transport.meeting import STORE
 from async_rl.types import VersionRecord
-from buffer import open_board, open_buffer
+from buffer import keys, open_buffer, open_group_stores
 from buffer.board import RedisBoard
+from buffer.redis_client import Server, open_server
 
 
 def config_of(url: str, run: str) -> Config:
@@ -22,15 +27,35 @@ def config_of(url: str, run: str) -> Config:
     )
 
 
+class StageBoard(RedisBoard):
+    """The run's board, with the stores that a role opens beside it."""
+
+    def __init__(self, server: Server, run: str, stores: GroupStores) -> None:
+        super().__init__(server, run)
+        self._learner = keys.learner(run)
+        self.stores = stores
+
+    @property
+    def store(self) -> Store:
+        return self.stores.open(STORE)
+
+    async def take_over(self, fence: int) -> None:
+        """As if a learner with this fence had acquired the run."""
+        await self._redis.hset(self._learner, "fence", fence)
+
+
 @asynccontextmanager
-async def board_of(url: str, run: str) -> AsyncIterator[RedisBoard]:
-    async with open_board(config_of(url, run)) as board:
-        yield board
-
-
-async def go_live(url: str, run: str, record: VersionRecord) -> None:
-    """Publish a version as the learner does."""
+async def board_of(url: str, run: str) -> AsyncIterator[StageBoard]:
     config = config_of(url, run)
+    async with open_server(config) as server:
+        with open_group_stores(config) as stores:
+            yield StageBoard(server, run, stores)
+
+
+async def go_live(board: StageBoard, url: str, run: str, record: VersionRecord) -> None:
+    """Publish a version as the learner does. The learner stays who it was."""
+    config, fence = config_of(url, run), await board.fence()
     async with open_buffer(config) as buffer:
-        fence = await buffer.acquire("test", config.limits)
-        await buffer.publish(fence, record)
+        await buffer.publish(await buffer.acquire("test", config.limits), record)
+    if fence is not None:
+        await board.take_over(fence)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from async_rl.errors import boundary
 from async_rl.protocols import Board
 from async_rl.transport.sender import WeightSender
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionRecord, VersionSpan
+from buffer import open_group_stores
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 from learner.ranks.crew import Crew, follow
 from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
 from tests.scenarios.ppo_stage import EVERYTHING, SHARED
-from tests.scenarios.wire_board import board_of
+from tests.scenarios.wire_board import board_of, config_of
 
 PROCESSES = 4
 PUSHES = 2
@@ -158,9 +160,13 @@ class Stage:
         under, of = case.config, shape(case.config)
         meet(self.root / f"{name}-meeting", under, rank, case.ranks)
         if rank > 0:
-            follow(under, case.objective, of)
+            with open_group_stores(config_of(self.url, case.model)) as stores:
+                follow(under, case.objective, of, stores)
             return
-        crew = Crew(under, case.objective, of)
+        with open_group_stores(config_of(self.url, case.model)) as stores:
+            self._lead(name, case, Crew(under, case.objective, of, stores), number)
+
+    def _lead(self, name: str, case: Case, crew: Crew, number: int) -> None:
         if case.resumes:
             crew.load(self.root / case.resumes)
         else:
@@ -175,11 +181,10 @@ class Stage:
     async def _push(self, crew: Crew, case: Case, number: int) -> list[dict[str, Any]]:
         """Versions rise from case to case, and so do fences: each learner follows the last one."""
         notes: list[dict[str, Any]] = []
-        members, depot = members_of(case.model), crew.open_depot()
-        async with (
-            board_of(self.url, case.model) as board,
-            WeightSender(board, case.config.wire, depot, "cpu", fence=number + 1) as sender,
-        ):
+        members, depot, fence = members_of(case.model), crew.open_depot(fence=number + 1), number + 1
+        async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
+            await board.take_over(fence)
+            sender = await opened.enter_async_context(WeightSender(board, case.config.wire, depot, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
                 save_file(crew.gather(), weights_file(self.root, case.model, version))
                 digest = crew.pack(version, keep=())
@@ -197,7 +202,7 @@ class Stage:
                         "tokens": result.metrics["policy/tokens"],
                         "gap": result.metrics["policy/logprob_abs_diff_max"],
                         "senders": [parcel.sender for parcel in depot.layout.parcels],
-                        "in_memory": [packed.address != "" for packed in depot.packed(version)],
+                        "in_memory": [packed.address != "" for packed in depot.packed[version]],
                     }
                 )
         return notes

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 import torch
 from engine_stage import weights
-from wire_board import board_of
+from wire_board import StageBoard, board_of
 from wire_weights import sending
 
 from async_rl.config import WireConfig
-from buffer.board import RedisBoard
 
 
 async def main(url: str, run: str, versions: str) -> None:
@@ -27,7 +26,7 @@ async def main(url: str, run: str, versions: str) -> None:
         await push(board, range(count // 2, count), WireConfig(), fence=2)
 
 
-async def push(board: RedisBoard, versions: Sequence[int], wire: WireConfig, *, fence: int) -> None:
+async def push(board: StageBoard, versions: Sequence[int], wire: WireConfig, *, fence: int) -> None:
     async with sending(board, wire, weights(0), fence=fence) as sender:
         for version in versions:
             await sender.needed(version)

@@ -7,13 +7,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
+from wire_board import StageBoard
 
 from async_rl.config import WireConfig
-from async_rl.protocols import Board
-from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.protocols import GroupStores
+from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
-from async_rl.transport.meeting import Meeting
-from async_rl.transport.plan import Box
+from async_rl.transport.errands import ERRANDS, Errands
+from async_rl.transport.meeting import STORE, Meeting
+from async_rl.transport.plan import Box, lay_out
 from async_rl.transport.sender import PushReport, WeightSender
 from async_rl.types import VersionRecord
 
@@ -47,8 +49,8 @@ class Sender:
         self.records: dict[int, VersionRecord] = {}
 
     def pack(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.depot.pack(version, held(tensors), keep=[*self.records])
-        digest = self.depot.digest(version)
+        keep = [*self.records]
+        digest = self.depot.complete(version, [self.depot.pack(version, held(tensors), keep=keep)], keep=keep)
         self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
 
     def flip_a_bit(self, version: int) -> None:
@@ -64,20 +66,33 @@ class Sender:
         await self._sender.flip(self.records[version])
 
 
+def depot_of(
+    stores: GroupStores, wire: WireConfig, like: Mapping[str, torch.Tensor], *, fence: int = 1, snapshots: Path | None = None
+) -> Depot:
+    """A learner of one rank. `like`: what every version's weights look like."""
+    layout = lay_out(specs_of(like), {0: list(held(like))})
+    meeting = Meeting.at(wire.host, stores.open(STORE))
+    errands = Errands(stores.open(ERRANDS), 0, fence=fence)
+    return Depot(meeting, errands, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
+
+
 @asynccontextmanager
 async def sending(
-    board: Board,
+    board: StageBoard,
     wire: WireConfig,
     like: Mapping[str, torch.Tensor],
     *,
-    fence: int = 1,
+    fence: int | None = None,
     timeline: str = "a",
     snapshots: Path | None = None,
 ) -> AsyncIterator[Sender]:
-    """`like`: what every version's weights look like."""
-    meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
-    layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
-    depot = Depot(meeting, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
+    """`like`: what every version's weights look like. Without `fence`, the learner is whoever holds the run, or the first."""
+    current = await board.fence()
+    if fence is None:
+        fence = current if current is not None else 1
+    if fence != current:
+        await board.take_over(fence)
+    depot = depot_of(board.stores, wire, like, fence=fence, snapshots=snapshots)
     async with WeightSender(board, wire, depot, "cpu", fence=fence) as sender:
         yield Sender(sender, depot, timeline)
     depot.close()

@@ -62,7 +62,7 @@ async def main(url: str, run: str, member_id: str, operation_timeout_s: str, fau
 
         seen: Any = FaultyBoard(board, fault) if fault else board
         member = Member(id=member_id, host="localhost", version=-1, device="cpu")
-        await WeightReceiver(seen, member, specs_of(weights(seed=0)), wire, lease_s=10.0).run(swap)
+        await WeightReceiver(seen, board.store, member, specs_of(weights(seed=0)), wire, lease_s=10.0).run(swap)
 
 
 if __name__ == "__main__":

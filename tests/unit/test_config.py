@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from async_rl.config import Config
+from async_rl.config import Config, WireConfig
 
 
 def config(**sections: object) -> Config:
@@ -62,6 +62,22 @@ def test_the_socket_of_an_embedded_server_fits_the_systems_limit(tmp_path: Path)
     deep = config(run={"name": "r" * 100, "folder": str(tmp_path / ("f" * 60))})
     assert len(deep.redis_url.removeprefix("unix://")) < 100
     assert deep.redis_url != config(run={"name": "other", "folder": str(tmp_path)}).redis_url
+
+
+@pytest.mark.parametrize(
+    ("wire", "complaint"),
+    [
+        ({"host": "0.0.0.0"}, "means every interface of this machine"),
+        ({"host": "::", "insecure": True}, "means every interface of this machine"),
+        ({"host": "10.1.2.3"}, "if it is, say so with wire.insecure: true"),
+        ({"host": "head"}, "if it is, say so with wire.insecure: true"),
+    ],
+)
+def test_an_address_that_everybody_reaches_is_refused(wire: dict[str, object], complaint: str):
+    with pytest.raises(ValidationError, match=complaint):
+        WireConfig.model_validate(wire)
+    assert WireConfig(host="10.1.2.3", insecure=True).host == "10.1.2.3"
+    assert [WireConfig(host=host).insecure for host in ("127.0.0.1", "::1", "localhost")] == [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,17 @@ from threading import Event
 
 import pytest
 import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.transport.catch_up import CatchUp
-from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.transport.depot import Depot
+from async_rl.transport.errands import Errands
 from async_rl.transport.meeting import Meeting
-from async_rl.transport.messages import Source
-from async_rl.transport.plan import Box
+from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.source import Source
 from async_rl.types import VersionRecord
 
 CPU = torch.device("cpu")
@@ -36,24 +38,31 @@ class Learner:
     """Two ranks: one has the upper rows of the matrix, the other the lower rows and the bias."""
 
     def __init__(self, wire: WireConfig, snapshots: Path) -> None:
-        opened = Meeting.open(wire.host, 4.0)
-        meetings = [opened, Meeting.join(opened.host, opened.port, 4.0)]
-        opened.post_held(1, list(HELD[1]))
-        self.depots: list[Depot] = []
-        for rank, meeting in enumerate(meetings):
-            layout = agree_on_layout(meeting, SPECS, list(HELD[rank]), rank=rank, ranks=2)
-            self.depots.append(Depot(meeting, layout, rank, CPU, wire, snapshots=snapshots))
+        self.store, told = HashStore(), HashStore()
+        layout = lay_out(SPECS, dict(enumerate(map(list, HELD))))
+        self.depots = [
+            Depot(Meeting.at(wire.host, self.store), Errands(told, rank, fence=1), layout, rank, CPU, wire, snapshots=snapshots)
+            for rank in range(2)
+        ]
         self.depots[1].follow()
-        self.source = Source(fence=1, host=opened.host, port=opened.port, layout=self.depots[0].layout.digest)
         self.snapshots = snapshots
         self._versions = count(1)
 
     def pack(self, *, plus: float = 0.0) -> VersionRecord:
         """The next version, which takes the place of all before it."""
         version = next(self._versions)
-        for depot, held in zip(self.depots, HELD, strict=True):
+        packed = [
             depot.pack(version, {box: tensor + plus for box, tensor in held.items()})
-        return VersionRecord(version=version, timeline="a", step=version, digest=self.depots[0].digest(version))
+            for depot, held in zip(self.depots, HELD, strict=True)
+        ]
+        digest = self.depots[0].complete(version, packed)
+        return VersionRecord(version=version, timeline="a", step=version, digest=digest)
+
+    @property
+    def source(self) -> Source:
+        """As it stands on the board."""
+        first = self.depots[0]
+        return Source(fence=1, host="127.0.0.1", layout=first.layout, versions=first.packed)
 
     def shelve(self, record: VersionRecord) -> None:
         self.depots[0].shelve(record)
@@ -69,12 +78,12 @@ def wire(request: pytest.FixtureRequest) -> WireConfig:
 def learner(wire: WireConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     learner = Learner(wire, tmp_path_factory.mktemp("run") / "snapshots")
     yield learner
-    for depot in reversed(learner.depots):
+    for depot in learner.depots:
         depot.close()
 
 
 def catch_up(wire: WireConfig, snapshots: Path | None = None) -> CatchUp:
-    return CatchUp(specs=SPECS, device=CPU, wire=wire, snapshots=snapshots)
+    return CatchUp(specs=SPECS, device=CPU, wire=wire, store=HashStore(), snapshots=snapshots)
 
 
 def test_what_is_easier_on_the_others_comes_first(learner: Learner, wire: WireConfig) -> None:

@@ -1,46 +1,84 @@
-"""A learner's end of the wire over many versions."""
+"""A learner's end of the wire over many versions, and what it leaves on the board."""
 
 from __future__ import annotations
 
+import json
+import zlib
+
 import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import WireConfig
 from async_rl.parameter_spec import ParameterSpec
-from async_rl.transport.depot import Depot, agree_on_layout
+from async_rl.replay_protocol import Limits
+from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
+from async_rl.transport.errands import Errands
 from async_rl.transport.meeting import Meeting
-from async_rl.transport.plan import Box
+from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.source import LAYOUT_NOTE, PACKED_NOTE, Source, read_source, write_layout, write_source
+from buffer.memory_board import MemoryBoard
+from buffer.memory_buffer import MemoryBuffer
+
+LIMITS = Limits(groups_per_step=1, max_age=1, lease_s=60, max_attempts=1)
 
 
-def test_a_long_run_does_not_fill_the_store() -> None:
+def test_a_long_run_remembers_what_it_still_needs() -> None:
     wire = WireConfig(rendezvous_timeout_s=5)
     tensors = {"weight": torch.randn(3, 4)}
     held = {Box.whole(spec): tensors[spec.name] for spec in specs_of(tensors)}
-    meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
-    depot = Depot(
-        meeting, agree_on_layout(meeting, specs_of(tensors), list(held), rank=0, ranks=1), 0, torch.device("cpu"), wire
-    )
-    depot.pack(0, held)
-    before = meeting.store.num_keys()
-    for version in range(1, 200):
-        depot.pack(version, held, keep=[7])  # pinned
-    assert meeting.store.num_keys() < before + 100
-    known = [version for version in range(200) if meeting.has(version)]
-    assert known[0] == 7
-    assert known[1:] == [*range(known[1], 200)]
-    assert len(depot.digest(7)) > 0
+    layout = lay_out(specs_of(tensors), {0: list(held)})
+    store = HashStore()
+    depot = Depot(Meeting.at(wire.host, store), Errands(store, 0, fence=1), layout, 0, torch.device("cpu"), wire)
+    for version in range(200):
+        digest = depot.complete(version, [depot.pack(version, held, keep=[7, version - 1])], keep=[7, version - 1])
+        assert len(digest) > 0
+    assert set(depot.packed) == {7, 198, 199}, "7 is pinned"
     depot.close()
 
 
-def test_the_layout_of_a_model_of_many_experts_gets_through_the_store() -> None:
+async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() -> None:
     experts = [(layer, expert) for layer in range(100) for expert in range(384)]
     specs = [
         ParameterSpec(name=f"decoder.layers.{layer}.mlp.experts.{expert}.linear_fc1.weight", shape=(8, 4), dtype="bfloat16")
         for layer, expert in experts
     ]
-    meeting = Meeting.open("127.0.0.1", 5)
-    layout = agree_on_layout(meeting, specs, [Box.whole(spec) for spec in specs], rank=0, ranks=1)
-    assert len(layout.to_json()) > 8 << 20, "more than a value may have"
-    assert meeting.again().layout() == layout
-    meeting.post_held(1, [Box.whole(spec) for spec in specs])
-    assert len(meeting.held(1)) == len(specs)
+    layout = lay_out(specs, {0: [Box.whole(spec) for spec in specs]})
+    assert len(layout.to_json()) > 8 << 20
+    board, fence = await board_with_a_learner()
+    await write_layout(board, layout, fence=fence)
+    await write_source(board, Source(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    source = await read_source(board)
+    assert source is not None
+    assert source.layout == layout
+    assert len(await board.note(LAYOUT_NOTE) or b"") < 2 << 20
+
+
+async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
+    board, fence = await board_with_a_learner()
+    specs = [ParameterSpec(name="weight", shape=(3,), dtype="float32")]
+    layout = lay_out(specs, {0: [Box.whole(specs[0])]})
+    await write_layout(board, layout, fence=fence)
+    await write_source(board, Source(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    good = await board.note(PACKED_NOTE)
+    assert good is not None
+    for text in (b"", b"not compressed", good[:-3], zlib.compress(b"[1]"), zlib.compress(b"{" * 10_000)):
+        await board.write_note(PACKED_NOTE, text, 60, fence=fence)
+        assert await read_source(board) is None
+    await board.write_note(PACKED_NOTE, good, 60, fence=fence)
+    assert await read_source(board) is not None
+    await board.write_note(PACKED_NOTE, b"of another learner", 60, fence=fence + 1)
+    assert await read_source(board) is not None, "whoever does not hold the run leaves no note"
+    forged = Source(fence=fence + 10**12, host="127.0.0.1", layout=layout, versions={})
+    await board.write_note(PACKED_NOTE, zlib.compress(dumped(forged)), 60, fence=fence)
+    assert await read_source(board) is None, "only the buffer says who the learner is"
+
+
+def dumped(source: Source) -> bytes:
+    said = {"fence": source.fence, "host": source.host, "layout": source.layout.digest, "versions": {}}
+    return json.dumps(said).encode()
+
+
+async def board_with_a_learner() -> tuple[MemoryBoard, int]:
+    buffer = MemoryBuffer()
+    return MemoryBoard(buffer), await buffer.acquire("test", LIMITS)

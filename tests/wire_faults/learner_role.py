@@ -6,21 +6,19 @@ import asyncio
 import time
 from typing import Any
 
-import torch
 from facts import tell
 from strike import Fate
-from wire_board import config_of
-from wire_weights import held, weights
+from wire_board import board_of, config_of
+from wire_weights import depot_of, held, weights
 from worker_role import ROWS
 
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.supervision import drain_on_signals, run_with
-from async_rl.transport.depot import Depot, agree_on_layout
-from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.meeting import Meeting
+from async_rl.transport.depot import Depot
+from async_rl.transport.digest import digest_of
 from async_rl.transport.sender import WeightSender
 from async_rl.types import VersionRecord
-from buffer import open_board, open_buffer
+from buffer import open_buffer
 from buffer.redis_buffer import RedisBuffer
 from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
@@ -40,13 +38,11 @@ async def _live(name: str, url: str, run: str, wire: WireConfig) -> None:
     stop = drain_on_signals()
     fate = Fate(name)
     config = config_of(url, run)
-    async with open_buffer(config) as buffer, open_board(config) as board:
+    async with open_buffer(config) as buffer, board_of(url, run) as board:
         fence = await buffer.acquire(name, config.limits)
         tell(name, "begins", fence=fence)
         like = weights(0, rows=ROWS)
-        meeting = Meeting.open(wire.host, wire.rendezvous_timeout_s)
-        layout = agree_on_layout(meeting, specs_of(like), list(held(like)), rank=0, ranks=1)
-        depot = Depot(meeting, layout, 0, torch.device("cpu"), wire)
+        depot = depot_of(board.stores, wire, like, fence=fence)
         async with WeightSender(fate.watching(board), wire, depot, "cpu", fence=fence) as sender:
             lateness = _Lateness()
             publisher = Publisher(buffer=_Watched(buffer, fate), fence=fence, sender=sender, policy=PushPolicy())
@@ -99,10 +95,10 @@ async def _train(
         version = await buffer.issue(fence, after=version)
         tensors = weights(seed=version, rows=ROWS)
         tell(name, "packs", version=version, digest=digest_of(tensors))
-        await asyncio.to_thread(
-            lambda version=version, tensors=tensors: depot.pack(version, held(tensors), keep=publisher.needed)
-        )
-        record = VersionRecord(version=version, timeline=f"t{fence}", step=version, digest=depot.digest(version))
+        keep = publisher.needed
+        packed = await asyncio.to_thread(depot.pack, version, held(tensors), keep=keep)
+        digest = depot.complete(version, [packed], keep=keep)
+        record = VersionRecord(version=version, timeline=f"t{fence}", step=version, digest=digest)
         offered, late = time.monotonic(), lateness.seconds
         publisher.offer(record, releases=version)
         await publisher.until_live(version)

@@ -71,7 +71,7 @@ async def _live(name: str, url: str, run: str, wire: WireConfig, tensors: Mappin
     engine = Engine(name, tensors, fate, tick_s)
     member = Member(id=name, host="localhost", version=-1, device="cpu")
     async with board_of(url, run) as board:
-        receiver = WeightReceiver(fate.watching(board), member, specs_of(tensors), wire, lease_s=LEASE_S)
+        receiver = WeightReceiver(fate.watching(board), board.store, member, specs_of(tensors), wire, lease_s=LEASE_S)
         tell(name, "begins")
         await run_with(
             stop.wait, weights=lambda: receiver.run(engine.swap), sample=engine.sample, fate=lambda: fate.listen(board)

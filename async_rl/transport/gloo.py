@@ -1,0 +1,114 @@
+"""Process groups over gloo that nobody else reaches once they are built.
+
+gloo listens at a port for as long as a group lives. It asks nobody who connects for anything, keeps a descriptor for each
+connection that never says what it is for, and ends the process when there are no more descriptors: a port scan is enough. But
+all members of a group are connected to each other when it is built, and then the listener is of no more use. torch has no way
+to close it. So another socket, which has no address, is put in its place: under the same number, in the same epoll.
+
+Only Linux says what an epoll watches (/proc/self/fdinfo). Elsewhere the listeners stay.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+from torch.distributed import ProcessGroupGloo, Store  # pyright: ignore[reportPrivateImportUsage]
+
+_OPENING = Lock()
+"""What appears while one device is opened is that device's."""
+
+_OURS = Path("/proc/self")
+
+
+def connect(
+    store: Store, rank: int, size: int, *, host: str, timeout: timedelta, connections: int = 1, threads: int = 2
+) -> ProcessGroupGloo:
+    """Build a group with the members that call this over the same store.
+
+    `host` is the address at which this end listens until all are connected. Each pair of members has `connections`, each with
+    a thread that serves it; gloo takes them in turn. `threads` run the operations.
+    """
+    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._timeout = timeout
+    options._threads = threads
+    devices = [_Device.open(host) for _ in range(connections)]
+    options._devices = [each.device for each in devices]
+    group = ProcessGroupGloo(store, rank, size, options)
+    for each in devices:
+        each.stop_listening()
+    return group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    device: Any
+    """gloo's: a listener, and a thread that waits on an epoll."""
+    epoll: int
+    listener: int
+    """Descriptors of gloo's; -1 where they are not known."""
+
+    @classmethod
+    def open(cls, host: str) -> _Device:
+        with _OPENING:
+            before = {inode for _, _, inode in _watched_listeners()}
+            device = ProcessGroupGloo.create_device(hostname=host)
+            found = [(epoll, listener) for epoll, listener, inode in _watched_listeners() if inode not in before]
+        epoll, listener = found[0] if len(found) == 1 else (-1, -1)
+        return cls(device=device, epoll=epoll, listener=listener)
+
+    def stop_listening(self) -> None:
+        if self.listener < 0:
+            return
+        with _unreachable() as other:
+            os.dup2(other.fileno(), self.listener, inheritable=False)  # closes gloo's, which so leaves the epoll
+        with select.epoll.fromfd(os.dup(self.epoll)) as epoll:
+            epoll.register(self.listener, 0)  # gloo takes it out in the end, and aborts the process if it is not there
+
+
+def _watched_listeners() -> list[tuple[int, int, Path]]:
+    """Epolls that watch a listener and one thing more, as gloo's do: descriptors of epoll and listener, and which one it is."""
+    found: list[tuple[int, int, Path]] = []
+    with suppress(OSError):
+        for link in (_OURS / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if str(link.readlink()) != "anon_inode:[eventpoll]":
+                    continue
+                description = (_OURS / "fdinfo" / link.name).read_text()
+                watched = [int(number) for number in re.findall(r"^tfd:\s*(\d+)", description, re.MULTILINE)]
+                listeners = [number for number in watched if _is_listening(number)]
+                if len(watched) == 2 and len(listeners) == 1:
+                    found.append((int(link.name), listeners[0], (_OURS / "fd" / str(listeners[0])).readlink()))
+    return found
+
+
+def _is_listening(number: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(number)) as copy:
+            is_internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+            return is_internet and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    except OSError:
+        return False
+
+
+def _unreachable() -> socket.socket:
+    """Listens, as gloo expects of it, under a name that is gone."""
+    other = socket.socket(socket.AF_UNIX)
+    other.setblocking(False)
+    with TemporaryDirectory(prefix="async-rl-") as folder:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            other.bind(f"/proc/self/fd/{handle}/none")  # a name may have 107 bytes only, and the folder's may be longer
+        finally:
+            os.close(handle)
+    other.listen(0)
+    return other

@@ -1,0 +1,132 @@
+"""Processes that belong to nobody's run and reach every port of the wire: they find nothing, and stop nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from test_wire import Worker, running
+from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from wire_board import board_of
+from wire_stream import ROWS, WIRE
+from wire_weights import weights
+
+LEARNER = Path(__file__).with_name("wire_stream.py")
+FEW_DESCRIPTORS, SCANS, HALF_OPEN = 256, 1100, 400
+
+pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux to tell which ports a process has")
+
+
+@asynccontextmanager
+async def learner(url: str, run: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-P", str(LEARNER), url, run],
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(LEARNER.parent), "TORCH_CPP_LOG_LEVEL": "FATAL"},
+    )
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, hard))
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def sockets_of(pid: int) -> set[str]:
+    links: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            links.add(str(link.readlink()))
+    return links
+
+
+def listeners(pid: int) -> list[tuple[str, int]]:
+    """Every TCP address at which a process listens."""
+    links, found = sockets_of(pid), list[tuple[str, int]]()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in links:
+            host, port = local.split(":")
+            found.append((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
+    return found
+
+
+def scan(port: int) -> None:
+    for _ in range(SCANS):
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+
+async def test_a_port_scan_finds_one_port_that_answers_nothing_and_stops_nothing(redis_server: str, run_name: str) -> None:
+    async with (
+        asyncio.timeout(120),
+        board_of(redis_server, run_name) as board,
+        learner(redis_server, run_name) as process,
+        running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),
+    ):
+        await worker.serves_more()
+        before = len(os.listdir(f"/proc/{process.pid}/fd"))  # noqa: PTH208
+        [(host, port)] = listeners(process.pid)
+        assert host == "127.0.0.1", "where weights are pulled from; process groups do not listen once they are built"
+        assert await asyncio.to_thread(said_to, port, b"GET /guess/1 HTTP/1.0\r\n\r\n") == 404
+        with pytest.raises(DistError):
+            await asyncio.to_thread(TCPStore, host, port, wait_for_workers=False, timeout=timedelta(seconds=2))
+        await asyncio.to_thread(scan, port)
+        await worker.serves_more()
+        with ExitStack() as half_open:
+            for _ in range(HALF_OPEN):
+                half_open.enter_context(socket.create_connection((host, port)))
+            async with running(late := Worker(board, "late", weights(0, rows=ROWS), WIRE)):  # a new group is formed
+                await late.serves_more()
+                await worker.serves_more()
+        while len(os.listdir(f"/proc/{process.pid}/fd")) > before + 30:  # noqa: ASYNC110, PTH208
+            await asyncio.sleep(0.05)
+        assert process.returncode is None
+
+
+def said_to(port: int, request: bytes) -> int:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = connection.makefile("rb").readline()
+    found = re.match(rb"HTTP/1.. (\d+)", answer)
+    return int(found[1]) if found else 0
+
+
+async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str, run_name: str) -> None:
+    """The ports that are open for a moment are hit too: whoever scans all of them without a pause."""
+    async with (
+        asyncio.timeout(120),
+        board_of(redis_server, run_name) as board,
+        learner(redis_server, run_name) as process,
+        running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),
+    ):
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (1024, resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1]))
+        await worker.serves_more()
+        ended = asyncio.Event()
+
+        def scan_all() -> None:
+            while not ended.is_set():
+                for _, port in listeners(process.pid):
+                    with suppress(OSError):
+                        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+        scanning = asyncio.create_task(asyncio.to_thread(scan_all))
+        try:
+            for number in range(3):  # each makes everybody meet anew
+                async with running(joined := Worker(board, f"joined {number}", weights(0, rows=ROWS), WIRE)):
+                    await joined.serves_more()
+        finally:
+            ended.set()
+            await scanning
+        await worker.serves_more()
+        assert process.returncode is None

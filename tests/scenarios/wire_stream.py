@@ -1,0 +1,36 @@
+"""A learner reduced to its end of the wire, as a process that pushes small versions for as long as it lives.
+
+usage: python wire_stream.py URL RUN
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from itertools import count
+
+import torch
+from wire_board import board_of
+from wire_weights import sending, weights
+
+from async_rl.config import WireConfig
+
+WIRE = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=False)
+ROWS = 4
+PAUSE_S = 0.05
+
+
+async def main(url: str, run: str) -> None:
+    tensors = weights(0, rows=ROWS)
+    async with board_of(url, run) as board, sending(board, WIRE, tensors) as sender:
+        for version in count(1):
+            await sender.needed(version)
+            await sender.push(version, tensors)
+            await sender.flip(version)
+            sender.records.pop(version - 1, None)  # its memory is used again
+            await asyncio.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(main(*sys.argv[1:]))

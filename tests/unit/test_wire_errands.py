@@ -1,0 +1,86 @@
+"""What ranks above 0 do with what lies in the store of errands: also with what rank 0 never put there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from queue import Queue
+
+import pytest
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+from async_rl.errors import WireError
+from async_rl.transport.errands import Errand, Errands, Shelving
+
+FENCE, WITHIN_S = 7, 30.0
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self.store = HashStore()
+        self.first, self.second = (Errands(self.store, rank, fence=FENCE) for rank in range(2))
+        self.done: Queue[Errand] = Queue()
+
+    def follow(self) -> None:
+        self.second.follow(1, self.done.put)
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
+
+
+def test_what_rank_0_wants_is_done_and_answered() -> None:
+    ranks = Ranks()
+    ranks.follow()
+    wanted = Shelving(parcel=1, version=3)
+    number = ranks.first.give([wanted, Shelving(parcel=0, version=3)])
+    ranks.first.outcome(number, 1, WITHIN_S)
+    assert ranks.done.get(timeout=WITHIN_S) == wanted
+    assert ranks.done.empty(), "the other parcel is not its own"
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "not JSON",
+        "[" * 100_000,
+        "[1]",
+        json.dumps([{"parcel": 1, "version": 1, "folder": "/somewhere/else"}]),
+        json.dumps([{"parcel": 1, "version": 1, "group": "g", "size": 10**9, "backend": "gloo", "base": -1}]),
+    ],
+    ids=["text", "deep", "number", "folder", "size"],
+)
+def test_what_is_no_errand_is_left_and_the_next_one_done(forged: str) -> None:
+    ranks = Ranks()
+    ranks.store.set(f"{FENCE}/errands/0", forged)
+    ranks.follow()
+    number = ranks.first.give([Shelving(parcel=1, version=2)])
+    ranks.first.outcome(number, 1, WITHIN_S)
+    assert ranks.done.get(timeout=WITHIN_S) == Shelving(parcel=1, version=2)
+    ranks.close()
+
+
+def test_a_failure_is_told_to_rank_0_and_ends_nothing() -> None:
+    ranks = Ranks()
+
+    def fail(errand: Errand) -> None:
+        raise WireError("the disk is full") if errand.version == 1 else ValueError("a bug")
+
+    ranks.second.follow(1, fail)
+    for version, said in ((1, "learner rank 1: the disk is full"), (2, "learner rank 1: a bug")):
+        number = ranks.first.give([Shelving(parcel=1, version=version)])
+        with pytest.raises(WireError, match=said):
+            ranks.first.outcome(number, 1, WITHIN_S)
+    ranks.close()
+
+
+def test_a_rank_ends_when_rank_0_says_that_there_is_no_more() -> None:
+    ranks = Ranks()
+    ranks.follow()
+    ranks.first.close()
+    for thread in threading.enumerate():
+        if thread.name == "weight-errands":
+            thread.join(WITHIN_S)
+    assert "weight-errands" not in [thread.name for thread in threading.enumerate()], "before it is told to close"
+    ranks.second.close()
