@@ -29,6 +29,8 @@ TELL_WITHIN_S = 10.0
 REMEMBERED_S = 3600.0
 """For so long it counts against an environment that it has blocked a worker."""
 LONGEST_PAUSE_S = 3600.0
+JUST_NOW_S = 60.0
+"""An older report is no reason to give up: the code may have been mended since, and the run started again."""
 TRIES = 3
 """An environment that blocks its workers this often, where no other is left to be played, ends them."""
 
@@ -133,7 +135,8 @@ class BlockingEnvironments:
                 times=len(recent),
             )
             self._leave_alone(report.environment, left_s)
-        self._give_up_without_others(report)
+        if age < JUST_NOW_S:
+            self._give_up_without_others(report)
 
     def _give_up_without_others(self, report: WorkerBlocked) -> None:
         played = self._played()

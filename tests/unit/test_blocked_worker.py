@@ -67,3 +67,7 @@ async def test_it_ends_its_workers_where_there_is_nothing_else_to_play():
     with pytest.raises(ExceptionGroup) as raised:
         await rests([1] * TRIES, ["blocks"])
     assert raised.group_contains(FailureBudgetSpent, match=r"'blocks' has blocked its workers 3 times.*tasks\.py:3 in reward")
+
+
+async def test_a_run_that_is_started_again_is_not_ended_for_what_happened_before():
+    assert len(await rests([70] * TRIES, ["blocks"])) == TRIES
