@@ -140,7 +140,7 @@ class BlockingEnvironments:
 
     def _give_up_without_others(self, report: WorkerBlocked) -> None:
         played = self._played()
-        if played and all(len(self._times.get(name, ())) >= TRIES for name in played):
+        if report.environment in played and all(len(self._times.get(name, ())) >= TRIES for name in played):
             raise FailureBudgetSpent(
                 f"environment {report.environment!r} has blocked its workers {TRIES} times, the last time at {report.place}, "
                 "and there is no other that could be played: what blocks belongs into `await in_process(...)` or "
