@@ -17,7 +17,7 @@ import async_rl
 from async_rl import buffer_verbs, checkpoint_verbs, env_verbs, eval_verbs, model_verbs, reward_verbs, training_verbs, verb_line
 from async_rl.commands import Role, command, environment
 from async_rl.config import Config
-from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse
+from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse, to_show
 from async_rl.errors import ConfigError, boundary
 from async_rl.packages import guard
 from async_rl.training_config import AnyRun
@@ -193,7 +193,7 @@ def _become(line: list[str], config: AnyRun) -> NoReturn:
 
 def config_show(args: Sequence[str]) -> int:
     loaded = load_with_origins(args)
-    shown = [(".".join(keys), json.dumps(value)) for keys, value in leaves(loaded.config.model_dump(mode="json"))]
+    shown = [(".".join(keys), json.dumps(value)) for keys, value in leaves(to_show(loaded.config))]
     key_width, value_width = (max(len(cells[column]) for cells in shown) for column in (0, 1))
     for key, value in shown:
         origin = loaded.origins[key]

@@ -6,10 +6,11 @@ section starts that section afresh, because the keys of another type mean nothin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -90,6 +91,14 @@ def to_yaml(config: BaseModel) -> str:
     """The resolved tree; loading it gives the same configuration."""
     tree: Plain = config.model_dump(mode="json")
     return dump(tree)
+
+
+def to_show(config: BaseModel) -> dict[str, Any]:
+    """The resolved tree for eyes other than the run's: without the password that the address of Sentinels may hold."""
+    tree = config.model_dump(mode="json")
+    if "redis" in tree:
+        tree["redis"]["url"] = re.sub(r"//[^/@]*@", "//***@", tree["redis"]["url"])
+    return tree
 
 
 def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:

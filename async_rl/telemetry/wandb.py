@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from async_rl.config_files import to_show
 from async_rl.telemetry.writer_thread import WriterThread
 from async_rl.training_config import AnyRun
 
@@ -40,7 +41,7 @@ class _WandbRun:
             name=self._config.run.name,
             resume="allow",
             dir=self._config.run_folder,
-            config=self._config.model_dump(mode="json"),
+            config=to_show(self._config),
         )
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from async_rl.config_files import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.megatron.model import forward_packed, pack
 from async_rl.model_shape import model_shape
@@ -18,6 +19,7 @@ from async_rl.supervision import run_with
 from async_rl.tokenizers import open_tokenizer
 from async_rl.types import Message
 from rollout_workers.agents import DatasetAgent
+from rollout_workers.reward_model.__main__ import main
 from rollout_workers.reward_model.client import ServedReward
 from rollout_workers.reward_model.scorer import Scorer, checkpoint_of
 from rollout_workers.reward_model.server import RewardServer, listening
@@ -81,7 +83,22 @@ async def test_many_ask_at_once_and_each_hears_its_own(trained: Scorer, tmp_path
             with pytest.raises(ValueError, match="refused: the text has 44 tokens, and at most 40 fit"):
                 await reward.score("3=", "4" * 40)
 
+        (tmp_path / "token").write_text("known\n")
+        async with listening(served.server, host="127.0.0.1", port=0, token="known") as url:
+            with pytest.raises(ValueError, match="does not know this token"):
+                await ServedReward(url).score("3=", "4")
+            await ServedReward(f"{url}#token_file={tmp_path / 'token'}").score("3=", "4")
+
     await run_with(ask, scoring=served.server.serve)
+
+
+def test_beyond_this_machine_it_wants_a_token_or_a_word(tmp_path: Path) -> None:
+    folder = tmp_path / "config.yaml"
+    folder.write_text(to_yaml(config("rm", run={"name": "none", "folder": str(tmp_path)})))
+    with pytest.raises(ConfigError, match=r"anybody who reaches 0\.0\.0\.0: give --token-file, or --insecure"):
+        main(["@", str(folder), "--host", "0.0.0.0"])
+    with pytest.raises(ConfigError, match="there is no checkpoint in"):
+        main(["@", str(folder), "--host", "0.0.0.0", "--insecure"])
 
 
 def test_a_run_without_a_checkpoint_has_nothing_to_serve(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from private_server import private_server
 from run_history import check, last_step, lives
 from run_processes import Program, audit, program, read_config, until, write_config
 
-from async_rl.errors import FleetMismatch, LearnerAlreadyRunning
+from async_rl.errors import ConfigError, FleetMismatch, LearnerAlreadyRunning
+from buffer.embedded_server import find_binary
 
 
 @pytest.mark.timeout(600)
@@ -44,6 +46,37 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
     (life,) = lives(config)
     check(config, steps=len(life.steps))
     assert audit(tmp_path, path)["clean"]
+
+
+@pytest.mark.timeout(600)
+def test_each_role_runs_as_its_own_user_of_redis(tmp_path: Path) -> None:
+    with private_server(find_binary()) as url, ExitStack() as started:
+        path = write_config(tmp_path, "users", redis={"url": url}, learner={"steps": 10_000, "checkpoint_every": 10})
+        config = read_config(path)
+
+        def start(*arguments: object, user: str = "") -> Program:
+            password = config.run_folder / "users" / f"{user}.password"
+            login = ("--redis.user", f"users-{user}", "--redis.password_file", password) if user else ()
+            return started.enter_context(program(tmp_path, *arguments, "@", path, *login))
+
+        made = start("buffer", "users", "create")
+        assert made.exit_code() == 0, made.output
+        learner, worker = start("learner", user="learner"), start("worker", user="worker")
+        until(lambda: last_step(config) >= 2, "the run trains", while_alive=learner)
+        asked, attach = start("weights", "status", user="operator"), start("env", "attach", "counting", user="operator")
+        assert (asked.exit_code(), attach.exit_code()) == (0, 0), asked.output + attach.output
+        step = last_step(config)
+        until(lambda: last_step(config) >= step + 6, "it trains on under another mix", while_alive=learner)
+        looked = start("buffer", "audit", user="monitor")
+        assert looked.exit_code() == 0, looked.output
+        for words in (["env", "attach", "guess_number"], ["weights", "status"], ["buffer", "limits", "staleness.max_age=1"]):
+            refused = start(*words, user="worker")
+            assert refused.exit_code() == ConfigError.exit_code, refused.output
+            assert "does not let its user do this" in the_sentence(refused)
+        assert not worker.has_ended(), worker.output
+        learner.signal(signal.SIGTERM)
+        worker.signal(signal.SIGTERM)
+        assert (learner.exit_code(), worker.exit_code()) == (0, 0), learner.output + worker.output
 
 
 def the_sentence(refused: Program) -> str:

@@ -189,3 +189,11 @@ def test_a_signal_reaches_the_ranks(tmp_path: Path) -> None:
     process.terminate()
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_what_is_shown_lacks_the_password_of_sentinels(capsys: pytest.CaptureFixture[str]) -> None:
+    address = "redis+sentinel://me:secret@a,b/main"
+    assert dispatch(["config", "show", *QUICKSTART, "--redis.url", address]) == 0
+    shown = capsys.readouterr().out
+    assert "redis+sentinel://***@a,b/main" in shown
+    assert "secret" not in shown
