@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,9 @@ from async_rl.commands import Role, command, environment
 from async_rl.config import Config
 from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse, to_show
 from async_rl.errors import ConfigError, boundary
+from async_rl.first_lines import first_lines
 from async_rl.packages import guard
+from async_rl.run_folder import make_run_folder
 from async_rl.training_config import AnyRun
 
 
@@ -74,16 +77,18 @@ def run(args: Sequence[str]) -> int:
     from async_rl.summary import write_summary
     from async_rl.telemetry import configure_logs
 
+    started = time.monotonic()
     guard()
     config = named(args)
     configure_logs("run")
     with local_run.sole_run(config):
+        print(first_lines(config), flush=True)
         local_run.prepare_folder(config)
         code = asyncio.run(local_run.run(config, os.environ))
     if code == 0:
         from rich.console import Console
 
-        write_summary(config, Console())
+        write_summary(config, Console(), wall_s=time.monotonic() - started)
     return code
 
 
@@ -104,6 +109,9 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
         guard()
         config = load_named(args)
         ranks = config.learner.parallel.ranks if module == "learner" else 1
+        if module == "learner":
+            make_run_folder(config.run_folder)
+            print(first_lines(config))
         _become(command(module, [*words, *args], ranks=ranks), config)
 
     return become
@@ -134,6 +142,8 @@ def evaluate(args: Sequence[str]) -> int:
     if word and word != "live" and not config.run.name:  # the answers need a folder, and nobody else has to find them
         config = named(described)
         described = [*described, "--run.name", config.run.name]
+    if config.run.name:
+        make_run_folder(config.run_folder)
     _become(command("rollout_workers.evaluation", [word, *described]), config)
 
 
@@ -142,6 +152,7 @@ def evaluator(args: Sequence[str]) -> int:
     config = load_named(args)
     if not config.evaluation.every:
         raise ConfigError("evaluation.every is 0, so there is nothing to evaluate; set it to a number of steps")
+    make_run_folder(config.run_folder)
     _become(command("rollout_workers.evaluation", [eval_verbs.SCHEDULED, *args]), config)
 
 

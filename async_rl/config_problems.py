@@ -130,7 +130,7 @@ def _sentence(found: Sequence[_Problem], model: type[BaseModel]) -> str:
     details, place = found[0]
     context = details.get("ctx", {})
     if place.in_scalar_union:
-        return f"should be {' or '.join(_wanted(each) for each, _ in found)}, but it is {details['input']!r}"
+        return f"should be {' or '.join(_wanted(each) for each, _ in found)}, but it is {_shown(details['input'])}"
     match details["type"]:
         case "extra_forbidden":
             return _unknown(place, model)
@@ -143,10 +143,18 @@ def _sentence(found: Sequence[_Problem], model: type[BaseModel]) -> str:
         case "union_tag_not_found":
             return "its `type` must say which kind it is"
         case "model_type" | "model_attributes_type":
-            return f"is a section with keys of its own, not the value {details['input']!r}"
+            return f"is a section with keys of its own, not the value {_shown(details['input'])}"
         case _:
             expected = details["msg"].removeprefix("Input ").removeprefix("String ")
-            return f"{expected}, but it is {details['input']!r}"
+            return f"{expected}, but it is {_shown(details['input'])}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+
+
+LONGEST_SHOWN = 120
 
 
 def _wanted(details: ErrorDetails) -> str:

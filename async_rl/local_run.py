@@ -15,17 +15,19 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 
 from async_rl.commands import WORKER_INDEX, Role, command, computes_on_cpu, environment
 from async_rl.config import Config
-from async_rl.config_files import to_yaml
+from async_rl.config_files import load_file, to_yaml
 from async_rl.durable.best_effort import missed_aloud, why
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from async_rl.eval_verbs import SCHEDULED
-from async_rl.private_files import keep_files_private, make_private_folder
+from async_rl.private_files import keep_files_private
+from async_rl.run_folder import make_run_folder
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
 from async_rl.training_config import AnyRun, TrainingConfig
 
@@ -44,8 +46,8 @@ LOG_TAIL = 30
 def sole_run(config: AnyRun) -> Generator[None]:
     """Inside, nobody else on this machine runs it: two supervisors would fight over one folder."""
     keep_files_private()
-    make_private_folder(config.run_folder)
-    with (config.run_folder / "run.lock").open("w") as lock:
+    make_run_folder(config.run_folder)
+    with _opened(config.run_folder / "run.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,15 +59,51 @@ def sole_run(config: AnyRun) -> Generator[None]:
         yield
 
 
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w")
+    except OSError as error:  # left by a run of another user
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another run.name or run.folder") from error
+
+
 def prepare_folder(config: AnyRun) -> Path:
     """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
     folder = config.run_folder
+    make_run_folder(folder)
+    if isinstance(config, Config):
+        begin_anew(config)
     try:
-        make_private_folder(folder)
         write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
     except OSError as error:
         raise ConfigError(f"run.folder: {why(error, folder / 'config.yaml')}") from error
     return folder / "config.yaml"
+
+
+def begin_anew(config: Config) -> None:
+    """Forget a run of this name that ended before its first step, if its configuration was another: nothing was learned, and
+    what its server holds does not fit. A server of someone else's is left as it is.
+    """
+    folder = config.run_folder
+    if config.redis.url or not config.redis_folder.exists() or _has_trained(folder):
+        return
+    try:
+        before = load_file(Config, folder / "config.yaml").fleet_facts
+    except ConfigError:
+        before = None
+    if before != config.seen_from_anywhere().fleet_facts:
+        log.info("the run of this name ended before its first step, with another configuration: it begins anew")
+        shutil.rmtree(config.redis_folder)
+        shutil.rmtree(folder / "payloads", ignore_errors=True)
+
+
+def _has_trained(folder: Path) -> bool:
+    journal, checkpoints = folder / "trained.jsonl", folder / "checkpoints"
+    if checkpoints.exists() and any(checkpoints.iterdir()):
+        return True
+    if not journal.exists():
+        return False
+    with journal.open("rb") as rows:
+        return any(b'"groups"' in row for row in rows)
 
 
 async def run(config: Config, inherited: Mapping[str, str]) -> int:

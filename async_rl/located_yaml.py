@@ -18,6 +18,9 @@ from async_rl.errors import ConfigError
 DEFAULT = "default"
 """The origin of what nobody wrote."""
 
+DEEPEST = 100
+"""Levels of lists and mappings within each other."""
+
 Plain = bool | int | float | str | list["Plain"] | dict[str, "Plain"] | None
 
 
@@ -93,6 +96,8 @@ def _parse(text: str, source: str, *, lines: bool = True) -> Node:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None and lines else ""
         raise ConfigError(f"{source}{line}: not valid YAML: {error.problem}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: values are nested deeper than {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     finally:
@@ -113,6 +118,8 @@ class _Locator:
             return Leaf(value=self._loader.scalar(node), text=node.value, origin=origin)
         if id(node) in self._above:
             raise ConfigError(f"{origin}: this value contains itself")
+        if len(self._above) == DEEPEST:
+            raise ConfigError(f"{origin}: values are nested deeper than {DEEPEST} levels")
         self._above.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):

@@ -32,6 +32,10 @@ class Summary:
     steps: int
     reward_first: float
     reward_last: float
+    """Of the groups that were trained: those without a signal are not among them (batch.drop_no_signal)."""
+    reward_all_first: float | None
+    reward_all_last: float | None
+    """Of all episodes that ended meanwhile, trained or not; None where no worker reported any."""
     age_mean: float
     """Over all groups trained."""
     age_max: int
@@ -42,6 +46,9 @@ class Summary:
     tokens_trained: int
     samples_trained: int
     wall_s: float
+    """How long the command took, from its start to this summary."""
+    training_s: float
+    """How long the run trained, in all of its lives."""
     evaluations: list[EvaluationRow]
     """By step: the measures of each environment, with their 95 % intervals over its tasks."""
 
@@ -55,7 +62,7 @@ class SampleRow:
     age: int
 
 
-def write_summary(config: Config, console: Console) -> Path | None:
+def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | None:
     """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
     folder = config.run_folder
     rows = _trained_rows(folder / "metrics.jsonl")
@@ -63,7 +70,7 @@ def write_summary(config: Config, console: Console) -> Path | None:
         console.print("No step was trained, so there is nothing to sum up.")
         return None
     evaluations = read_evaluations(folder / "metrics.jsonl")
-    summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound)
+    summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound, wall_s=wall_s)
     path = folder / "summary.json"
     with missed_aloud(path, console.print):
         write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
@@ -77,7 +84,9 @@ def write_summary(config: Config, console: Console) -> Path | None:
     return path
 
 
-def summarise(rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *, run: str, max_age: int) -> Summary:
+def summarise(
+    rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *, run: str, max_age: int, wall_s: float
+) -> Summary:
     histogram = age_histogram(rows)
     groups = sum(histogram.values())
     last = rows[-1].values
@@ -86,13 +95,16 @@ def summarise(rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *
         steps=rows[-1].step,
         reward_first=_mean_reward(rows[:EDGE]),
         reward_last=_mean_reward(rows[-EDGE:]),
+        reward_all_first=_mean(rows[:EDGE], "rollout/reward"),
+        reward_all_last=_mean(rows[-EDGE:], "rollout/reward"),
         age_mean=sum(age * count for age, count in histogram.items()) / groups if groups else 0.0,
         age_max=max(histogram, default=0),
         max_age=max_age,
         age_histogram={str(age): count for age, count in histogram.items()},
         tokens_trained=int(last.get("progress/tokens", 0)),
         samples_trained=int(last.get("progress/samples", 0)),
-        wall_s=last.get("progress/wall_s", 0.0),
+        wall_s=wall_s,
+        training_s=last.get("progress/wall_s", 0.0),
         evaluations=list(evaluations),
     )
 
@@ -123,6 +135,11 @@ def _trained_rows(path: Path) -> list[MetricRow]:
     return [row for row in read_rows(path) if "reward/mean" in row.values] if path.exists() else []
 
 
+def _mean(rows: Sequence[MetricRow], name: str) -> float | None:
+    values = [row.values[name] for row in rows if name in row.values]
+    return sum(values) / len(values) if values else None
+
+
 def _mean_reward(rows: Sequence[MetricRow]) -> float:
     return sum(row.values["reward/mean"] for row in rows) / len(rows)
 
@@ -143,8 +160,13 @@ def _print_samples(samples: Sequence[SampleRow], console: Console) -> None:
 
 def _print_summary(summary: Summary, console: Console) -> None:
     console.print(
-        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, {summary.wall_s:.0f} s"
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, "
+        f"{summary.wall_s:.0f} s (training {summary.training_s:.0f} s)"
     )
+    if summary.reward_all_first is not None and summary.reward_all_last is not None:
+        console.print(
+            f"reward of all episodes, trained or not: {summary.reward_all_first:.3f} -> {summary.reward_all_last:.3f}"
+        )
     console.print(f"trained {summary.tokens_trained:,} tokens of {summary.samples_trained:,} rollouts")
     console.print(
         f"age of the groups when trained: mean {summary.age_mean:.2f}, max {summary.age_max}, bound {summary.max_age}"

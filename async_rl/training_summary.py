@@ -35,9 +35,12 @@ class TrainingSummary:
     tokens_trained: int
     examples_trained: int
     wall_s: float
+    """How long the command took, from its start to this summary."""
+    training_s: float
+    """How long the run trained, in all of its lives."""
 
 
-def write_summary(config: TrainingConfig, console: Console) -> Path | None:
+def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) -> Path | None:
     """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
     folder = config.run_folder
     path = folder / "metrics.jsonl"
@@ -46,7 +49,7 @@ def write_summary(config: TrainingConfig, console: Console) -> Path | None:
     if not trained:
         console.print("No step was trained, so there is nothing to sum up.")
         return None
-    summary = summarise(rows, trained, config)
+    summary = summarise(rows, trained, config, wall_s=wall_s)
     path = folder / "summary.json"
     with missed_aloud(path, console.print):
         write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
@@ -62,7 +65,9 @@ def write_summary(config: TrainingConfig, console: Console) -> Path | None:
     return path
 
 
-def summarise(rows: Sequence[MetricRow], trained: Sequence[MetricRow], config: TrainingConfig) -> TrainingSummary:
+def summarise(
+    rows: Sequence[MetricRow], trained: Sequence[MetricRow], config: TrainingConfig, *, wall_s: float
+) -> TrainingSummary:
     examined = [row for row in rows if f"{HELD_OUT}loss" in row.values]
     last = trained[-1].values
     return TrainingSummary(
@@ -76,7 +81,8 @@ def summarise(rows: Sequence[MetricRow], trained: Sequence[MetricRow], config: T
         held_out_last=_named(examined[-1], HELD_OUT) if examined else {},
         tokens_trained=int(last["progress/tokens"]),
         examples_trained=int(last["progress/samples"]),
-        wall_s=last["progress/wall_s"],
+        wall_s=wall_s,
+        training_s=last["progress/wall_s"],
     )
 
 
@@ -89,7 +95,10 @@ def _named(row: MetricRow, prefix: str) -> dict[str, float]:
 
 
 def _print(summary: TrainingSummary, console: Console) -> None:
-    console.print(f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f} in {summary.steps} steps, {summary.wall_s:.0f} s")
+    console.print(
+        f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f} in {summary.steps} steps, "
+        f"{summary.wall_s:.0f} s (training {summary.training_s:.0f} s)"
+    )
     for name in ("loss", "accuracy"):
         if name in summary.held_out_last:
             first, last = summary.held_out_first[name], summary.held_out_last[name]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from async_rl import local_run
 from async_rl.config_files import check_named, load_named, parse, read_key, resolve
 from async_rl.errors import ConfigError
+from async_rl.first_lines import first_lines
 from async_rl.packages import guard
 from async_rl.training_config import METHODS, AnyRun, Method, TrainingConfig
 
@@ -56,14 +58,16 @@ def run(method: Method, args: Sequence[str]) -> int:
     from async_rl.telemetry import configure_logs
     from async_rl.training_summary import write_summary
 
+    started = time.monotonic()
     guard()
     config = load_training(method, args)
     configure_logs("train")
     with local_run.sole_run(config):
+        print(first_lines(config), flush=True)
         local_run.prepare_folder(config)
         code = asyncio.run(local_run.train(config, os.environ))
     if code == 0:
         from rich.console import Console
 
-        write_summary(config, Console())
+        write_summary(config, Console(), wall_s=time.monotonic() - started)
     return code

@@ -110,8 +110,21 @@ class RedisBoard:
 def raise_if_different(role: str, facts: Mapping[str, str], agreed: Mapping[str, str]) -> None:
     """`agreed` holds only what differs."""
     if agreed:
-        listed = "; ".join(f"{key} is {facts[key]} here and {value} in the run" for key, value in sorted(agreed.items()))
-        raise FleetMismatch(f"this {role} does not fit the run: {listed}")
+        listed = "; ".join(
+            f"{key} is {shortened(facts[key])} here and {shortened(value)} in the run" for key, value in sorted(agreed.items())
+        )
+        raise FleetMismatch(
+            f"this {role} does not fit the run: {listed}; start it with the run's own configuration (config.yaml in the run's "
+            "folder), or under another run.name"
+        )
+
+
+LONGEST_SHOWN = 60
+"""Characters of a value; environments and models may be pages."""
+
+
+def shortened(value: str) -> str:
+    return value if len(value) <= LONGEST_SHOWN else f"{value[: LONGEST_SHOWN - 1]}…"
 
 
 def _member(said: bytes | None) -> Member | None:

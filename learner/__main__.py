@@ -194,6 +194,7 @@ async def learn(
                     await evaluations.settle(progress.step, last.step, stop)  # workers go on meanwhile, and are served
                     while row := evaluations.row():
                         sink.log(last.step, row)
+                    log.info(reporter.last_words(last.step, config.learner.steps), folder=str(config.run_folder))
 
                 await run_with(
                     train,

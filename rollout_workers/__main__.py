@@ -41,6 +41,7 @@ from rollout_workers.concurrency import load_of
 from rollout_workers.gateway import open_gateway
 from rollout_workers.inference.open_engine import open_engine
 from rollout_workers.policies import open_policies
+from rollout_workers.progress_lines import ProgressLines
 from rollout_workers.tasks import TaskMix
 from rollout_workers.worker import Worker
 
@@ -99,9 +100,12 @@ async def work(config: Config) -> None:
             snapshots=config.snapshot_folder,
         )
 
+        progress = ProgressLines(worker.counters)
+
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             await engine.swap(version, tensors)
             worker.weights_changed()
+            progress.weights_changed(version)
 
         @asynccontextmanager
         async def connect() -> AsyncGenerator[tuple[Board, ReplayBuffer]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
-from async_rl.types import Failure, Rollout, Sample, Status
+from async_rl.types import Failure, Message, Rollout, Sample, Scalar, Status, Task
 
 
 def failed(failure: Failure) -> Rollout:
@@ -15,6 +17,34 @@ def failed(failure: Failure) -> Rollout:
 
 def nonsense(boundary: str, message: str) -> Failure:
     return Failure(boundary=boundary, kind="Nonsense", message=message)
+
+
+def problem_with_task(task: object) -> str | None:
+    """What would break later, where nobody would look for the environment: in a codec, a grader, a page."""
+    if not isinstance(task, Task):
+        return f"task() must return a Task, got {type(task).__name__}"
+    texts: dict[str, object] = {"key": task.key, "environment": task.environment, "answer": task.answer}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            return f"a Task's {name} must be text, got {value!r:.100}"
+    prompt: object = task.prompt
+    if not isinstance(prompt, str) and not _is_conversation(prompt):
+        return f"a Task's prompt must be text or a tuple of Messages, got {prompt!r:.100}"
+    data: Mapping[str, object] = task.data
+    wrong = [name for name, value in data.items() if not isinstance(value, Scalar)]
+    if wrong:
+        return f"a Task's data must be text, numbers and booleans, but {wrong[0]!r} is {data[wrong[0]]!r:.100}"
+    return None
+
+
+def _is_conversation(prompt: object) -> bool:
+    """A list is as good as a tuple."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    messages = cast("Sequence[object]", prompt)
+    return bool(messages) and all(
+        isinstance(each, Message) and isinstance(cast("object", each.content), str) for each in messages
+    )
 
 
 def checked(rollout: object) -> Rollout:

@@ -18,7 +18,7 @@ from async_rl.rollout_config import TimeoutsConfig
 from async_rl.supervision.daemon_thread import in_daemon_thread
 from async_rl.types import Failure, Rollout, Task
 from rollout_workers.belongings import environment_runs, run_episode
-from rollout_workers.checked_rollouts import checked, failed, nonsense
+from rollout_workers.checked_rollouts import checked, failed, nonsense, problem_with_task
 from rollout_workers.either import result_of
 from rollout_workers.rewards import RewardFailed
 from rollout_workers.stages import OutOfTime, stage, timeouts_apply
@@ -88,7 +88,8 @@ async def pose(
         return _failure("task", error)
     except ANYTHING_RAISED as error:
         return _failure("task", error)
-    return task if isinstance(task, Task) else nonsense("task", f"task() must return a Task, got {type(task).__name__}")
+    problem = problem_with_task(task)
+    return nonsense("task", problem) if problem is not None else task
 
 
 class FailureBudget:

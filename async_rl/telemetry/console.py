@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.protocols import MetricsSink
+from async_rl.telemetry.durations import duration
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluation
 from async_rl.training_config import AnyRun
 
@@ -29,6 +31,7 @@ class Column:
 
 COLUMNS = (
     Column(metric="reward/mean", label="reward", form="{:.3f}"),
+    Column(metric="rollout/reward", label="of all", form="{:.3f}"),
     Column(metric="train/loss", label="loss", form="{:.4f}"),
     Column(metric="train/accuracy", label="accuracy", form="{:.3f}"),
     Column(metric="held_out/loss", label="held out", form="{:.4f}"),
@@ -52,16 +55,42 @@ CURVES = ("reward/mean", "train/loss")
 """A run has one of them."""
 
 
+class Pace:
+    """How long a run has trained, and how long it will go on at its present speed."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._steps = steps
+        self._recent: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
+
+    def text(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Empty for rows that do not tell the time."""
+        if (wall_s := metrics.get(ELAPSED)) is None:
+            return ""
+        self._recent.append((step, wall_s))
+        first, since = self._recent[0]
+        if self._steps is None or step <= first:
+            return f"elapsed {duration(wall_s)}"
+        left_s = (wall_s - since) / (step - first) * max(self._steps - step, 0)
+        return f"elapsed {duration(wall_s)}  left {duration(left_s)}"
+
+
+PACE_STEPS = 20
+"""The time left is guessed from so many steps."""
+ELAPSED = "progress/wall_s"
+
+
 class StepLines:
     def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._steps = steps
+        self._pace = Pace(steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         cells = [
             f"{column.label} {column.form.format(metrics[column.metric])}" for column in COLUMNS if column.metric in metrics
         ]
         if cells:
+            cells += [pace] if (pace := self._pace.text(step, metrics)) else []
             self._console.print("  ".join([_of(step, self._steps), *cells]), highlight=False, soft_wrap=True)
         if (evaluation := read_evaluation(metrics)) is not None:
             for line in evaluation.lines:
@@ -79,12 +108,14 @@ class LivePanel:
         self._newest: dict[str, float] = {}
         self._curve: dict[int, float] = {}
         self._evaluation: EvaluationRow | None = None
+        self._pace, self._elapsed = Pace(steps), ""
         self._live = Live(self._panel(), console=console, auto_refresh=False)
         self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = max(step, self._step)
         self._newest.update(metrics)
+        self._elapsed = pace if (pace := self._pace.text(step, metrics)) else self._elapsed
         if (evaluation := read_evaluation(metrics)) is not None:
             self._evaluation = evaluation
         for name in CURVES:
@@ -103,7 +134,7 @@ class LivePanel:
         table.add_row(*(column.form.format(self._newest[column.metric]) for column in shown))
         curve = Text(sparkline([self._curve[step] for step in sorted(self._curve)], width=72), style="cyan")
         evaluated = [Text(line) for line in self._evaluation.lines] if self._evaluation is not None else []
-        title = f"[bold]{self._run}[/]  {_of(self._step, self._steps)}"
+        title = f"[bold]{self._run}[/]  {_of(self._step, self._steps)}  {self._elapsed}".rstrip()
         return Panel(Group(table, curve, *evaluated), title=title, title_align="left", expand=False)
 
 

@@ -33,7 +33,7 @@ def _metric(name: str, unit: str, help: str) -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    _metric("reward/mean", "", "mean reward of the step's scored rollouts"),
+    _metric("reward/mean", "", "mean reward of the rollouts that the step trains: of no group without a signal"),
     _metric("reward/std", "", "standard deviation of the step's rewards"),
     _metric("reward/{environment}/mean", "", "mean reward of one environment's rollouts"),
     _metric("reward/{environment}/{part}", "", "mean of one named part of an environment's reward"),
@@ -133,6 +133,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("buffer/owed", "uses", "samples_per_insert x inserts - uses"),
     _metric("rollout/inflight", "groups", "groups being rolled out by all workers"),
     _metric("rollout/tok_s", "tokens/s", "tokens that all workers sample per second"),
+    _metric("rollout/reward", "", "mean reward of all episodes that ended since the row before, also of groups never trained"),
     _metric("rollout/episodes", "rollouts", "episodes that workers finished, since they started"),
     _metric("rollout/forked", "samples", "samples begun because a history was not a prefix, since the workers started"),
     _metric("rollout/failures/{boundary}", "rollouts", "episodes that broke at this boundary, since the workers started"),

@@ -37,6 +37,8 @@ class FleetMetrics:
     def __init__(self, board: Board):
         self._board = board
         self._heard: dict[str, Heard] = {}
+        self._reported: dict[str, tuple[float, float]] = {}
+        """Each worker's scored episodes and the sum of their rewards, when the last row was made."""
 
     async def run(self) -> None:
         """consumes: snapshots (board.read)    produces: the latest of each worker    unblocked by: any worker"""
@@ -59,6 +61,16 @@ class FleetMetrics:
         since = time.monotonic() - FORGET_S
         return [heard for heard in self._heard.values() if heard.now.at > since]
 
+    def _new_episodes(self) -> dict[str, float]:
+        """The mean reward of the episodes that ended since the last row; empty where none did."""
+        count = total = 0.0
+        for worker, heard in self._heard.items():
+            scored, rewards = (_sum_of(heard.now.counters, prefix) for prefix in ("scored/", "reward_sum/"))
+            scored_before, rewards_before = self._reported.get(worker, (0.0, 0.0))
+            count, total = count + scored - scored_before, total + rewards - rewards_before
+            self._reported[worker] = (scored, rewards)
+        return {"rollout/reward": total / count} if count > 0 else {}
+
     def row(self) -> dict[str, float]:
         """One row for the fleet, from those heard of lately."""
         fleet = self._recent()
@@ -74,6 +86,7 @@ class FleetMetrics:
         scored, kv_blocks, left_behind = named("scored/"), total("kv_blocks"), named("left_behind/")
         return {
             "rollout/workers": len(fleet),
+            **self._new_episodes(),
             "rollout/inflight": total("inflight"),
             "rollout/tok_s": sum(heard.rate("tokens") for heard in fleet),
             "rollout/episodes": total("episodes"),
@@ -96,3 +109,7 @@ class FleetMetrics:
                 if scored.get(name)
             },
         }
+
+
+def _sum_of(counters: Mapping[str, float], prefix: str) -> float:
+    return sum(count for name, count in counters.items() if name.startswith(prefix))

@@ -6,14 +6,15 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from async_rl.durable.best_effort import BestEffortRows
 from async_rl.protocols import MetricsSink
 from async_rl.replay_protocol import BufferStats
-from async_rl.types import Rollout, Status, TakenGroup
+from async_rl.telemetry.durations import duration
+from async_rl.types import Message, Rollout, Status, TakenGroup
 from learner.loop import Stepped
 from learner.versions.publish import Publisher
 
@@ -29,6 +30,8 @@ class Reporter:
         self._samples = samples
         self._tokens = before.get("progress/tokens", 0.0)
         self._rollouts = before.get("progress/samples", 0.0)
+        self._reward: float | None = None
+        """Of the last step that was reported."""
         self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
 
     def write(self, stepped: Stepped, buffer: BufferStats, workers: Mapping[str, float]) -> None:
@@ -61,21 +64,37 @@ class Reporter:
             **workers,
         }
         self._sink.log(stepped.meal.step, row)
+        self._reward = row["reward/mean"]
         self._keep_samples(stepped)
+
+    def last_words(self, step: int, steps: int) -> str:
+        """One sentence for the end of the learner's life."""
+        took = duration(time.monotonic() - self._started)
+        reward = f", reward {self._reward:.3f} in the last of them" if self._reward is not None else ""
+        again = "" if step >= steps else "; start the learner again to go on from its last checkpoint"
+        return f"ends after step {step} of {steps}, {took} of training{reward}{again}"
 
     def _keep_samples(self, stepped: Stepped) -> None:
         for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
             first = taken.group.rollouts[0]
-            prompt, *said = first.conversation or (None,)
+            asked, said = split_conversation(first.conversation)
             row = {
                 "step": stepped.meal.step,
                 "environment": taken.group.task.environment,
-                "prompt": prompt.content if prompt else "",
-                "text": " ".join(message.content for message in said if message),
+                "prompt": asked,
+                "text": said,
                 "reward": first.reward if math.isfinite(first.reward) else None,
                 "age": taken.age,
             }
             self._samples.add(json.dumps(row).encode())
+
+
+def split_conversation(conversation: Sequence[Message]) -> tuple[str, str]:
+    """What the model was asked, without instructions that stand before every task, and all from its first answer on."""
+    first = next((place for place, each in enumerate(conversation) if each.role == "assistant"), len(conversation))
+    asked = [message.content for message in conversation[:first] if message.role != "system"]
+    told = asked if asked else [message.content for message in conversation[:first]]
+    return "\n".join(told), " ".join(message.content for message in conversation[first:])
 
 
 def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:

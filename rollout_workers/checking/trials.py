@@ -72,14 +72,15 @@ class Stage:
 
 
 async def played(section: EnvironmentConfig, stage: Stage, count: int, answerers: Answerers) -> Played:
-    agent = build_agent(section, stage.seed)
     seen = Played(section=section)
 
     def note(_environment: str, what: str, names: Sequence[str]) -> None:
         seen.left_behind += [f"the task {name}" for name in names]
 
     # Tasks are its own that it starts: those of the gateway's connections are not.
-    with processes_left() as processes, stalls_of(asyncio.get_running_loop()) as seen.stalls, tasks_have_owners(note):
+    loop = asyncio.get_running_loop()
+    with processes_left() as processes, stalls_of(loop, section.label) as seen.stalls, tasks_have_owners(note):
+        agent = build_agent(section, stage.seed)
         await run_episode(_play_tasks(seen, agent, stage, count, answerers), environment=section.label, name=section.label)
     seen.left_behind += processes
     if not seen.not_posed and not seen.impurities:

@@ -53,7 +53,9 @@ class Admission:
         if self._is_closed:
             raise closed()
         if generations > limit:
-            raise Problem(400, f"n={generations} exceeds the {limit} generations that worker.gateway.max_concurrent allows")
+            raise Problem(
+                400, f"n={generations} exceeds the {limit} generations that worker.gateway.max_concurrent allows", param="n"
+            )
         if self._running + generations > limit:
             raise Problem(429, f"this episode runs {self._running} generations already; {limit} may run at once", kind="busy")
 

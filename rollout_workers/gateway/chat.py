@@ -12,6 +12,7 @@ from pydantic import Field
 
 from async_rl.protocols import GenerationArgs, Tokenizer
 from async_rl.types import Completion, ToolCall
+from rollout_workers.gateway.pieces import pieces
 from rollout_workers.gateway.session import Answer, EpisodeSession
 from rollout_workers.gateway.streaming import stream_data
 from rollout_workers.gateway.wire import (
@@ -29,7 +30,7 @@ from rollout_workers.gateway.wire import (
 
 
 class ChatRequest(SamplingFields):
-    not_offered: ClassVar = {**SamplingFields.not_offered, "functions": []}
+    not_offered: ClassVar = {**SamplingFields.not_offered, "functions": [], "top_logprobs": 0}
 
     model: str | None = None
     messages: tuple[MessageWire, ...] = Field(min_length=1)
@@ -90,10 +91,9 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _logprobs(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Of the sampled tokens; what else could have been sampled is not kept."""
+    """Of the sampled tokens; what else could have been sampled is not kept. The bytes of all tokens are those of the text."""
     content: list[dict[str, Any]] = []
-    for token, logprob in zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True):
-        text = tokenizer.decode([token])
+    for text, logprob in zip(pieces(completion, tokenizer), completion.logprobs.tolist(), strict=True):
         content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
     return {"content": content, "refusal": None}
 

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 from aiohttp import web
 from pydantic import Field
 
+from rollout_workers.gateway.pieces import pieces
+from rollout_workers.gateway.problems import not_offered
 from rollout_workers.gateway.session import Answer, EpisodeSession
 from rollout_workers.gateway.streaming import stream_data
-from rollout_workers.gateway.wire import SamplingFields, StreamOptions, TokenId, read_body, usage, versions_of
+from rollout_workers.gateway.wire import Count, SamplingFields, StreamOptions, TokenId, read_body, usage, versions_of
 
 
 class CompletionRequest(SamplingFields):
@@ -20,7 +22,8 @@ class CompletionRequest(SamplingFields):
 
     model: str | None = None
     prompt: str | tuple[TokenId, ...] = Field(min_length=1)
-    logprobs: int | None = None
+    logprobs: Count | None = None
+    """0 or 1: of the sampled tokens. OpenAI's 1 would add the likeliest token, which is not kept."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -28,6 +31,8 @@ class CompletionRequest(SamplingFields):
 
 async def completions(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
     asked = await read_body(request, CompletionRequest)
+    if asked.logprobs is not None and asked.logprobs > 1:
+        raise not_offered("logprobs", "above 1, because only sampled tokens have log-probabilities; give 1")
     continue_prompt = session.continue_text if isinstance(asked.prompt, str) else session.continue_tokens
     answers = await continue_prompt(asked.prompt, asked.generation_args, n=asked.n)  # pyright: ignore[reportArgumentType]
     whole = {
@@ -61,7 +66,7 @@ def _choice(asked: CompletionRequest, index: int, answer: Answer, session: Episo
 
 
 def _logprobs(answer: Answer, session: EpisodeSession) -> dict[str, Any]:
-    texts = [session.tokenizer.decode([token]) for token in answer.completion.token_ids.tolist()]
+    texts = pieces(answer.completion, session.tokenizer)
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     return {
         "tokens": texts,

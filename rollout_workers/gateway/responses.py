@@ -72,6 +72,7 @@ class ResponsesRequest(SamplingFields):
         **SamplingFields.not_offered,
         "background": False,
         "conversation": "",
+        "top_logprobs": 0,
     }
 
     model: str | None = None
@@ -93,7 +94,7 @@ class ResponsesRequest(SamplingFields):
 async def responses(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
     asked = await read_body(request, ResponsesRequest)
     if asked.n > 1:
-        raise Problem(400, "n is not offered by /responses: ask several times, or use /chat/completions")
+        raise Problem(400, "n is not offered by /responses: ask several times, or use /chat/completions", param="n")
     instructions = [Message(role="system", content=asked.instructions)] if asked.instructions is not None else []
     messages = [*_earlier(asked, session), *_messages(asked.input)]
     tools = [tool.tool() for tool in asked.tools] if asked.tools is not None else []
@@ -116,7 +117,9 @@ def _earlier(asked: ResponsesRequest, session: EpisodeSession) -> Sequence[Messa
     if asked.previous_response_id is None:
         return ()
     if (stored := session.stored.get(asked.previous_response_id)) is None:
-        raise Problem(400, f"this episode has no response {asked.previous_response_id!r} to go on from")
+        raise Problem(
+            400, f"this episode has no response {asked.previous_response_id!r} to go on from", param="previous_response_id"
+        )
     return stored
 
 

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 
 import structlog
 from aiohttp import web
-from pydantic import ValidationError
 
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
@@ -25,7 +24,7 @@ from async_rl.rollout_config import GatewayConfig
 from rollout_workers.gateway.chat import chat_completions
 from rollout_workers.gateway.completions import completions
 from rollout_workers.gateway.counts import Counts
-from rollout_workers.gateway.problems import Problem, closed, malformed, of_http
+from rollout_workers.gateway.problems import Problem, closed, of_http
 from rollout_workers.gateway.responses import responses
 from rollout_workers.gateway.session import EpisodeSession
 from rollout_workers.gateway.tokens import detokenize, generate, tokenize
@@ -161,14 +160,12 @@ class HttpGateway:
         match error:
             case Problem():
                 return error
-            case ValidationError():
-                return malformed(error)
             case web.HTTPException():
                 return of_http(error, self._config.max_body_mb)
             case ContextOverflow():
                 return Problem(400, str(error), code="context_length_exceeded")
             case ValueError() | ConfigError():  # of the engine, or of the chat template
-                return Problem(400, str(error))
+                return Problem(400, str(error), param=_named_by(error))
             case AsyncRLError():
                 return Problem(503, str(error), kind="unavailable")
             case _:
@@ -183,6 +180,12 @@ class HttpGateway:
         if not wanted or not hmac.compare_digest(given, wanted):
             raise Problem(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
         return web.Response(body=self.counts.exposition(), content_type="text/plain")
+
+
+def _named_by(error: Exception) -> str | None:
+    """The argument with which an engine begins its refusal: top_p=2 must be ..."""
+    named, found, _ = str(error).partition("=")
+    return named if found and named in GenerationArgs.__dataclass_fields__ else None
 
 
 def _bearer(request: web.Request) -> str:

@@ -16,6 +16,7 @@ from async_rl.types import Completion, Message, Sample, StopReason, Tool
 from rollout_workers.gateway.admission import Admission
 from rollout_workers.gateway.canonical import canonical
 from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.pieces import complete_text
 from rollout_workers.gateway.turn_tree import History, Place, SampledTurn, TurnTree
 from rollout_workers.replies import reply_ids
 from rollout_workers.tool_calls import parse
@@ -103,7 +104,7 @@ class EpisodeSession:
         history = (tuple(tools), *map(canonical, messages))
 
         def read(completion: Completion) -> tuple[Message, History]:
-            text = visible_text(completion, args.stop)
+            text = self._visible_text(completion, args.stop)
             said, calls = parse(text, self._settings.tool_calls) if parses_calls else (text, ())
             numbered = tuple(replace(call, id=secrets.token_hex(5)[:9]) for call in calls)  # Mistral's templates want nine
             message = Message(role="assistant", content=said, tool_calls=numbered)
@@ -138,7 +139,7 @@ class EpisodeSession:
         given = Message(role="user", content=self.tokenizer.decode(place.given))
 
         def read(completion: Completion) -> tuple[Message, History]:
-            said = visible_text(completion, args.stop)
+            said = self._visible_text(completion, args.stop)
             return Message(role="assistant", content=said), history_after(said)
 
         return await self._sample(place, args, n, (*before, given), read)
@@ -171,8 +172,8 @@ class EpisodeSession:
             return args
         return GenerationArgs(max_tokens=args.max_tokens, stop=args.stop, stop_token_ids=args.stop_token_ids)
 
-
-def visible_text(completion: Completion, stop: Sequence[str] | None) -> str:
-    """Without the stop string that the client asked for, as OpenAI's servers answer."""
-    ends = [completion.text.find(mark) for mark in (stop if stop is not None else ()) if mark in completion.text]
-    return completion.text[: min(ends)] if ends else completion.text
+    def _visible_text(self, completion: Completion, stop: Sequence[str] | None) -> str:
+        """Whole characters, without the stop string that the client asked for, as OpenAI's servers answer."""
+        text = complete_text(completion, self.tokenizer)
+        ends = [text.find(mark) for mark in (stop if stop is not None else ()) if mark in text]
+        return text[: min(ends)] if ends else text

@@ -7,17 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, Message, Tool, ToolCall
-from rollout_workers.gateway.problems import Problem
+from rollout_workers.gateway.problems import Problem, malformed, not_offered
 from rollout_workers.gateway.session import Answer
 
 Body = TypeVar("Body", bound="Wire")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=-1, lt=2**31)]
 """Numbers end up in tensors: one that does not fit must not get that far."""
+
+
+INSTEAD = {"top_logprobs": "answers carry the log-probabilities of their sampled tokens alone (logprobs: true); leave it out"}
 
 
 class Wire(BaseModel):
@@ -32,12 +44,16 @@ class Wire(BaseModel):
         if isinstance(body, dict):
             for name, harmless in cls.not_offered.items():
                 if body.get(name) not in (None, harmless, {}, []):
-                    raise ValueError(f"{name} is not offered here; leave it out")
+                    raise not_offered(name, INSTEAD.get(name, "leave it out"))
         return body
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    return kind.model_validate_json(await request.read())
+    body = await request.read()
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise malformed(error, body) from error
 
 
 class SamplingFields(Wire):
@@ -52,6 +68,7 @@ class SamplingFields(Wire):
         "ignore_eos": False,
         "logit_bias": {},
         "use_beam_search": False,
+        "prompt_logprobs": 0,
     }
 
     n: int = Field(default=1, ge=1)
@@ -164,7 +181,7 @@ class StreamOptions(Wire):
 def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
     """Whether calls are looked for in the answer. The prompt shows the tools either way, so that it only grows."""
     if tool_choice not in (None, "auto", "none"):
-        raise Problem(400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'")
+        raise Problem(400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'", param="tool_choice")
     return bool(tools) and tool_choice != "none"
 
 

@@ -73,6 +73,23 @@ class Raises(Fine):
         raise LookupError("no such room")
 
 
+class HasNoAnswer(Fine):
+    def task(self, index: int) -> Task:
+        return self.new_task(index, "3=", answer=None)  # pyright: ignore[reportArgumentType]
+
+
+class NeverReturns(Fine):
+    async def reward(self, task: Task, response: str) -> float:
+        while True:
+            pass
+
+
+class NeverPoses(Fine):
+    def task(self, index: int) -> Task:
+        while True:
+            pass
+
+
 class Cannot(Fine):
     def task(self, index: int) -> Task:
         raise IndexError("the data set is empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ NAMES = (
         "PaysInfinity",
         "Raises",
         "Cannot",
+        "HasNoAnswer",
         "Talks",
         "Speaks",
     ),
@@ -66,6 +68,7 @@ def found(config: Path) -> dict[str, dict[str, Any]]:
         ("PaysInfinity", "an episode fails (reward): ValueError: the reward must be a finite number, got inf"),
         ("Raises", "an episode fails (environment): LookupError: no such room"),
         ("Cannot", "a task cannot be posed: IndexError: the data set is empty"),
+        ("HasNoAnswer", "a task cannot be posed: Nonsense: a Task's answer must be text, got None"),
         ("Talks", "a prompt has 601 tokens, and the model's context is 512"),
         ("Speaks", "the prompts hold characters that tokenizer.alphabet lacks: ' ?W"),
         ("Blocks", "s at bad_environments.py:"),
@@ -114,3 +117,22 @@ def test_a_mistake_in_the_line_is_one_sentence(tmp_path: Path, words: tuple[str,
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("NeverReturns", "environment 'NeverReturns' has held the event loop up for 5 s, at FILE:LINE in reward; what waits"),
+        ("NeverPoses", "environment 'NeverPoses': task of NeverPoses has not returned for 5 s, it is at FILE:LINE in task"),
+    ],
+)
+def test_code_that_never_ends_is_named_while_it_runs(tmp_path: Path, name: str, sentence: str):
+    line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", "env", "check", f"{BAD}:{name}"]
+    with subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        process.kill()
+    before, _, after = sentence.partition("FILE:LINE")
+    assert re.fullmatch(f"async-rl env check: {re.escape(before)}{re.escape(str(BAD))}:[0-9]+{re.escape(after)}.*\n", told), (
+        told
+    )

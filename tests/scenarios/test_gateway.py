@@ -17,9 +17,10 @@ from async_rl.protocols import GenerationArgs, Prompt
 from async_rl.rollout_config import GatewayConfig
 from async_rl.testing import ScriptedInference
 from async_rl.tokenizers import HuggingFace
-from async_rl.types import Completion, ToolCall, spans_of
+from async_rl.types import Completion, StopReason, ToolCall, spans_of
 from rollout_workers.gateway import open_gateway
 from rollout_workers.gateway.session import EpisodeSession
+from rollout_workers.inference.generation import resolve
 from rollout_workers.tool_calls import write
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -268,32 +269,130 @@ async def test_tokenize_and_models(tokenizer: HuggingFace):
 USER = {"role": "user", "content": "a"}
 
 
+def chat_with(**more: Any) -> dict[str, Any]:
+    return {"messages": [USER], **more}
+
+
+CALLS_NOTHING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {}}]}
+
+
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "param", "sentence"),
     [
-        ({}, "messages: Field required"),
-        ({"messages": []}, "messages: Tuple should have at least 1 item"),
-        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages.0.role: Input should be 'system'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' cannot be read: only text can"),
-        ({"messages": [USER], "temperature": "hot"}, "temperature: Input should be a valid number"),
-        ({"messages": [USER], "top_k": 10**30}, "top_k: Input should be less than"),
-        ({"messages": [USER], "seed": -1}, "seed: Input should be greater than or equal to 0"),
-        ({"messages": [USER], "stop_token_ids": [-1]}, "stop_token_ids.0: Input should be greater than or equal to 0"),
-        ({"messages": [USER], "n": 0}, "n: Input should be greater than or equal to 1"),
-        ({"messages": [USER], "n": 65}, "n=65 exceeds the 64 generations"),
-        ({"messages": [USER], "presence_penalty": 0.5}, "presence_penalty is not offered here"),
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format.type: Input should be 'text'"),
-        ({"messages": [USER], "tools": [ADD], "tool_choice": "required"}, "tool_choice 'required' cannot be enforced"),
-        ([], "Input should be an object"),
+        ({}, "messages", "messages is missing"),
+        ({"messages": []}, "messages", "messages must not be empty"),
+        ({"messages": "a"}, "messages", "messages must be a list, not 'a'"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
+        (
+            {"messages": [USER, {"role": "wizard"}]},
+            "messages[1].role",
+            "messages[1].role must be 'system', 'developer', 'user'",
+        ),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "messages[0].content must be text, not 7"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "messages[0].content cannot be used: a content part of type 'image_url' cannot be read: only text can",
+        ),
+        ({"messages": [CALLS_NOTHING]}, "messages[0].tool_calls[0].function.name", "is missing"),
+        (chat_with(temperature="hot"), "temperature", "temperature must be a number, not 'hot'"),
+        (chat_with(temperature=-1), "temperature", "temperature=-1 must be 0 (greedy) or more"),
+        (chat_with(max_tokens=1.5), "max_tokens", "max_tokens must be a whole number, not 1.5"),
+        (chat_with(stop=7), "stop", "stop must be text, not 7"),
+        (chat_with(stream="perhaps"), "stream", "stream must be true or false, not 'perhaps'"),
+        (chat_with(top_k=10**30), "top_k", "top_k must be "),
+        (chat_with(seed=-1), "seed", "seed must be at least 0, not -1"),
+        (chat_with(stop_token_ids=[-1]), "stop_token_ids[0]", "stop_token_ids[0] must be at least 0, not -1"),
+        (chat_with(n=0), "n", "n must be at least 1, not 0"),
+        (chat_with(n=65), "n", "n=65 exceeds the 64 generations"),
+        (chat_with(presence_penalty=0.5), "presence_penalty", "presence_penalty is not offered here: leave it out"),
+        (chat_with(logprobs=True, top_logprobs=3), "top_logprobs", "log-probabilities of their sampled tokens alone"),
+        (chat_with(response_format={"type": "json_object"}), "response_format.type", "response_format.type must be 'text'"),
+        (chat_with(tools=[ADD], tool_choice="required"), "tool_choice", "tool_choice 'required' cannot be enforced"),
+        ([], None, "the body must be an object, not []"),
     ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-async def test_a_wrong_request_is_one_sentence(tokenizer: HuggingFace, body: Any, sentence: str):
-    async with episode(tokenizer) as playing:
+async def test_a_wrong_request_is_one_sentence_that_names_the_parameter(
+    tokenizer: HuggingFace, body: Any, param: str | None, sentence: str
+):
+    async with episode(tokenizer, engine_checks) as playing:
         status, answer = await playing.post("/chat/completions", body)
         assert status == 400
         assert sentence in answer["error"]["message"]
         assert answer["error"]["type"] == "invalid_request_error"
+        assert answer["error"]["param"] == param
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
         assert playing.session.samples() == ()
+
+
+def engine_checks(text: str) -> str:
+    """Refuses as the engine does."""
+    resolve(GenerationArgs(temperature=-1), prompt_length=1, max_positions=CONTEXT)
+    return "never"
+
+
+async def test_what_the_other_endpoints_do_not_offer_is_named_as_well(tokenizer: HuggingFace):
+    asked = [
+        ("/completions", {"prompt": "a", "logprobs": 2}, "logprobs"),
+        ("/completions", {"prompt": [1, "x"]}, "prompt[1]"),
+        ("/responses", {"input": [{"type": "message", "role": "user", "content": 7}]}, "input[0].content"),
+        ("/responses", {"input": [{"type": "picture"}]}, "input[0]"),
+        ("/responses", {"input": "a", "top_logprobs": 2}, "top_logprobs"),
+        ("/responses", {"input": "a", "n": 2}, "n"),
+        ("/responses", {"input": "a", "previous_response_id": "resp_0"}, "previous_response_id"),
+    ]
+    async with episode(tokenizer) as playing:
+        for path, body, param in asked:
+            status, answer = await playing.post(path, body)
+            assert (status, answer["error"]["param"]) == (400, param), answer
+        async with playing.http.post(playing.session.base_url + "/completions", data=b"{'prompt'") as response:
+            broken = (await response.json())["error"]
+        assert (broken["message"], broken["param"]) == ("the body of the request is not valid JSON", None)
+
+
+class Cut(ScriptedInference):
+    """Says so many tokens of a text, as a length limit would leave them."""
+
+    def __init__(self, text: str, num_tokens: int, tokenizer: HuggingFace) -> None:
+        super().__init__(lambda _: text, tokenizer=tokenizer, context_tokens=CONTEXT)
+        self._num_tokens = num_tokens
+
+    async def generate(self, prompt: Prompt, args: GenerationArgs | None = None) -> Completion:
+        whole = await super().generate(prompt, args)
+        kept = whole.token_ids[: self._num_tokens]
+        return replace(
+            whole,
+            token_ids=kept,
+            logprobs=whole.logprobs[: len(kept)],
+            versions=spans_of([0] * len(kept)),
+            stop_reason=StopReason.LENGTH,
+            text=self.tokenizer.decode(kept.tolist()),
+        )
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_no_character_comes_in_halves(tokenizer: HuggingFace, is_stream: bool):
+    text = "aé€🙂z"
+    token_ids = tokenizer.encode(text)
+    assert len(token_ids) > len(text), "this tokenizer divides characters"
+    for num_tokens in range(1, len(token_ids) + 1):
+        async with (
+            open_gateway(GatewayConfig(), context_tokens=CONTEXT, run_token="") as gateway,
+            gateway.session(Cut(text, num_tokens, tokenizer)) as session,
+            ClientSession() as http,
+        ):
+            body = chat_with(logprobs=True, stream=is_stream)
+            async with http.post(session.base_url + "/chat/completions", json=body) as response:
+                raw = await response.text()
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in raw.split("\n\n") if "choices" in line]
+        spoken = "".join(each.get("delta", each.get("message"))["content"] for each in choices if "content" in str(each))
+        entries = [entry for each in choices if each.get("logprobs") for entry in each["logprobs"]["content"]]
+        assert text.startswith(spoken)
+        assert len(spoken) == len(tokenizer.decode(token_ids[:num_tokens]).rstrip("\N{REPLACEMENT CHARACTER}"))
+        assert len(entries) == num_tokens
+        assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == spoken
+        assert "".join(entry["token"] for entry in entries) == spoken
 
 
 async def test_what_does_not_fit_is_told_apart(tokenizer: HuggingFace):

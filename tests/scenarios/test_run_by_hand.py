@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,6 +40,12 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
 
         learner.signal(signal.SIGTERM)
         assert learner.exit_code() == 0, learner.output
+        assert learner.output.splitlines()[:2] == ["run by-hand", f"  folder   {config.run_folder}"]
+        last_words = (
+            r"ends after step \d+ of 10000, \d+:\d\d of training, reward \S+ in the last of them; start the learner again"
+        )
+        assert re.search(last_words, learner.output), learner.output
+        assert "has weights, version " in worker.output
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0, worker.output
         server.signal(signal.SIGTERM)
@@ -80,7 +87,9 @@ def test_each_role_runs_as_its_own_user_of_redis(tmp_path: Path) -> None:
 
 
 def the_sentence(refused: Program) -> str:
-    (sentence,) = refused.output.splitlines()
+    """The last line: a learner first says which run it is of."""
+    *first, sentence = refused.output.splitlines()
+    assert all(line.startswith(("run ", "  ")) for line in first)
     return sentence
 
 

@@ -42,6 +42,7 @@ def train(config: Config) -> None:
         for step in range(1, 11):
             ages = {"staleness/age_0": 1, "staleness/age_2": 3}
             progress = {"progress/tokens": 100 * step, "progress/samples": 8 * step, "progress/wall_s": 0.5 * step}
+            progress["rollout/reward"] = step / 20
             sinks.log(step, {"reward/mean": step / 10, "staleness/mean": 1.5, "staleness/max": 2, **ages, **progress})
             sinks.log(step, {"weights/push_s": 0.1})
         for evaluated in (5, 10):  # the last rows of a run may hold several
@@ -52,7 +53,7 @@ def train(config: Config) -> None:
 
 def printed(config: Config) -> tuple[Path | None, list[str]]:
     console = Console(file=io.StringIO(), width=100)
-    path = write_summary(config, console)
+    path = write_summary(config, console, wall_s=17.3)
     assert isinstance(console.file, io.StringIO)
     return path, console.file.getvalue().splitlines()
 
@@ -72,7 +73,10 @@ def test_the_summary_counts_what_was_trained(config: Config) -> None:
         "age_histogram": {"0": 10, "2": 30},
         "tokens_trained": 1000,
         "samples_trained": 80,
-        "wall_s": 5.0,
+        "reward_all_first": pytest.approx(0.1),
+        "reward_all_last": pytest.approx(0.45),
+        "wall_s": 17.3,
+        "training_s": 5.0,
         "evaluations": [
             {
                 "step": step,
@@ -99,6 +103,8 @@ def test_the_last_printed_line_is_the_path(config: Config) -> None:
     text = "\n".join(lines)
     assert "reward 0.200 -> 0.900" in text
     assert "evaluation of step 10: held_out  pass@1 0.667 [0.208, 0.939]  mean@1 0.500  (3 tasks)" in text
+    assert "reward of all episodes, trained or not: 0.100 -> 0.450" in text
+    assert "in 10 steps, 17 s (training 5 s)" in text
     assert "[bold]456" in text, "what a model says is shown as it is"
     assert "1=" in text
     assert "10=" in text

@@ -248,6 +248,20 @@ def test_a_line_per_step_where_there_is_no_terminal() -> None:
     assert console.export_text() == "step 3/9  reward 0.500  age 1.25  tok/s 12,345\n"
 
 
+def test_step_lines_say_how_long_it_takes_and_what_an_evaluation_found() -> None:
+    console = Console(width=40, record=True, force_terminal=False, file=open_null())
+    lines = StepLines(console, steps=9)
+    for step, wall_s in ((5, 100.0), (6, 110.0), (8, 136.0)):
+        lines.log(step, {"reward/mean": 0.5, "rollout/reward": 0.25, "progress/wall_s": wall_s})
+    lines.log(8, {"eval/step": 4, "eval/e/tasks": 3, "eval/e/pass@1": 0.5, "eval/e/pass@1_low": 0.1, "eval/e/pass@1_high": 0.9})
+    assert console.export_text().splitlines() == [
+        "step 5/9  reward 0.500  of all 0.250  elapsed 1:40",
+        "step 6/9  reward 0.500  of all 0.250  elapsed 1:50  left 0:30",
+        "step 8/9  reward 0.500  of all 0.250  elapsed 2:16  left 0:12",
+        "evaluation of step 4: e  pass@1 0.500 [0.100, 0.900]  (3 tasks)",
+    ]
+
+
 def test_a_panel_on_a_terminal() -> None:
     console = Console(width=100, record=True, force_terminal=True, file=open_null())
     panel = LivePanel(console, "here", steps=9)

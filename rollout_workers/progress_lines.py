@@ -1,0 +1,38 @@
+"""What a worker says of itself while all goes well: when its first weights come, then at intervals how far it is."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from rollout_workers.counters import Counters
+
+log = structlog.get_logger("rollout_workers")
+
+INTERVAL_S = 30.0
+
+
+class ProgressLines:
+    """`weights_changed` is called with every version that the engine takes up."""
+
+    def __init__(self, counters: Counters, *, interval_s: float = INTERVAL_S) -> None:
+        self._counters, self._interval_s = counters, interval_s
+        self._said_at: float | None = None
+
+    def weights_changed(self, version: int) -> None:
+        now = time.monotonic()
+        if self._said_at is None:
+            log.info(f"has weights, version {version}: rolls out")
+        elif now - self._said_at >= self._interval_s:
+            counters = self._counters
+            log.info(
+                f"rolls out with version {version}",
+                groups=counters.landed.total(),
+                episodes=counters.episodes,
+                failed=counters.failures.total(),
+                tokens=counters.tokens,
+            )
+        else:
+            return
+        self._said_at = now
