@@ -179,14 +179,14 @@ def _get(host: str, port: int, path: str, start: int, part: torch.Tensor, timeou
     connection = HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers={"Range": f"bytes={start}-{start + len(part) - 1}"})
-        answer = connection.getresponse()
-        if answer.status != HTTPStatus.PARTIAL_CONTENT:
-            raise RuntimeError(answer.reason)
-        view, filled = part.numpy().data, 0
-        while filled < len(view):
-            if not (count := answer.readinto(view[filled:])):
-                raise RuntimeError(f"the connection ended {len(view) - filled} bytes early")
-            filled += count
+        with connection.getresponse() as answer:  # which holds the socket, also when the connection is closed
+            if answer.status != HTTPStatus.PARTIAL_CONTENT:
+                raise RuntimeError(answer.reason)
+            view, filled = part.numpy().data, 0
+            while filled < len(view):
+                if not (count := answer.readinto(view[filled:])):
+                    raise RuntimeError(f"the connection ended {len(view) - filled} bytes early")
+                filled += count
     except HTTPException as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     finally:
