@@ -50,7 +50,9 @@ def _rows(found: Evidence, verdict: Verdict) -> Iterator[tuple[str, str]]:
         f"{lives} learners; {len(verdict.surviving)} surviving steps of {groups} groups, {verdict.rolled_back} rolled back",
     )
     whole = sum(not each.problem for each in found.checkpoints)
-    yield "checkpoints", f"{whole} whole, the newest is {newest.name}" if newest is not None else f"{whole} whole"
+    damaged = ", ".join(f"{each.name} is damaged" for each in found.checkpoints if each.problem)
+    said = f"{whole} whole, the newest is {newest.name}" if newest is not None else "none is whole"
+    yield "checkpoints", f"{said}; {damaged}" if damaged else said
     if found.archived is not None:
         yield "archive", f"{len(found.archived)} groups"
     if found.books is not None and tasks is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from async_rl.trained_steps import TrainedStep, TrainedSteps
 from buffer.keys import ticket_number
@@ -100,7 +100,9 @@ def _surviving(journal: TrainedSteps, newest: CheckpointSaid | None) -> list[Tra
 
 
 def _damaged(found: Evidence) -> list[str]:
-    problems = [f"checkpoint {each.name} cannot be used: {each.problem}" for each in found.checkpoints if each.problem]
+    """A damaged checkpoint beside a newer whole one costs nothing: the table alone tells of it."""
+    newer = takewhile(lambda each: bool(each.problem), found.checkpoints)
+    problems = [f"checkpoint {each.name} cannot be used: {each.problem}" for each in newer]
     if found.archive_damage:
         problems.append(f"{found.archive_damage} stretches of the archive cannot be read")
     return problems

@@ -309,6 +309,15 @@ def test_bytes_that_changed_are_found_when_all_are_read(sound_run: Path, tmp_pat
     assert "is not what manifest.json says it is" in done.findings
 
 
+def test_an_older_checkpoint_that_is_damaged_costs_nothing(sound_run: Path, tmp_path: Path):
+    path = _copied(sound_run, tmp_path)
+    older = candidates(load(["@", str(path)]).run_folder / "checkpoints")[1]
+    (older / "rank-00000.safetensors").unlink()
+    done = Audited(path)
+    assert (done.code, done.said["findings"]) == (0, [])
+    assert "is missing" in done.said["checkpoints"][1]["problem"]
+
+
 @pytest.fixture(scope="module")
 def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_config(tmp_path_factory.mktemp("sound"))

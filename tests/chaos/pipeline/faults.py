@@ -19,20 +19,13 @@ from random import Random
 
 from processes import descendants, listening_ports
 from servers import NetworkBetween, OutsideServer
-from stage import MAX_AGE, Stage
+from stage import MAX_AGE, Stage, Struck
 
 from async_rl.checkpoint_files import candidates
 
 DAY_S = 86_400
 SCANS = 200
 """Connections per port, opened and closed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    role: str
-    steps: int = 1
-    """So many steps must follow before the fault counts as overcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +59,7 @@ def _signal_one(scene: Scene, role: str, number: signal.Signals) -> int | None:
 
 def _kill_learner(scene: Scene) -> Struck:
     _signal_one(scene, "learner", signal.SIGKILL)
-    return Struck(role="learner")
+    return Struck(role="learner", ends_learner=True)
 
 
 def _kill_worker(scene: Scene) -> Struck:
@@ -90,7 +83,7 @@ def _kill_keeper(scene: Scene) -> Struck:
 
 def _kill_supervisor(scene: Scene) -> Struck:
     scene.stage.kill_supervisor()
-    return Struck(role="supervisor", steps=ALL_NEW)
+    return Struck(role="supervisor", steps=ALL_NEW, ends_learner=True)
 
 
 def _paused(role: str, seconds: tuple[float, float]) -> Callable[[Scene], Struck]:
@@ -164,7 +157,8 @@ def _damaged_checkpoint(scene: Scene) -> Struck:
     if len(found) > 1:
         file = next(path for path in sorted(found[0].iterdir()) if path.suffix == ".safetensors")
         _cut(file)
-    return _kill_learner(scene)
+    _signal_one(scene, "learner", signal.SIGKILL)
+    return Struck(role="learner (damage)", steps=ALL_NEW, ends_learner=True)
 
 
 def _cut(file: Path) -> None:
@@ -177,7 +171,7 @@ def _empty_server(scene: Scene) -> Struck:
     scene.server.kill()
     scene.server.empty()
     scene.server.start()
-    return Struck(role="server (emptied)", steps=ALL_NEW)
+    return Struck(role="server (emptied)", steps=ALL_NEW, ends_learner=True)
 
 
 def _set_back_clock(scene: Scene) -> Struck:

@@ -79,10 +79,10 @@ def play(plan: Plan, folder: Path) -> Outcome:
 
 
 def _overcome(number: int, kind: str, scene: Scene, outcome: Outcome) -> None:
-    stage, since = scene.stage, time.monotonic()
+    stage, since, lives = scene.stage, time.monotonic(), scene.stage.lives()
     struck = strike(kind, scene)
     try:
-        stage.until_trained(struck.steps, f"the run trains {struck.steps} steps after fault {number}, {kind}")
+        stage.until_overcome(struck, lives, f"fault {number}, {kind}")
     except Stalled as stalled:
         outcome.problems.append(str(stalled))
         stage.kill_supervisor()

@@ -179,9 +179,9 @@ def main() -> int:
             stage.until_trained(2, "the run trains its first steps")
             for number, kind in enumerate(kinds, start=1):
                 _watch(sampler, until_s=min(number * wanted.every, wanted.minutes * 60))
-                since = time.monotonic()
+                since, lives = time.monotonic(), stage.lives()
                 struck = strike(kind, scene)
-                stage.until_trained(struck.steps, f"the run trains {struck.steps} steps after {kind}")
+                stage.until_overcome(struck, lives, kind)
                 recovery.setdefault(struck.role, []).append(time.monotonic() - since)
                 print(f"{sampler.elapsed_s:6.0f} s  {kind:<20} step {stage.steps()}", file=sys.stderr, flush=True)
             _watch(sampler, until_s=sampler.elapsed_s + SAMPLE_S)

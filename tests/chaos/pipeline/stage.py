@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,21 @@ STALLED_S = 150.0
 """The longest that a fault may keep the run from training another step."""
 MAX_AGE = 2
 DRAIN_S = 120.0
+
+
+KEYS = ("groups", "resumed_after")
+"""Which tell the journal's rows apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """Whom a fault has hit."""
+
+    role: str
+    steps: int = 1
+    """So many steps must follow before the fault counts as overcome."""
+    ends_learner: bool = False
+    """They must be another learner's."""
 
 
 class Stalled(Exception):
@@ -52,15 +69,19 @@ class Stage:
 
     def steps(self) -> int:
         """Rows of steps that were ever written, by whichever learner."""
-        return self._journal.steps()
+        return self._journal.count("groups")
+
+    def lives(self) -> int:
+        """Learners that ever began."""
+        return self._journal.count("resumed_after")
 
     def kill_supervisor(self) -> None:
         self._process.kill()
         self._process.wait()
         self._start()
 
-    def until(self, holds: Callable[[], bool], what: str, *, within_s: float = STALLED_S) -> float:
-        """The seconds until it holds. A run that ends meanwhile is started again."""
+    def until(self, holds: Callable[[], bool], what: str, *, within_s: float = STALLED_S) -> None:
+        """Returns when it holds. A run that ends meanwhile is started again."""
         began = time.monotonic()
         while not holds():
             if (code := self._process.poll()) is not None:
@@ -70,11 +91,16 @@ class Stage:
             if time.monotonic() - began > within_s:
                 raise Stalled(f"waited {within_s:g} s in vain until {what}")
             time.sleep(LOOK_AGAIN_S)  # other processes' files cannot be awaited
-        return time.monotonic() - began
 
-    def until_trained(self, more: int, what: str) -> float:
+    def until_trained(self, more: int, what: str) -> None:
         goal = self.steps() + more
-        return self.until(lambda: self.steps() >= goal, what)
+        self.until(lambda: self.steps() >= goal, what)
+
+    def until_overcome(self, struck: Struck, lives: int, what: str) -> None:
+        """The fault came when `lives` learners had begun."""
+        if struck.ends_learner:  # what the dying one still wrote proves nothing
+            self.until(lambda: self.lives() > lives, f"a learner begins after {what}")
+        self.until_trained(struck.steps, f"the run trains {struck.steps} steps after {what}")
 
     def drain(self) -> int:
         """What Ctrl-C does; the exit code."""
@@ -119,17 +145,19 @@ class _Tail:
     """A journal that grows, of which only what is new is read."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read, self._steps = path, 0, 0
+        self._path, self._read = path, 0
+        self._rows: Counter[str] = Counter()
 
-    def steps(self) -> int:
+    def count(self, key: str) -> int:
+        """Rows that have this key."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 found = file.read()
             whole = found[: found.rfind(b"\n") + 1]
             self._read += len(whole)
-            self._steps += sum(b'"groups"' in line for line in whole.splitlines())
-        return self._steps
+            self._rows.update(name for name in KEYS for line in whole.splitlines() if f'"{name}"'.encode() in line)
+        return self._rows[key]
 
 
 def _settings(pipeline: Pipeline, redis_url: str, seed: int) -> dict[str, Any]:
