@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from threading import Event
 from typing import Annotated, ClassVar
 
 import structlog
@@ -22,7 +21,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import WireError
 from async_rl.failpoints import define, failpoint
-from async_rl.supervision.essential_thread import start_essential_thread
+from async_rl.supervision import ServiceThread
 from async_rl.transport.meeting import as_wire_error
 from async_rl.transport.messages import Backend
 
@@ -76,8 +75,7 @@ class Errands:
         self._store, self._rank, self._fence = store, rank, fence
         self._numbers = count()
         """Two threads may give some out at the same time."""
-        self._closed = Event()
-        self._following: threading.Thread | None = None
+        self._following: ServiceThread | None = None
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
@@ -101,25 +99,25 @@ class Errands:
 
     def follow(self, parcel: int | None, run: Callable[[Errand], None]) -> None:
         """Run what rank 0 wants done with this rank's parcel, on a thread, until `close`."""
-        self._following = start_essential_thread(lambda: self._follow(parcel, run), name="weight-errands")
+        self._following = ServiceThread(lambda thread: self._follow(thread, parcel, run), name="weight-errands").start()
 
     def close(self) -> None:
         """Rank 0 has said before that there will be no more, so this does not wait; if it is gone, `_LOOK_UP` at most."""
-        self._closed.set()
         if self._following is not None:
+            self._following.stop()
             self._following.join()  # a process that ends while a thread of its is in the store is aborted
         elif self._rank == 0:
             with suppress(WireError):
                 self.give(None)
 
-    def _follow(self, parcel: int | None, run: Callable[[Errand], None]) -> None:
+    def _follow(self, thread: ServiceThread, parcel: int | None, run: Callable[[Errand], None]) -> None:
         number, is_told_of = 0, -1
-        while not self._closed.is_set():
+        while not thread.is_stopping:
             try:
                 self._store.wait([self._errand(number)], _LOOK_UP)
                 text = self._store.get(self._errand(number))
             except Exception:  # nothing to do for a while; or no Redis answers, and rank 0 decides what that means
-                self._closed.wait(_AGAIN_S)
+                thread.pause(_AGAIN_S)
                 continue
             try:
                 told = _TOLD.validate_json(text)
@@ -127,9 +125,11 @@ class Errands:
                 if is_told_of != number:
                     is_told_of = number
                     _log.warning("ignored what is no errand", number=number, problem=str(error).partition("\n")[0])
-                self._closed.wait(_AGAIN_S)
+                thread.pause(_AGAIN_S)
                 continue
             if told is None:
+                while not thread.pause(_LOOK_UP.total_seconds()):
+                    pass
                 return
             for errand in told:
                 if errand.parcel == parcel:  # on its own thread: one that waits for the dead delays no other

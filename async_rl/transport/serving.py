@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import torch
 
 from async_rl.errors import WireError
-from async_rl.supervision.essential_thread import start_essential_thread
+from async_rl.supervision import ServiceThread
 from async_rl.transport.meeting import as_wire_error
 
 Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
@@ -62,10 +62,11 @@ class Serving:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/{secret}"
         """Whoever knows it can read the weights, and nobody else."""
-        self._thread = start_essential_thread(self._server.accept, name="weight-serving")
+        self._thread = ServiceThread(lambda _: self._server.accept(), name="weight-serving").start()
 
     def close(self) -> None:
         self._server.closing.set()
+        self._thread.stop()
         socket.create_connection((self._address, self._server.server_port)).close()  # wakes it up
         self._thread.join()
         self._server.server_close()

@@ -75,12 +75,8 @@ def test_a_failure_is_told_to_rank_0_and_ends_nothing() -> None:
     ranks.close()
 
 
-def test_a_rank_ends_when_rank_0_says_that_there_is_no_more() -> None:
+def test_who_is_told_that_there_is_no_more_ends_when_it_is_closed() -> None:
     ranks = Ranks()
     ranks.follow()
-    ranks.first.close()
-    for thread in threading.enumerate():
-        if thread.name == "weight-errands":
-            thread.join(WITHIN_S)
-    assert "weight-errands" not in [thread.name for thread in threading.enumerate()], "before it is told to close"
-    ranks.second.close()
+    ranks.close()
+    assert "weight-errands" not in [thread.name for thread in threading.enumerate()]
