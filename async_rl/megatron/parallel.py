@@ -12,6 +12,7 @@ from torch.distributed import HashStore, Store, get_node_local_rank  # pyright: 
 
 from async_rl.errors import ConfigError
 from async_rl.megatron.compat import parallel_state
+from async_rl.transport.gloo import closed_listeners
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
@@ -90,21 +91,23 @@ def initialize(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        _join(device, rendezvous)
+        with closed_listeners():
+            _join(device, rendezvous)
     wanted = Division(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
     wanted.check(dist.get_world_size())
     if parallel_state.model_parallel_is_initialized():
         if (found := current_division()) != wanted:
             raise RuntimeError(f"Megatron is already divided as {found}, not {wanted}")
         return
-    parallel_state.initialize_model_parallel(
-        tensor,
-        pipeline,
-        virtual_pipeline_model_parallel_size=virtual_stages if virtual_stages > 1 else None,
-        context_parallel_size=context,
-        expert_model_parallel_size=expert,
-        expert_tensor_parallel_size=1,
-    )
+    with closed_listeners():  # some thirty groups, each with a port of its own
+        parallel_state.initialize_model_parallel(
+            tensor,
+            pipeline,
+            virtual_pipeline_model_parallel_size=virtual_stages if virtual_stages > 1 else None,
+            context_parallel_size=context,
+            expert_model_parallel_size=expert,
+            expert_tensor_parallel_size=1,
+        )
 
 
 def shutdown() -> None:

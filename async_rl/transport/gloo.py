@@ -14,7 +14,8 @@ import os
 import re
 import select
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -49,45 +50,80 @@ def connect(
     return group
 
 
+@contextmanager
+def closed_listeners() -> Iterator[None]:
+    """For groups that are built within by torch's own means, as Megatron's are: in the end they do not listen any more.
+
+    Not for groups that connect later (TORCH_GLOO_LAZY_INIT).
+    """
+    epolls, inodes = _epolls(), {each.inode for each in _watched_listeners()}
+    yield
+    for each in _watched_listeners():
+        if each.epoll not in epolls and each.inode not in inodes:
+            each.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
     device: Any
     """gloo's: a listener, and a thread that waits on an epoll."""
-    epoll: int
-    listener: int
-    """Descriptors of gloo's; -1 where they are not known."""
+    listener: _Listener | None
+    """None where it is not known."""
 
     @classmethod
     def open(cls, host: str) -> _Device:
         with _OPENING:
-            before = {inode for _, _, inode in _watched_listeners()}
+            before = {each.inode for each in _watched_listeners()}
             device = ProcessGroupGloo.create_device(hostname=host)
-            found = [(epoll, listener) for epoll, listener, inode in _watched_listeners() if inode not in before]
-        epoll, listener = found[0] if len(found) == 1 else (-1, -1)
-        return cls(device=device, epoll=epoll, listener=listener)
+            # The other thing that it watches wakes its thread up.
+            found = [each for each in _watched_listeners() if each.inode not in before and each.num_watched == 2]
+        return cls(device=device, listener=found[0] if len(found) == 1 else None)
 
     def stop_listening(self) -> None:
-        if self.listener < 0:
-            return
+        if self.listener is not None:
+            self.listener.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listener:
+    epoll: int
+    """The descriptor of the epoll that watches it."""
+    number: int
+    """Its own."""
+    inode: str
+    """Which socket it is."""
+    num_watched: int
+    """By its epoll."""
+
+    def close(self) -> None:
         with _unreachable() as other:
-            os.dup2(other.fileno(), self.listener, inheritable=False)  # closes gloo's, which so leaves the epoll
+            os.dup2(other.fileno(), self.number, inheritable=False)  # closes gloo's, which so leaves the epoll
         with select.epoll.fromfd(os.dup(self.epoll)) as epoll:
-            epoll.register(self.listener, 0)  # gloo takes it out in the end, and aborts the process if it is not there
+            epoll.register(self.number, 0)  # gloo takes it out in the end, and aborts the process if it is not there
 
 
-def _watched_listeners() -> list[tuple[int, int, Path]]:
-    """Epolls that watch a listener and one thing more, as gloo's do: descriptors of epoll and listener, and which one it is."""
-    found: list[tuple[int, int, Path]] = []
+def _epolls() -> set[int]:
+    """Their descriptors; none where the system does not say."""
+    found: set[int] = set()
     with suppress(OSError):
         for link in (_OURS / "fd").iterdir():
             with suppress(OSError):  # closed meanwhile
-                if str(link.readlink()) != "anon_inode:[eventpoll]":
-                    continue
-                description = (_OURS / "fdinfo" / link.name).read_text()
-                watched = [int(number) for number in re.findall(r"^tfd:\s*(\d+)", description, re.MULTILINE)]
-                listeners = [number for number in watched if _is_listening(number)]
-                if len(watched) == 2 and len(listeners) == 1:
-                    found.append((int(link.name), listeners[0], (_OURS / "fd" / str(listeners[0])).readlink()))
+                if str(link.readlink()) == "anon_inode:[eventpoll]":
+                    found.add(int(link.name))
+    return found
+
+
+def _watched_listeners() -> list[_Listener]:
+    """Of each epoll that watches one listener."""
+    found: list[_Listener] = []
+    for epoll in _epolls():
+        with suppress(OSError):
+            description = (_OURS / "fdinfo" / str(epoll)).read_text()
+            watched = [int(number) for number in re.findall(r"^tfd:\s*(\d+)", description, re.MULTILINE)]
+            listeners = [number for number in watched if _is_listening(number)]
+            if len(listeners) == 1:
+                inode = str((_OURS / "fd" / str(listeners[0])).readlink())
+                found.append(_Listener(epoll=epoll, number=listeners[0], inode=inode, num_watched=len(watched)))
     return found
 
 

@@ -25,6 +25,7 @@ from async_rl.checkpoint_draft import Draft
 from async_rl.checkpoint_files import FileFacts, file_of
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parallel import GROUP_TIMEOUT
+from async_rl.transport.gloo import closed_listeners
 from learner.ranks.peers import naming_lost_peers
 
 _ROOM = 1024
@@ -49,7 +50,8 @@ class CheckpointWriter:
     """One rank's. Every rank makes one, and begins the same checkpoints in the same order."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        with closed_listeners():
+            self._group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[Written] | None = None
         self._pinned: dict[str, Tensor] = {}

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from listening import IS_TOLD, listeners
 from test_wire import Worker, running
 from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from wire_board import board_of
@@ -23,7 +24,7 @@ from wire_weights import weights
 LEARNER = Path(__file__).with_name("wire_stream.py")
 FEW_DESCRIPTORS, SCANS, HALF_OPEN = 256, 1100, 400
 
-pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux to tell which ports a process has")
+pytestmark = pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which ports a process has")
 
 
 @asynccontextmanager
@@ -40,25 +41,6 @@ async def learner(url: str, run: str) -> AsyncIterator[asyncio.subprocess.Proces
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-def sockets_of(pid: int) -> set[str]:
-    links: set[str] = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            links.add(str(link.readlink()))
-    return links
-
-
-def listeners(pid: int) -> list[tuple[str, int]]:
-    """Every TCP address at which a process listens."""
-    links, found = sockets_of(pid), list[tuple[str, int]]()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, state, *_, inode = line.split()[:10]
-        if state == "0A" and f"socket:[{inode}]" in links:
-            host, port = local.split(":")
-            found.append((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
-    return found
 
 
 def scan(port: int) -> None:
