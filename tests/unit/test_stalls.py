@@ -43,7 +43,7 @@ def written_in(file: str) -> Callable[[], None]:
 async def test_a_package_that_is_slow_to_make_something_is_told_from_code_that_blocks(is_packages: bool):
     folder = sysconfig.get_path("purelib") if is_packages else "/home/me"
     make = written_in(f"{folder}/clients/client.py")
-    with stalls_of(asyncio.get_running_loop()) as stalls:
+    with stalls_of(asyncio.get_running_loop(), "mine") as stalls:
         make()
         await asyncio.sleep(0)
     seen = Played(section=EnvironmentConfig(type="math"), stalls=[*stalls, *stalls])
