@@ -130,11 +130,13 @@ async def begin(
     number: int = 0,
     step: int = 0,
     position: BufferPosition | None = None,
+    asks_the_folder: bool = True,
     **changed: Any,
 ) -> Life:
-    """A learner that begins with a checkpoint of `step`, or with nothing."""
+    """A learner that begins with a checkpoint of `step`, or with nothing. Its fence is above those that the folder knows."""
     chosen = limits(groups_per_step=GROUPS_PER_STEP, **changed)
-    fence = await buffer.acquire(f"learner {number}", chosen, after=Fences(config.run_folder).highest())
+    after = Fences(config.run_folder).highest() if asks_the_folder else 0
+    fence = await buffer.acquire(f"learner {number}", chosen, after=after)
     recovery = await buffer.recover(fence, position)
     journal = read_trained(config.run_folder)
     trained = max((life.newest for life in journal.lives), default=-1) if journal is not None else -1

@@ -177,7 +177,7 @@ def test_steps_whose_checkpoints_were_removed_as_the_older_ones(path: Path):
         position = await _position(config)
         for each in candidates(config.run_folder / "checkpoints"):
             each.rename(each.with_name(each.name.partition("-by-")[0] + f"-by-{life.fence + 10**12}"))
-        second = await begin(config, buffer, number=1, step=4, position=position)
+        second = await begin(config, buffer, number=1, step=4, position=position, asks_the_folder=False)
         await second.work(3)
         shutil.rmtree(await second.save())
 
