@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,13 +16,15 @@ from pathlib import Path
 from async_rl.errors import ConfigError
 
 PREFIX = "async-rl-"
+NAMES = PREFIX + 16 * "[0-9a-f]"
+"""Of socket folders. Other temporary files of ours begin with the same prefix."""
 SOCKET = "redis.sock"
 
 
 @contextmanager
 def socket_folder(folder: Path) -> Generator[None]:
     """Make it, keep it locked, and remove it in the end."""
-    for other in folder.parent.glob(f"{PREFIX}*"):
+    for other in folder.parent.glob(NAMES):
         if other != folder:
             _remove_abandoned(other)
     lock = _made_and_locked(folder)
@@ -54,9 +57,19 @@ def _remove_abandoned(folder: Path) -> None:
         try:
             if os.fstat(lock).st_uid == os.getuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(folder)
+                if not _is_served(folder / SOCKET):
+                    _remove(folder)
         finally:
             os.close(lock)
+
+
+def _is_served(path: Path) -> bool:
+    """By a server of an earlier release, which locks nothing."""
+    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+        client.settimeout(1)
+        client.connect(str(path))
+        return True
+    return False
 
 
 def _remove(folder: Path) -> None:
