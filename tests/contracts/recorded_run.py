@@ -15,7 +15,7 @@ from runs import limits, publish
 from async_rl.checkpoint_files import FORMAT, MANIFEST, FileFacts, Layout, Manifest, facts_of, file_of, folder_of
 from async_rl.config import Config
 from async_rl.trained_steps import read_trained
-from async_rl.types import BufferPosition, RolloutGroup, TakenGroup
+from async_rl.types import BufferPosition, RolloutGroup, TakenGroup, UndoneGroup
 from buffer import open_archive, open_buffer
 from buffer.archive_writer import ArchiveWriter
 from buffer.embedded_server import EmbeddedServer
@@ -127,17 +127,16 @@ async def begin(
     config: Config,
     buffer: RedisBuffer,
     *,
+    undone: Sequence[UndoneGroup] = (),
     number: int = 0,
     step: int = 0,
     position: BufferPosition | None = None,
-    asks_the_folder: bool = True,
     **changed: Any,
 ) -> Life:
-    """A learner that begins with a checkpoint of `step`, or with nothing. Its fence is above those that the folder knows."""
+    """A learner that begins with a checkpoint of `step`, or with nothing."""
     chosen = limits(groups_per_step=GROUPS_PER_STEP, **changed)
-    after = Fences(config.run_folder).highest() if asks_the_folder else 0
-    fence = await buffer.acquire(f"learner {number}", chosen, after=after)
-    recovery = await buffer.recover(fence, position)
+    fence = await buffer.acquire(f"learner {number}", chosen, after=Fences(config.run_folder).highest())
+    recovery = await buffer.recover(fence, position, undone)
     journal = read_trained(config.run_folder)
     trained = max((life.newest for life in journal.lives), default=-1) if journal is not None else -1
     version = await publish(buffer, fence, after=max(recovery.version, trained))

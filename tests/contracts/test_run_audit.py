@@ -19,6 +19,7 @@ from recorded_run import Life, begin, serving, write_config
 from async_rl.checkpoint_files import MANIFEST, candidates
 from async_rl.config import Config
 from async_rl.config_files import load
+from async_rl.trained_steps import read_trained
 from buffer.redis_buffer import RedisBuffer
 from buffer.run_audit.__main__ import main
 
@@ -145,7 +146,8 @@ async def two_checkpoints(config: Config, buffer: RedisBuffer) -> Life:
 
 
 @pytest.mark.parametrize("how", ["damaged", "moved away"])
-def test_groups_that_only_a_damaged_newest_checkpoint_contained(path: Path, how: str):
+@pytest.mark.parametrize("rolls_again", [False, True])
+def test_groups_that_only_a_damaged_newest_checkpoint_contained(path: Path, how: str, rolls_again: bool):
     config = played(path, two_checkpoints)
     newest = candidates(config.run_folder / "checkpoints")[0]
     if how == "damaged":
@@ -158,28 +160,33 @@ def test_groups_that_only_a_damaged_newest_checkpoint_contained(path: Path, how:
 
     async def resume(config: Config, buffer: RedisBuffer) -> None:
         shutil.rmtree(newest, ignore_errors=True)
-        life = await begin(config, buffer, number=1, step=2, position=await _position(config))
+        journal = read_trained(config.run_folder)
+        assert journal is not None
+        undone = journal.undone(2) if rolls_again else []
+        life = await begin(config, buffer, number=1, step=2, position=await _position(config), undone=undone)
         await life.work(1)
         await life.save()
 
     played(path, resume)
     done = Audited(path)
-    assert done.code == 1, "four groups are trained in no surviving step, and nobody rolls their tasks again"
-    assert "4 of 10 tasks are lost" in done.findings
-    assert "step 3 of timeline life-0 trained" in done.findings
+    if rolls_again:  # what a learner does
+        assert (done.code, done.said["tasks"]["waiting"]) == (0, 2), (done.findings, done.unchecked)
+    else:
+        assert done.code == 1, "four groups are trained in no surviving step, and nobody rolls their tasks again"
+        assert "4 of 10 tasks are lost" in done.findings
+        assert "step 3 of timeline life-0 trained" in done.findings
 
 
 def test_steps_whose_checkpoints_were_removed_as_the_older_ones(path: Path):
     """A learner with a smaller fence than the one before it: each of its checkpoints looks older, and is removed at once."""
 
     async def later_life_with_smaller_fence(config: Config, buffer: RedisBuffer) -> None:
-        life = await two_checkpoints(config, buffer)
-        position = await _position(config)
-        for each in candidates(config.run_folder / "checkpoints"):
-            each.rename(each.with_name(each.name.partition("-by-")[0] + f"-by-{life.fence + 10**12}"))
-        second = await begin(config, buffer, number=1, step=4, position=position, asks_the_folder=False)
+        await two_checkpoints(config, buffer)
+        second = await begin(config, buffer, number=1, step=4, position=await _position(config))
         await second.work(3)
         shutil.rmtree(await second.save())
+        for each in candidates(config.run_folder / "checkpoints"):
+            each.rename(each.with_name(each.name.partition("-by-")[0] + f"-by-{second.fence + 1}"))
 
     played(path, later_life_with_smaller_fence)
     done = Audited(path)
