@@ -49,11 +49,12 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
         assert last_step(config) > before, "training waited for the evaluation"
         assert run.exit_code() == 0, run.output
 
-    lines = run.output.splitlines()
-    for step in range(0, STEPS + 1, EVERY):
-        assert any(line.startswith(f"evaluation of step {step}: Paced  mean@2 ") for line in lines), run.output
     summary = json.loads((config.run_folder / "summary.json").read_text())
-    assert [each["step"] for each in summary["evaluations"]] == [0, 20, 40]
+    steps = [each["step"] for each in summary["evaluations"]]
+    assert steps[-1] == STEPS, "the learner waits for the last one; an evaluator that comes late misses earlier ones"
+    for step in steps:
+        said = f"evaluation of step {step}: Paced  mean@2 "
+        assert any(line.startswith(said) for line in run.output.splitlines()), run.output
     assert summary["evaluations"][-1]["environments"]["Paced"]["tasks"] == 6
 
     page = capfd.readouterr().out
