@@ -314,7 +314,7 @@ class BufferPosition:
     next_ticket: int
     next_task: int
     untrained: int = 0
-    """Tasks below `next_task` that ended without being trained: no signal, or failed too often."""
+    """Tasks that ended without being trained: no signal, failed too often, or of an environment that was detached."""
     redo: tuple[PendingTask, ...] = ()
     """Tasks whose tickets came to nothing and that wait for another."""
     outstanding: tuple[OutstandingTicket, ...] = ()
