@@ -5,7 +5,7 @@ VENV = .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults check format bench gpu-check clean
+.PHONY: help setup demo test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times, and count what was lost or trained twice"
 	@echo "make chaos      strike whole runs 500 times (FAULTS=, SEED=) and audit each      make soak  one run for an hour (MINUTES=)"
 	@echo "make wire-faults  kill, stop, cut off and crowd the weight wire, 100 times each, and look for torn or older weights"
+	@echo "make fuzz-ports  10,000 frames of a stranger at every port of a run (FUZZ_SEED repeats one), which must train on"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
 	@echo "make format     put the code into shape"
 	@echo "make bench      the benchmarks          make gpu-check  what works on this GPU, and how fast"
@@ -56,6 +57,9 @@ soak: $(VENV)/.dev
 TRIALS ?= 100
 wire-faults: $(VENV)/.dev
 	$(BIN)/python tests/wire_faults/run.py --trials $(TRIALS) --seed $(SEED) --report runs/wire_faults.json
+
+fuzz-ports: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow -s tests/scenarios/test_listeners.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
