@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import async_rl
 from async_rl import buffer_verbs, checkpoint_verbs, env_verbs, eval_verbs, model_verbs, reward_verbs, training_verbs, verb_line
-from async_rl.commands import Role, command, environment
+from async_rl.commands import Role, command, environment, ranks_command
 from async_rl.config import Config
 from async_rl.config_files import DEFAULT, leaves, load, load_named, load_with_origins, parse, to_show
 from async_rl.errors import ConfigError, boundary
@@ -108,13 +108,20 @@ def role(module: Role, *words: str) -> Callable[[Sequence[str]], int]:
     def become(args: Sequence[str]) -> int:
         guard()
         config = load_named(args)
-        ranks = config.learner.parallel.ranks if module == "learner" else 1
-        if module == "learner":
-            make_run_folder(config.run_folder)
-            print(first_lines(config))
-        _become(command(module, [*words, *args], ranks=ranks), config)
+        _become(command(module, [*words, *args]), config)
 
     return become
+
+
+def learner(args: Sequence[str]) -> NoReturn:
+    """The learner's only rank, the parent of all its ranks, or one of the ranks that another launcher starts."""
+    guard()
+    config = load_named(args)
+    make_run_folder(config.run_folder)
+    is_one_of_several = "WORLD_SIZE" in os.environ
+    if os.environ.get("RANK", "0") == "0":
+        print(first_lines(config))
+    _become(command("learner", args) if is_one_of_several else ranks_command("learner", args, config), config)
 
 
 def tool(chosen: verb_line.Tool) -> Callable[[Sequence[str]], int]:
@@ -235,8 +242,8 @@ VERBS = (
     Verb(words="run", help="Start everything on this machine: buffer, learner and workers; sum up at the end.", run=run),
     Verb(
         words="learner",
-        help="Be the learner (under torchrun when learner.parallel asks for several ranks).",
-        run=role("learner"),
+        help="Be the learner: all ranks that learner.parallel asks for, or the one that WORLD_SIZE and RANK name.",
+        run=learner,
     ),
     Verb(words="worker", help="Be one rollout worker.", run=role("rollout_workers")),
     Verb(words="reward serve", help=reward_verbs.SERVE.help, run=reward, manual=verb_line.manual(reward_verbs.SERVE)),

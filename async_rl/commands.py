@@ -32,14 +32,20 @@ WORKER_INDEX = "ASYNC_RL_WORKER_INDEX"
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def command(role: Role, args: Sequence[str], *, ranks: int = 1) -> list[str]:
+def command(role: Role, args: Sequence[str]) -> list[str]:
+    return [*_PYTHON, "-m", role, *args]
+
+
+def ranks_command(role: Literal["learner", "learner.training"], args: Sequence[str], config: AnyRun) -> list[str]:
+    """As many ranks as learner.parallel asks for, all of them on this machine."""
+    ranks = config.learner.parallel.ranks
     if ranks == 1:
-        return [*_PYTHON, "-m", role, *args]
-    return [*_PYTHON, "-m", "async_rl.torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", role, *args]
+        return command(role, args)
+    return [*_PYTHON, "-m", "async_rl.supervision.ranks", str(ranks), str(config.run_folder / "logs"), role, *args]
 
 
 def environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a role inherits, plus what it needs. torchrun's ranks get -P through PYTHONSAFEPATH."""
+    """What a role inherits, plus what it needs."""
     given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     given.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a worker that leaves is no reason for stack traces of torch's stores
     given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on the order this gives

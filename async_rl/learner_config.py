@@ -30,7 +30,7 @@ class OptimizerConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the learner's torchrun ranks are divided; what is left after tensor x pipeline x context is data-parallel."""
+    """How the learner's ranks are divided; what is left after tensor x pipeline x context is data-parallel."""
 
     tensor: PositiveInt = 1
     """Ranks that share every layer: its heads, its columns."""
@@ -64,7 +64,7 @@ class ParallelConfig(Section):
 
     @property
     def ranks(self) -> int:
-        """As many as `async-rl` starts on this machine; under torchrun the world's size counts."""
+        """As many as `async-rl` starts on this machine; under another launcher WORLD_SIZE counts."""
         fewest = math.lcm(self.tensor * self.pipeline * self.context, self.pipeline * self.expert)
         return max(self.processes, fewest)
 

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import structlog
 
-from async_rl.commands import WORKER_INDEX, Role, command, computes_on_cpu, environment
+from async_rl.commands import WORKER_INDEX, command, computes_on_cpu, environment, ranks_command
 from async_rl.config import Config
 from async_rl.config_files import load_file, to_yaml
 from async_rl.durable.best_effort import missed_aloud, why
@@ -29,6 +29,7 @@ from async_rl.eval_verbs import SCHEDULED
 from async_rl.private_files import keep_files_private
 from async_rl.run_folder import make_run_folder
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
+from async_rl.supervision.ranks import RANK_VARIABLES
 from async_rl.training_config import AnyRun, TrainingConfig
 
 log = structlog.get_logger("async_rl.run")
@@ -115,7 +116,7 @@ async def run(config: Config, inherited: Mapping[str, str]) -> int:
 async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
     """The same of a run that has no workers: its learner reads a table."""
     stop = drain_on_signals()
-    spec = _learner("learner.training", config, environment(config, inherited))
+    spec = _learner("learner.training", config, _environment(config, inherited))
     return await LocalRun([spec], config.run_folder).run(stop)
 
 
@@ -123,7 +124,7 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     """The run's processes, in the order in which they start."""
     args = ["@", str(config.run_folder / "config.yaml")]
     logs = config.run_folder / "logs"
-    shared, policy = environment(config, inherited), config.supervision.policy
+    shared, policy = _environment(config, inherited), config.supervision.policy
     server = ChildSpec(
         name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log", policy=policy
     )
@@ -154,17 +155,19 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     ]
 
 
-def _learner(role: Role, config: AnyRun, shared: Mapping[str, str]) -> ChildSpec:
-    ranks = config.learner.parallel.ranks
+def _environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
+    """A whole run starts here, whatever ranks this process itself belongs to."""
+    return environment(config, {name: value for name, value in inherited.items() if name not in RANK_VARIABLES})
+
+
+def _learner(role: Literal["learner", "learner.training"], config: AnyRun, shared: Mapping[str, str]) -> ChildSpec:
     return ChildSpec(
         name="learner",
-        command=command(role, ["@", str(config.run_folder / "config.yaml")], ranks=ranks),
+        command=ranks_command(role, ["@", str(config.run_folder / "config.yaml")], config),
         environment=shared,
         log=None,
         policy=config.supervision.policy,
         grace_s=CHECKPOINT_GRACE_S,
-        # torchrun has to pass the end on to its ranks, which SIGKILL gives it no time for.
-        when_orphaned=signal.SIGTERM if ranks > 1 else signal.SIGKILL,
     )
 
 
@@ -271,6 +274,6 @@ class LocalRun:
 
 
 def _exit_code(status: int) -> int:
-    """As a shell would say it. Being ended by our own SIGTERM, for lack of a handler or by torchrun, is no failure."""
+    """As a shell would say it. Being ended by our own SIGTERM, for lack of a handler, is no failure."""
     code = status if status >= 0 else 128 - status
     return 0 if code == 128 + signal.SIGTERM else code

@@ -1,4 +1,4 @@
-"""The learner's composition root, under torchrun or alone: config -> objects -> loop."""
+"""The learner's composition root, for one of several ranks or the only one: config -> objects -> loop."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ from learner.priorities import load_priority, weigh
 from learner.progress import Progress
 from learner.ranks.compute import Compute
 from learner.ranks.crew import follow
+from learner.ranks.meeting import meet
+from learner.ranks.place import RankPlace, place_from
 from learner.ranks.roster import check_needs
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
@@ -77,20 +79,21 @@ def main() -> None:
         config = load_named(sys.argv[1:])
         configure_logs("learner")
         arm_from(os.environ)
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank 0 would hold the run against its own successor
+        place = place_from(os.environ)
+        if place.is_under_torchrun:  # an orphaned rank 0 would hold the run against its own successor
             die_with_parent()
         objective = load_objective(config.learner.objective)
         # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
         check_needs(config, objective, shape)
         with open_group_stores(config) as stores:
-            if int(os.environ.get("RANK", "0")) == 0:
-                asyncio.run(lead(config, objective, shape, stores))
+            if place.rank == 0:
+                asyncio.run(lead(config, objective, shape, place, stores))
             else:
-                follow(config, objective, shape, stores)
+                follow(config, objective, shape, stores, meet(place, stores, life=None))
 
 
-async def lead(config: Config, objective: Objective, shape: ModelShape, stores: GroupStores) -> None:
+async def lead(config: Config, objective: Objective, shape: ModelShape, place: RankPlace, stores: GroupStores) -> None:
     with stall_watchdog(on_beat=ends_after(config.supervision.silence_s)):
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
@@ -99,7 +102,8 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, stores: 
             fence = await buffer.acquire(owner, config.limits, after=fences.highest())
             fences.claim(fence, owner)
             await run_with(
-                lambda: learn(config, objective, shape, stores, buffer, board, fence, stop), hold=lambda: hold(buffer, fence)
+                lambda: learn(config, objective, shape, place, stores, buffer, board, fence, stop),
+                hold=lambda: hold(buffer, fence),
             )
             await buffer.resign(fence)
 
@@ -115,6 +119,7 @@ async def learn(
     config: Config,
     objective: Objective,
     shape: ModelShape,
+    place: RankPlace,
     stores: GroupStores,
     buffer: RedisBuffer,
     board: Board,
@@ -124,7 +129,9 @@ async def learn(
     buffer.vocab_size = shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
-    async with Compute.open(config, objective, shape, stores, life=fence) as compute:
+    async with Compute.open(
+        config, objective, shape, stores, life=fence, meet=lambda: meet(place, stores, life=fence)
+    ) as compute:
         progress, recovery = await resume(compute, buffer, fence, config.run_folder)
         keep_pauses_short()
         depot = await compute.open_depot()

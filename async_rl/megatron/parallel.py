@@ -19,9 +19,10 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one job meet, when torchrun did not arrange it."""
+    """Where the ranks of one job meet."""
 
-    store: Store
+    store: Store | None
+    """None for torch's own, at MASTER_ADDR and MASTER_PORT."""
     rank: int
     world_size: int
 
@@ -46,7 +47,7 @@ class Division:
         if ranks % (of_a_copy := self.tensor * self.pipeline * self.context):
             raise ConfigError(
                 f"learner.parallel: {ranks} ranks cannot be divided into {self}; start a multiple of {of_a_copy} "
-                "(learner.parallel.processes, or torchrun's --nproc-per-node)"
+                "(learner.parallel.processes, or WORLD_SIZE)"
             )
         if ranks // self.pipeline % self.expert:
             of_a_stage = ranks // self.pipeline
@@ -54,7 +55,7 @@ class Division:
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device of this process. Under torchrun each local rank gets its own GPU."""
+    """The device of this process. Each rank of a machine (LOCAL_RANK) has a GPU of its own."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ConfigError("device: cuda was asked for, but torch sees no GPU; use `device: auto` or `device: cpu`")
@@ -83,7 +84,7 @@ def initialize(
     expert: int = 1,
     rendezvous: Rendezvous | None = None,
 ) -> None:
-    """Join the process group (torchrun's, the given one, or one of a single process) and divide it for Megatron.
+    """Join the given process group, or one of this process alone, and divide it for Megatron.
 
     `expert` divides the experts of a layer among ranks that otherwise share its work by tensor, context or data; an expert
     itself is never divided. Repeating it with the same sizes changes nothing.
@@ -156,9 +157,6 @@ def expert_group() -> dist.ProcessGroup:
 
 def _join(device: torch.device, rendezvous: Rendezvous | None) -> None:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    if rendezvous is None and dist.is_torchelastic_launched():
-        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
-        return
     if rendezvous is None:
         rendezvous = Rendezvous(store=HashStore(), rank=0, world_size=1)
     dist.init_process_group(

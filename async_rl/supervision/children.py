@@ -45,8 +45,6 @@ class ChildSpec:
     log: Path | None
     """Where its output goes; None leaves it on the terminal."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
-    when_orphaned: signal.Signals = signal.SIGKILL
-    """What the kernel sends it when the supervisor is gone (Linux)."""
     inherits: Sequence[int] = ()
     """Open files and sockets that it finds under the same numbers."""
     grace_s: float = 60.0
@@ -106,7 +104,7 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        kill_tree(process.pid)  # torchrun gives its ranks sessions of their own
+        kill_tree(process.pid)  # what it started may have sessions of its own
 
     def last_lines(self, count: int) -> list[str]:
         if self.spec.log is None or not self.spec.log.exists():
@@ -164,10 +162,10 @@ class Child:
         if sys.platform != "linux":
             return None
         # Loaded here: between fork and exec as little as possible may happen.
-        supervisor, number, libc = os.getpid(), int(self.spec.when_orphaned), ctypes.CDLL(None)
+        supervisor, libc = os.getpid(), ctypes.CDLL(None)
 
         def tie() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, number)
+            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
             if os.getppid() != supervisor:  # it died before the tie was made
                 os._exit(1)
 

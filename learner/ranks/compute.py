@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
+from async_rl.megatron.parallel import Rendezvous
 from async_rl.model_shape import ModelShape
 from async_rl.protocols import GroupStores
 from async_rl.transport.depot import Depot
@@ -54,12 +55,19 @@ class Compute:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores, *, life: int
+        cls,
+        config: Config,
+        objective: Objective,
+        shape: ModelShape,
+        stores: GroupStores,
+        *,
+        life: int,
+        meet: Callable[[], Rendezvous | None],
     ) -> AsyncIterator[Compute]:
-        """`life` tells this learner's checkpoints from those of learners before it: its fence."""
+        """`life` tells this learner's checkpoints from those of learners before it: its fence. `meet` may block."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
             loop = asyncio.get_running_loop()
-            crew = await loop.run_in_executor(thread, Crew, config, objective, shape, stores)
+            crew = await loop.run_in_executor(thread, lambda: Crew(config, objective, shape, stores, meet()))
             try:
                 folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
                 yield cls(crew, thread, folder=folder, keep=keep, life=life)

@@ -75,9 +75,16 @@ class Order(IntEnum):
 class Crew:
     """All learner ranks at once, as rank 0 sees them. Every method blocks; all belong on the thread that made it."""
 
-    def __init__(self, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None):
+    def __init__(
+        self,
+        config: Config,
+        objective: Objective,
+        shape: ModelShape,
+        stores: GroupStores | None = None,
+        rendezvous: parallel.Rendezvous | None = None,
+    ):
         """`stores`: needed for `open_depot`."""
-        self._hand = _Hand(config, objective, shape, stores)
+        self._hand = _Hand(config, objective, shape, stores, rendezvous)
         self._obeys = True
 
     @property
@@ -174,16 +181,22 @@ class Crew:
             raise
 
 
-def follow(config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None) -> None:
+def follow(
+    config: Config,
+    objective: Objective,
+    shape: ModelShape,
+    stores: GroupStores | None = None,
+    rendezvous: parallel.Rendezvous | None = None,
+) -> None:
     """The whole life of a rank above 0.
 
     consumes: orders      waits for:    rank 0
     produces: nothing     unblocked by: an order (IDLE, at the least, well within parallel.GROUP_TIMEOUT); rank 0's death
     """
-    # torchrun signals every rank; rank 0 alone decides how the run ends, and needs the others for its last checkpoint
+    # Launchers signal every rank; rank 0 alone decides how the run ends, and needs the others for its last checkpoint.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hand = _Hand(config, objective, shape, stores)
+    hand = _Hand(config, objective, shape, stores, rendezvous)
     try:
         with naming_lost_peers():
             _obey(hand)
@@ -214,9 +227,16 @@ def _obey(hand: _Hand) -> None:
 class _Hand:
     """What every rank does, rank 0 included."""
 
-    def __init__(self, config: Config, objective: Objective, shape: ModelShape, stores: GroupStores | None = None):
+    def __init__(
+        self,
+        config: Config,
+        objective: Objective,
+        shape: ModelShape,
+        stores: GroupStores | None,
+        rendezvous: parallel.Rendezvous | None,
+    ):
         self._stores = stores
-        device = join(config)
+        device = join(config, rendezvous)
         roster = assemble(config, objective, shape)
         self.model = roster.policy
         self._wire, self._snapshots = config.wire, config.snapshot_folder

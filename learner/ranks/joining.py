@@ -8,8 +8,8 @@ from async_rl.megatron import parallel
 from async_rl.training_config import AnyRun
 
 
-def join(run: AnyRun) -> torch.device:
-    """The device of this rank. `parallel.shutdown` undoes it."""
+def join(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:
+    """Join the other ranks, if there are any, and return the device of this one. `parallel.shutdown` undoes it."""
     device = parallel.resolve_device(run.device)
     if device.type == "cpu":
         # small matrices: a second thread costs more than it brings, and the workers need the core
@@ -25,5 +25,6 @@ def join(run: AnyRun) -> torch.device:
         virtual_stages=sizes.virtual_stages,
         context=sizes.context,
         expert=sizes.expert,
+        rendezvous=rendezvous,
     )
     return device

@@ -1,4 +1,4 @@
-"""One rank of `async-rl train`, under torchrun or alone: config -> objects -> run."""
+"""One rank of `async-rl train`, one of several or the only one: config -> objects -> run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from async_rl.training_config import TrainingConfig
 from async_rl.training_verbs import load_described
 from learner.checkpoints.keeping import Keeping
 from learner.ranks.joining import join
+from learner.ranks.meeting import meet_without_redis
+from learner.ranks.place import RankPlace, place_from
 from learner.training.examples import Compared, Reader, Said
 from learner.training.keeper import Keeper, Progress
 from learner.training.models import Builder, check
@@ -44,12 +46,13 @@ def main() -> None:
         config = load_described(sys.argv[1:])
         configure_logs("train")
         arm_from(os.environ)
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # an orphaned rank would go on writing beside its own successor
+        place = place_from(os.environ)
+        if place.is_under_torchrun:  # an orphaned rank would go on writing beside its own successor
             die_with_parent()
-        train(config)
+        train(config, place)
 
 
-def train(config: TrainingConfig) -> None:
+def train(config: TrainingConfig, place: RankPlace) -> None:
     """What a person did wrong with files is said before a model is built."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
@@ -64,7 +67,7 @@ def train(config: TrainingConfig) -> None:
 
     stop = drain_flag()
     with ExitStack() as ending:
-        device = join(config)
+        device = join(config, meet_without_redis(place))
         ending.callback(parallel.shutdown)
         builder = Builder(config, shape, device)
         model = builder.trained(steps)

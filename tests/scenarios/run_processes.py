@@ -84,7 +84,7 @@ class Program:
 
 
 @contextmanager
-def program(folder: Path, *arguments: object) -> Iterator[Program]:
+def program(folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ) -> Iterator[Program]:
     """`async-rl ARGUMENTS`, gone at the end with all that it started."""
     output = folder / f"output-{time.monotonic_ns()}.txt"
     with output.open("wb") as file:
@@ -94,7 +94,7 @@ def program(folder: Path, *arguments: object) -> Iterator[Program]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            env={**environment, "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )
     try:
         yield Program(process, output)

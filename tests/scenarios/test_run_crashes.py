@@ -68,6 +68,7 @@ def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path:
     with program(tmp_path, "run", "@", path) as run:
         assert run.exit_code() == 0, run.output
     assert "learner exited with code 137; restarting" in run.output
+    assert "rank 1 of 2 was ended by SIGKILL" in run.output
     assert len(lives(config)) == 2
     check(config, steps=8)
     assert audit(tmp_path, path)["clean"]

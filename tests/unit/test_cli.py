@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import async_rl
 from async_rl.cli import VERBS, dispatch, named
-from async_rl.commands import command, environment
+from async_rl.commands import command, environment, ranks_command
 from async_rl.config_files import load
 from async_rl.errors import ConfigError
 from async_rl.local_run import prepare_folder, specs
@@ -123,12 +122,12 @@ def test_one_thread_each_on_a_cpu_unless_told_otherwise() -> None:
     assert "OMP_NUM_THREADS" not in environment(load([*QUICKSTART, "--device", "cuda"]), {})
 
 
-def test_several_ranks_run_under_torchrun() -> None:
+def test_several_ranks_have_a_parent() -> None:
+    config = load([*QUICKSTART, "--run.name", "r", "--learner.parallel.tensor", "2"])
     assert command("learner", ["@", "x"])[1:] == ["-P", "-m", "learner", "@", "x"]
-    line = command("learner", ["@", "x"], ranks=2)
-    assert line[1:4] == ["-P", "-m", "async_rl.torchrun"]
-    assert line[line.index("--nproc-per-node") + 1] == "2"
-    assert line[-4:] == ["-m", "learner", "@", "x"]
+    assert ranks_command("learner", ["@", "x"], load([*QUICKSTART, "--run.name", "r"])) == command("learner", ["@", "x"])
+    parent = ["-P", "-m", "async_rl.supervision.ranks", "2", str(config.run_folder / "logs")]
+    assert ranks_command("learner", ["@", "x"], config)[1:] == [*parent, "learner", "@", "x"]
 
 
 def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
@@ -143,52 +142,6 @@ def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
     assert process.returncode == 7
     expected = f"{process.pid} 1 -P -m buffer stats @ configs/quickstart.yaml --run.name r --json"
     assert said.strip() == expected
-
-
-RANK = """
-import os, signal, sys, time
-assert sys.flags.safe_path
-os.write(1, f"rank {os.environ['RANK']} {sys.argv[1]}\\n".encode())  # at once: the other rank writes there too
-if sys.argv[1] == "fail":
-    sys.exit(5 if os.environ["RANK"] == "1" else signal.pause())
-while True:
-    time.sleep(0.01)
-"""
-
-
-def ranks(folder: Path, what: str) -> subprocess.Popen[str]:
-    (folder / "rank_program.py").write_text(RANK)
-    line = [
-        sys.executable,
-        "-P",
-        "-m",
-        "async_rl.torchrun",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "rank_program",
-        what,
-    ]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_a_failing_rank_gives_the_launcher_its_exit_code(tmp_path: Path) -> None:
-    process = ranks(tmp_path, "fail")
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 5, said
-    assert "rank 1 fail" in said
-
-
-def test_a_signal_reaches_the_ranks(tmp_path: Path) -> None:
-    process = ranks(tmp_path, "wait")
-    assert process.stdout is not None
-    seen = {next(line for line in process.stdout if line.startswith("rank")) for _ in range(2)}
-    assert seen == {"rank 0 wait\n", "rank 1 wait\n"}
-    process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_what_is_shown_lacks_the_password_of_sentinels(capsys: pytest.CaptureFixture[str]) -> None:

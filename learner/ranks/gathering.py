@@ -1,0 +1,74 @@
+"""How ranks on several machines agree that all of them are there, over a store that dead ranks have written to as well.
+
+    rank r    here/r = NAME ──────────────▶ rank 0    (a name of this process alone)
+              answer/NAME/LIFE ◀── call/NAME = LIFE   a dead rank's name is called too, and does not answer
+              meets over ranks/LIFE ◀── start/LIFE    once every rank that is here has answered
+
+LIFE is the fence of rank 0's lease: no two learners of a run have the same, so no group meets over keys of another one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import DistStoreError, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from async_rl.errors import ConfigError, ServiceStopped
+
+LOOK_AGAIN = timedelta(seconds=1)
+"""A rank that was started again, or a rank 0, comes under another name: who waits for the old one finds it this soon."""
+
+
+def call_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -> None:
+    """Rank 0's part: return when every other rank is there. Raises ServiceStopped with the number of one that is not."""
+    deadline = time.monotonic() + within.total_seconds()
+    store.set_timeout(within)
+
+    def has_answered(rank: int) -> bool:
+        try:
+            name = store.get(f"here/{rank}").decode()
+        except DistStoreError:
+            raise _nobody(rank, world_size, within) from None
+        answer = f"answer/{name}/{life}"
+        if store.check([answer]):
+            return True
+        if time.monotonic() > deadline:
+            raise _nobody(rank, world_size, within)
+        store.set(f"call/{name}", f"{life} {world_size}")
+        with suppress(DistStoreError):
+            store.wait([answer], LOOK_AGAIN)
+        return False  # looked at once more when the others have answered: it may have died meanwhile
+
+    others = range(1, world_size)
+    while sum(has_answered(rank) for rank in others) < len(others):
+        pass
+    store.set(f"start/{life}", "")
+
+
+def answer_call(store: Store, *, rank: int, world_size: int, within: timedelta) -> int:
+    """The other ranks' part: return the life of the rank 0 that has everyone together. Raises ServiceStopped if none has."""
+    deadline = time.monotonic() + within.total_seconds()
+    store.set_timeout(within)
+    name = uuid.uuid4().hex
+    store.set(f"here/{rank}", name)
+    while time.monotonic() < deadline:
+        try:
+            life, expected = map(int, store.get(f"call/{name}").split())
+        except DistStoreError:
+            break
+        if expected != world_size:
+            raise ConfigError(f"WORLD_SIZE is {world_size} for rank {rank} and {expected} for rank 0")
+        store.set(f"answer/{name}/{life}", "")
+        with suppress(DistStoreError):  # rank 0 still waits for others, or has been started again
+            store.wait([f"start/{life}"], LOOK_AGAIN)
+            return life
+    raise _nobody(0, world_size, within)
+
+
+def _nobody(rank: int, world_size: int, within: timedelta) -> ServiceStopped:
+    return ServiceStopped(
+        f"rank {rank} of {world_size} has not come within {within.total_seconds():g} s; are all ranks started?"
+    )

@@ -1,0 +1,58 @@
+"""Where the ranks of one learner find each other: in a file on one machine, in the run's Redis across machines."""
+
+from __future__ import annotations
+
+import structlog
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+
+from async_rl.errors import ConfigError
+from async_rl.megatron.parallel import GROUP_TIMEOUT, Rendezvous
+from async_rl.protocols import GroupStores
+from learner.ranks.gathering import answer_call, call_ranks
+from learner.ranks.place import RankPlace
+
+log = structlog.get_logger("learner")
+
+
+def meet(place: RankPlace, stores: GroupStores, *, life: int | None) -> Rendezvous | None:
+    """Blocks until all ranks are there. Rank 0 knows the `life` of its learner, its fence; the others are told."""
+    if place.world_size == 1 or place.file is not None or place.is_under_torchrun:
+        return meet_without_redis(place)
+    board = stores.open("ranks")
+    if life is None:
+        life = answer_call(board, rank=place.rank, world_size=place.world_size, within=GROUP_TIMEOUT)
+    else:
+        call_ranks(board, world_size=place.world_size, life=life, within=GROUP_TIMEOUT)
+    return Rendezvous(store=stores.open(f"ranks/{life}"), rank=place.rank, world_size=place.world_size)
+
+
+def meet_without_redis(place: RankPlace) -> Rendezvous | None:
+    """None for a single rank. Raises ConfigError for one of several that has no store: it would train a model of its own."""
+    if place.world_size == 1:
+        return None
+    if place.file is not None:
+        store = FileStore(str(place.file), place.world_size)
+        return Rendezvous(store=store, rank=place.rank, world_size=place.world_size)
+    if place.has_master:
+        _warn_of_torchs_store(place)
+        return Rendezvous(store=None, rank=place.rank, world_size=place.world_size)
+    raise ConfigError(
+        f"this is rank {place.rank} of {place.world_size} (RANK, WORLD_SIZE) and nothing says where it finds the others; set "
+        "MASTER_ADDR and MASTER_PORT to an address of rank 0 in a private network, or let `async-rl` start the ranks"
+    )
+
+
+def _warn_of_torchs_store(place: RankPlace) -> None:
+    if place.rank > 0:
+        return
+    if place.is_under_torchrun:
+        log.warning(
+            "torchrun's store listens on every address, asks for no password and unpickles what it finds: whoever reaches its "
+            "port can run code here. Let `async-rl` start the ranks, or give torchrun --rdzv-backend=static, which does not "
+            "unpickle (docs/parallelism.md)"
+        )
+    else:
+        log.warning(
+            "the ranks meet over torch's store at MASTER_ADDR, which listens on every address and asks for no password: "
+            "whoever reaches its port can disturb them. Let `async-rl` start ranks of one machine (docs/parallelism.md)"
+        )
