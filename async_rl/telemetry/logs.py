@@ -30,7 +30,10 @@ def configure_logs(role: str, *, rank: int | None = None) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0),
+                # Plain tracebacks: rich ones take tenths of a second each and show local variables, tokens among them.
+                structlog.dev.ConsoleRenderer(
+                    colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+                ),
             ],
         )
     )
@@ -38,8 +41,15 @@ def configure_logs(role: str, *, rank: int | None = None) -> None:
     logging.captureWarnings(True)
     for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(role=role, **({} if rank is None else {"rank": rank}))
+
+
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    """A stranger's bytes are answered with 400 and are no error of ours: a flood of them must not become a flood of lines."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
 
 
 class _Stderr(logging.Handler):

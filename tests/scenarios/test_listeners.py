@@ -92,6 +92,7 @@ def test_a_run_listens_where_the_page_says_and_strangers_change_nothing(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ten_thousand_frames_at_every_port_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with run(tmp_path, monkeypatch, steps=1_000_000) as (running, config):
         attack(running, config, listeners_below(running.pid), 10_000)

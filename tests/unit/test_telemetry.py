@@ -376,3 +376,34 @@ def test_a_sink_that_breaks_ends_nothing(tmp_path: Path):
         sinks.log(2, {"reward/mean": 0.2})
     assert [row.step for row in read_rows(path)] == [1, 2]
     assert ["Broken broke" in each["event"] for each in logged] == [True]
+
+
+def test_malformed_requests_fill_no_log_and_tracebacks_show_no_secrets() -> None:
+    script = """
+import asyncio, logging
+from aiohttp import web
+from async_rl.telemetry import configure_logs
+
+async def serve():
+    runner = web.AppRunner(web.Application(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1])
+    writer.write(b"POST /x HTTP/1.1\\r\\nContent-Length: nonsense\\r\\n\\r\\n")
+    print((await reader.readline()).decode())
+    writer.close()
+    await runner.cleanup()
+
+configure_logs("worker")
+asyncio.run(serve())
+token = "secret" * 2
+try:
+    raise ValueError("why")
+except ValueError:
+    logging.getLogger("other").exception("it failed")
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "400" in done.stdout
+    assert "Error handling request" not in done.stderr
+    assert "ValueError: why" in done.stderr
+    assert "secretsecret" not in done.stderr
