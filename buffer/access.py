@@ -63,7 +63,7 @@ _SINCE_7_2: Final = "+client|setinfo"
 _RUN_SCRIPTS: Final = ("eval", "evalsha", "multi", "exec", "discard")
 _READ: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
 """Everything there is to know about the run's keys, and not what other keys there are."""
-_WORKERS_READ: Final = ("hget", "hgetall", "hmget", "hvals", "lrange", "xread", "get", "exists")
+_WORKERS_READ: Final = ("hget", "hgetall", "hmget", "hvals", "lrange", "xread", "xrevrange", "get", "exists")
 """Beside its scripts."""
 _OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("hsetnx", "unlink"),

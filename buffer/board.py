@@ -88,7 +88,17 @@ class RedisBoard:
             return _entries(await self._ask("read", lambda: self._redis.xread({name: after})))
         # A reply may take as long as `wait_s`, so this goes over the connections for waiting.
         block, waits = max(1, round(wait_s * 1000)), cast("Any", self._server.waits)
-        return _entries(await self._ask("read", lambda: waits.xread({name: after}, block=block), longer_s=wait_s))
+        found = _entries(await self._ask("read", lambda: waits.xread({name: after}, block=block), longer_s=wait_s))
+        return found if found else await self._begun_anew(name, after)
+
+    async def _begun_anew(self, name: str, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Positions begin with the server's clock. One that was emptied, and whose clock is behind, gives messages positions
+        before those that were read already: then all of them are new.
+        """
+        newest = await self._ask("read", lambda: self._redis.xrevrange(name, count=1))
+        if not newest or _place(newest[0][0].decode()) >= _place(after):
+            return []
+        return _entries(await self._ask("read", lambda: self._redis.xread({name: "0-0"})))
 
     async def _change(self, script: str, *arguments: Argument, scripts: ScriptLibrary | None = None) -> Any:
         try:
@@ -142,6 +152,10 @@ def _message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", message) if isinstance(message, dict) else None
+
+
+def _place(position: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in position.split("-") if part.isdecimal())
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from runs import limits, publish
@@ -10,6 +11,10 @@ from runs import limits, publish
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Board, Member
 from async_rl.replay_protocol import ReplayBuffer
+from buffer import keys
+from buffer.board import RedisBoard
+from buffer.redis_buffer import RedisBuffer
+from buffer.redis_client import Server
 
 Both = tuple[Board, ReplayBuffer]
 
@@ -73,3 +78,18 @@ async def test_a_reader_is_woken_by_a_message(board: Both):
         await asyncio.sleep(0)
         await facts.post("news", {"number": 1})
     assert [message for _, message in reading.result()] == [{"number": 1}]
+
+
+async def test_messages_of_an_emptied_server_whose_clock_is_behind_are_heard(
+    redis_buffer: tuple[RedisBuffer, Server], run_name: str
+):
+    _, server = redis_buffer
+    board, redis = RedisBoard(server, run_name), cast("Any", server.commands)
+    await board.post("news", {"number": 1})
+    [(position, _)] = await board.read("news", "0-0", 1)
+    await redis.delete(keys.topic(run_name, "news"))
+    assert await board.read("news", position, 0.05) == []
+    await redis.xadd(keys.topic(run_name, "news"), {"message": b'{"number": 2}'}, id="5-0")
+    [(again, message)] = await board.read("news", position, 0.05)
+    assert (again, message) == ("5-0", {"number": 2})
+    assert await board.read("news", again, 0.05) == []
