@@ -48,7 +48,7 @@ def role_of(pid: int) -> str:
         return "gone"
     if "-m" in words:
         module = words[words.index("-m") + 1]
-        return "torchrun" if module == "async_rl.torchrun" else module.removesuffix(".__main__")
+        return module.removesuffix(".__main__")
     program = Path(words[0].split(" ")[0]).name  # servers write their address behind their name
     if program.startswith(("redis-server", "valkey-server")):
         return "redis"
