@@ -47,6 +47,6 @@ class Cohorts:
         return self._versions.get(held.pop(), -1) if len(held) == 1 else -1
 
     def broke(self) -> None:
-        """Whatever was under way: nobody uses its groups again."""
+        """Nobody uses the last groups again: all meet anew."""
         self._newest = ()
         self._number += 1

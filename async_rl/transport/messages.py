@@ -110,6 +110,8 @@ class Ready(_Reply):
     """The parcels that it reads where they lie, on the sender's machine."""
     holds: str = ""
     """The digest of the version that lies unchanged in its own memory, to which a difference may be sent."""
+    is_short_of_descriptors: bool = False
+    """So its process groups are built anew: whatever connected to the old ones while they formed goes with them."""
 
 
 class Refused(_Reply):

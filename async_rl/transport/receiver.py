@@ -29,6 +29,7 @@ from async_rl.errors import AsyncRLError, FleetMismatch, ServiceStopped, WireErr
 from async_rl.parameter_spec import ParameterSpec
 from async_rl.protocols import Board, Member
 from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.supervision.descriptors import descriptors_are_scarce
 from async_rl.transport.catch_up import CatchUp
 from async_rl.transport.intake import Intake, Landing
 from async_rl.transport.link import Timeouts
@@ -117,7 +118,7 @@ class WeightReceiver:
         self._source: Source | None = None
         """The last learner that was read of; its layout need not be read again."""
         self._newest = (-1, -1)
-        """Fence and generation of the newest offer: whatever is older comes from a learner or an attempt that is over."""
+        """Fence and generation of the newest offer: what is older comes from an attempt that is over."""
         self._taking: _Taking | None = None
         self._staged: Landing | None = None
         self._is_behind = asyncio.Event()
@@ -207,7 +208,8 @@ class WeightReceiver:
             )
 
     async def _consider(self, offer: Offer, services: asyncio.TaskGroup) -> None:
-        if self._member.id not in offer.to or offer.attempt <= self._newest:
+        is_old = offer.fence == self._newest[0] and offer.generation <= self._newest[1]
+        if self._member.id not in offer.to or is_old:
             return
         self._newest = offer.attempt
         await self._let_go()
@@ -239,7 +241,13 @@ class WeightReceiver:
             with _naming_the_model():
                 expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, source), name="weight-offer")
             by_memory = tuple(expected.mapped)
-            await post(self._board, TO_LEARNER, Ready(**self._reply_to(offer), by_memory=by_memory, holds=self._intake.holds))
+            ready = Ready(
+                **self._reply_to(offer),
+                by_memory=by_memory,
+                holds=self._intake.holds,
+                is_short_of_descriptors=descriptors_are_scarce(),
+            )
+            await post(self._board, TO_LEARNER, ready)
             try:
                 begin = await begun
                 self._staged = await in_daemon_thread(

@@ -22,6 +22,7 @@ from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.protocols import Board
 from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.supervision.descriptors import descriptors_are_scarce
 from async_rl.transport.apart import Apart
 from async_rl.transport.cohorts import Cohorts
 from async_rl.transport.depot import Depot
@@ -239,6 +240,8 @@ class WeightSender:
         # Those who read in place may well share the learner's GPU.
         grouped = [each for each in members if len(ready[each].by_memory) < parcels]
         backend = backend_among([gpu_of(self._device), *self._membership.gpus_of(grouped)])
+        if descriptors_are_scarce() or any(reply.is_short_of_descriptors for reply in ready.values()):
+            self._cohorts.broke()
         wires = self._cohorts.wires(parcels, ready, backend)
         begin = Begin(
             fence=self._fence,

@@ -21,8 +21,10 @@ from wire_board import board_of
 from wire_stream import ROWS, WIRE
 from wire_weights import weights
 
+from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES, Begin, Inbox, ToWorkers
+
 LEARNER = Path(__file__).with_name("wire_stream.py")
-FEW_DESCRIPTORS, SCANS, HALF_OPEN = 256, 1100, 400
+FEW_DESCRIPTORS, SCANS, HALF_OPEN = 400, 1100, 400
 
 pytestmark = pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which ports a process has")
 
@@ -112,3 +114,31 @@ async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str
             await scanning
         await worker.serves_more()
         assert process.returncode is None
+
+
+async def test_groups_are_built_anew_when_descriptors_become_scarce(redis_server: str, run_name: str) -> None:
+    async with (
+        asyncio.timeout(120),
+        board_of(redis_server, run_name) as board,
+        learner(redis_server, run_name) as process,
+        running(worker := Worker(board, "w", weights(0, rows=ROWS), WIRE)),
+    ):
+        _, hard = resource.prlimit(
+            process.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS * 4, resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1])
+        )
+        await worker.serves_more(2)
+        told = await Inbox.open(board, TO_WORKERS, TO_WORKERS_MESSAGES)
+        assert len(await groups(told, pushes=3)) == 1, "kept from push to push"
+        open_now = len(os.listdir(f"/proc/{process.pid}/fd"))  # noqa: PTH208
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (2 * open_now - 8, hard))
+        await groups(told, pushes=1)
+        assert len(await groups(told, pushes=3)) == 3
+        await worker.serves_more()
+
+
+async def groups(told: Inbox[ToWorkers], *, pushes: int) -> set[str]:
+    """The names of those that the next pushes go over."""
+    found: list[str] = []
+    while len(found) < pushes:
+        found += [message.wires[0].group for message in await told.read() if isinstance(message, Begin)]
+    return set(found[:pushes])

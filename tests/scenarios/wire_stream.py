@@ -6,6 +6,7 @@ usage: python wire_stream.py URL RUN
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from itertools import count
 
@@ -18,10 +19,14 @@ from async_rl.config import WireConfig
 WIRE = WireConfig(operation_timeout_s=10.0, bucket_mb=0.25, shared_memory=False)
 ROWS = 4
 PAUSE_S = 0.05
+OTHER_FILES = 100
+"""Are open beside what the wire needs, as in a learner with a model."""
 
 
 async def main(url: str, run: str) -> None:
     tensors = weights(0, rows=ROWS)
+    for _ in range(OTHER_FILES):
+        os.open(os.devnull, os.O_RDONLY)
     async with board_of(url, run) as board, sending(board, WIRE, tensors) as sender:
         for version in count(1):
             await sender.needed(version)
