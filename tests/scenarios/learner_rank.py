@@ -9,13 +9,14 @@ import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import Config
 from async_rl.errors import boundary
@@ -147,6 +148,17 @@ def meet(store: Path, under: Config, rank: int, ranks: int = 2) -> None:
         expert=chosen.expert,
         rendezvous=parallel.Rendezvous(store=FileStore(str(store), ranks), rank=rank, world_size=ranks),
     )
+
+
+@dataclass(frozen=True)
+class FileStores:
+    """`GroupStores` of processes that share a folder."""
+
+    folder: Path
+
+    def open(self, name: str) -> Store:
+        self.folder.mkdir(exist_ok=True)
+        return FileStore(str(self.folder / name), -1)
 
 
 def every_layout(root: Path, rank: int) -> None:

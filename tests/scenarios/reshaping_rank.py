@@ -14,7 +14,7 @@ from async_rl.checkpoint_files import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.ranks.crew import Crew, follow
-from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
+from tests.scenarios.learner_rank import OBJECTIVE, FileStores, config, meet, shape, train
 
 SAVED_AT, STEPS = 3, 5
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -59,11 +59,12 @@ class Stage:
     def crew(self, meeting: str, of: Config) -> Iterator[Crew | None]:
         """Of both ranks, on the first one; the second one follows it."""
         meet(self.root / meeting, of, self.rank)
+        stores = FileStores(self.root / f"{meeting}-stores")
         if self.rank > 0:
-            follow(of, OBJECTIVE, shape(of))
+            follow(of, OBJECTIVE, shape(of), stores)
             yield None
             return
-        crew = Crew(of, OBJECTIVE, shape(of))
+        crew = Crew(of, OBJECTIVE, shape(of), stores)
         yield crew
         crew.stop()
 
@@ -88,7 +89,7 @@ def save(crew: Crew, root: Path, writer: str) -> None:
 def take_up(crew: Crew, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
     assert crew.load(root / writer) == {"version": 12}
     crew.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
-    crew.open_depot()
+    crew.open_depot(fence=1)
     saved = crew.pack(1, keep=())
     rows = train(crew, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)

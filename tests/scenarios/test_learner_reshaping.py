@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from async_rl.checkpoint_files import POLICY, WEIGHT, candidates, read_manifest
 from async_rl.megatron.parameter_table import table
 from async_rl.megatron.pieces import Stretch, open_pieces
 from learner.ranks.crew import Crew
-from tests.scenarios.learner_rank import OBJECTIVE, play, shape, train
+from tests.scenarios.learner_rank import OBJECTIVE, FileStores, play, shape, train
 from tests.scenarios.made_once import made_once
 from tests.scenarios.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
 
@@ -36,11 +37,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_one_process(writer: str, act: Any) -> Any:
     of = under(writer, "alone")
-    crew = Crew(of, OBJECTIVE, shape(of))
-    try:
-        return act(crew)
-    finally:
-        crew.stop()
+    with TemporaryDirectory() as folder:
+        crew = Crew(of, OBJECTIVE, shape(of), FileStores(Path(folder)))
+        try:
+            return act(crew)
+        finally:
+            crew.stop()
 
 
 @pytest.fixture(scope="module")
