@@ -76,7 +76,7 @@ async def workers(buffer: MemoryBuffer, count: int, version: int = 0) -> AsyncIt
             name=f"w{number}",
             buffer=buffer,
             inference=ScriptedInference(lambda text: text, version=version),
-            tasks=TaskMix.from_config(BASE, seed=0),
+            tasks=TaskMix.from_config(BASE, seed=0, environments_from=[HERE]),
             batch=BatchConfig(groups_per_step=8, group_size=2, drop_no_signal=False),
             settings=WorkerConfig(groups_in_flight=4),
             seed=0,
