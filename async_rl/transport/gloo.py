@@ -14,6 +14,7 @@ import os
 import re
 import select
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ def _watched_listeners() -> list[_Listener]:
 
 def _is_listening(number: int) -> bool:
     try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
         with socket.socket(fileno=os.dup(number)) as copy:
             is_internet = copy.family in (socket.AF_INET, socket.AF_INET6)
             return is_internet and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1

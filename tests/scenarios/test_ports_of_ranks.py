@@ -21,6 +21,7 @@ def play(rank: int, file: str) -> None:
     from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
     from async_rl.megatron import parallel
+    from async_rl.transport.gloo import closed_listeners
     from learner.checkpoints.writing import CheckpointWriter
 
     rendezvous = parallel.Rendezvous(store=FileStore(file, 2), rank=rank, world_size=2)
@@ -28,6 +29,10 @@ def play(rank: int, file: str) -> None:
     parallel.initialize(device=torch.device("cpu"), tensor=2, rendezvous=rendezvous)
     writer = CheckpointWriter()
     assert listeners(os.getpid()) == [ours.getsockname()]
+    before = num_descriptors()
+    with closed_listeners():
+        pass
+    assert num_descriptors() == before, "looking for listeners opens nothing that stays"
     socket.create_connection(ours.getsockname()).close()
     total = torch.ones(2)
     for group in (None, parallel.tensor_group(), parallel.data_group()):
@@ -35,6 +40,10 @@ def play(rank: int, file: str) -> None:
     assert total.tolist() == [4, 4]
     del writer
     parallel.shutdown()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_ranks_that_are_joined_listen_no_more(tmp_path: Path) -> None:
