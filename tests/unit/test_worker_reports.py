@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
+from structlog.testing import capture_logs
 
 from async_rl.transport.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
 from async_rl.types import Failure
@@ -49,15 +49,16 @@ def note(worker: str, times: int) -> WorkerNote:
     return WorkerNote(worker=worker, environment="math", cause="episodes leave tasks behind", detail="close", times=times)
 
 
-async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers() -> None:
     board = WatchedBoard()
-    async with reading(board):
-        for one in (note("a", 1), note("b", 1), note("a", 10), note("b", 10), note("a", 100)):
-            await board.post(NOTES, one.model_dump())
-        await all_read(board)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "episodes leave tasks behind" in line]
-    assert [line.split("times=")[1].split()[0] for line in lines] == ["1", "11", "110"]
-    assert "environment=math" in lines[0]
+    with capture_logs() as said:
+        async with reading(board):
+            for one in (note("a", 1), note("b", 1), note("a", 10), note("b", 10), note("a", 100)):
+                await board.post(NOTES, one.model_dump())
+            await all_read(board)
+    told = [line for line in said if line["event"] == "episodes leave tasks behind"]
+    assert [line["times"] for line in told] == [1, 11, 110]
+    assert told[0]["environment"] == "math"
 
 
 async def test_a_blocked_worker_explains_why_nothing_comes() -> None:
