@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface, Tokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Message, Rollout, Sample, Status, StopReason, Task, VersionSpan, spans_of
 
 DIGITS_AND_LETTERS = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"

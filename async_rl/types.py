@@ -267,7 +267,7 @@ class MixChange(NamedTuple):
     id: str
     """Of this change and all before it: who knows the id knows the whole log up to here."""
     change: str
-    """JSON, see async_rl/mix.py."""
+    """JSON, see async_rl/board/environment_mix.py."""
 
 
 class PendingTask(NamedTuple):

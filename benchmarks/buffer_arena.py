@@ -27,9 +27,9 @@ from rivals.rollouts import Portions, rollouts_per_s
 
 from async_rl.replay_protocol import Limits
 from async_rl.types import VersionRecord
-from buffer.arena import Arena
+from buffer.payloads.files import Arena
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 RUN = "benchmark"
 WRITERS = 2

@@ -24,14 +24,15 @@ import yaml
 from torch import Tensor
 
 from async_rl.config import Config
+from async_rl.config.tokenizer import CharacterTokenizer
 from async_rl.megatron import parallel
-from async_rl.megatron.hf import from_canonical
+from async_rl.megatron.huggingface.tensors import from_canonical
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_shape import ModelShape, model_shape
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
-from async_rl.tokenizer_config import CharacterTokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
 

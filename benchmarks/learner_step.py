@@ -27,8 +27,9 @@ from learner_parts.pipeline import RunFailed, pace_of_run
 from learner_parts.rollouts import groups_of, lognormal_lengths
 
 from async_rl.config import Config
-from async_rl.model_shape import ModelShape, model_shape
-from async_rl.tokenizers import open_tokenizer
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
+from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.objective import load_objective
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported by whoever opens a connection
     from async_rl.config import Config
-    from buffer.archive_writer import ArchiveWriter
+    from buffer.archive.writing import ArchiveWriter
     from buffer.board import RedisBoard
     from buffer.group_store import RedisGroupStores
     from buffer.redis_buffer import RedisBuffer
-    from buffer.redis_client import Server
+    from buffer.server.client import Server
 
 
 @asynccontextmanager
 async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
     """The run's replay buffer, connected; or BufferUnreachable."""
-    from buffer.redis_client import open_server
+    from buffer.server.client import open_server
 
     async with open_server(config) as server:
         with open_buffer_on(server, config) as buffer:
@@ -31,7 +31,7 @@ async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
 @contextmanager
 def open_buffer_on(server: Server, config: Config) -> Generator[RedisBuffer]:
     """Over a connection that somebody else closes."""
-    from buffer.arena import Arena
+    from buffer.payloads.files import Arena
     from buffer.redis_buffer import RedisBuffer
 
     folder = config.payload_folder
@@ -50,7 +50,7 @@ def open_buffer_on(server: Server, config: Config) -> Generator[RedisBuffer]:
 async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
     """The run's board, connected; or BufferUnreachable."""
     from buffer.board import RedisBoard
-    from buffer.redis_client import open_server
+    from buffer.server.client import open_server
 
     async with open_server(config) as server:
         yield RedisBoard(server, config.run.name)
@@ -59,8 +59,8 @@ async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
 @contextmanager
 def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
     """The run's stores for process groups, connected; or BufferUnreachable. Imports torch, and needs no event loop."""
-    from buffer.blocking_server import open_blocking_server
     from buffer.group_store import RedisGroupStores
+    from buffer.server.blocking_client import open_blocking_server
 
     with open_blocking_server(config) as server:
         yield RedisGroupStores(server, config.run.name)
@@ -68,7 +68,7 @@ def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
 
 def open_archive(config: Config) -> ArchiveWriter:
     """Where the run's spent groups are written down."""
-    from buffer.archive_writer import ArchiveWriter
+    from buffer.archive.writing import ArchiveWriter
 
     limits = config.retention
     return ArchiveWriter(

@@ -1,6 +1,6 @@
 """`python -P -m buffer VERB @ config.yaml`: be the run's server, or look after what it holds.
 
-What can be typed stands in async_rl/buffer_verbs.py, what it does in buffer/tools/.
+What can be typed stands in async_rl/cli/buffer.py, what it does in buffer/tools/.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from async_rl.buffer_verbs import find, listing
+from async_rl.cli.buffer import find, listing
+from async_rl.cli.grammar import Line, manual, read
 from async_rl.config import Config
-from async_rl.config_files import load_named
+from async_rl.config.loading import load_named
+from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import ConfigError, boundary
-from async_rl.private_files import keep_files_private
 from async_rl.supervision import signs_of_life
 from async_rl.telemetry import configure_logs
-from async_rl.verb_line import Line, manual, read
-from buffer.embedded_server import EmbeddedServer
+from buffer.server.embedded.server import EmbeddedServer
 
 HELP = ("-h", "--help")
 ALSO = ("env", "weights")

@@ -14,9 +14,9 @@ from async_rl.errors import FleetMismatch
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer import keys
-from buffer.foreign import reading, refused
-from buffer.redis_client import Server
-from buffer.script_library import Argument, ScriptLibrary
+from buffer.server.client import Server
+from buffer.server.scripts import Argument, ScriptLibrary
+from buffer.server.unexpected_replies import reading, refused
 
 MESSAGES_KEPT = 10_000
 """Of each topic."""

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import Store  # where torch's own type stubs hav
 from torch.distributed import DistStoreError
 
 from buffer import keys
-from buffer.blocking_server import BlockingServer
-from buffer.redis_client import Server, listen
-from buffer.script_library import Argument, ScriptLibrary
+from buffer.server.blocking_client import BlockingServer
+from buffer.server.client import Server, listen
+from buffer.server.scripts import Argument, ScriptLibrary
 
 EXPIRY_S = 3600
 """After it was written last. What is posted is read within the time limit of a rendezvous, which is minutes."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from buffer import keys
-from buffer.records import BadRecord, Record, parse
-from buffer.redis_client import Server
+from buffer.rules.ticket_record import BadRecord, Record, parse
+from buffer.server.client import Server
 
 AT_ONCE = 1000
 """Records per reply."""

@@ -24,7 +24,7 @@ def topic(run: str, name: str) -> str:
 
 
 def note(run: str, name: str) -> str:
-    """What the learner leaves for whoever takes its weights: `packed` and `layout` (async_rl/transport/source.py)."""
+    """What the learner leaves for whoever takes its weights: `packed` and `layout` (async_rl/transport/packed_source.py)."""
     return key(run, f"note:{name}")
 
 
@@ -125,7 +125,7 @@ KINDS = {
     "kept": "zset",  # spent group whose payload is retained -> the last step that it trained
     "lottery": "zset",  # ready group, trained before or not -> its draw (uniform and prioritized selection)
     "weights": "hash",  # group -> its priority, where it is not 1
-    "records": "hash",  # ticket that has not ended, or is kept -> its few numbers (records.py)
+    "records": "hash",  # ticket that has not ended, or is kept -> its few numbers (rules/ticket_record.py)
     "payloads": "hash",  # ready, taken or kept group -> its bytes
     "redo": "list",  # tasks to roll again, first come, first served
     "ended": "hash",  # ticket that ended lately -> what a repeated commit is told

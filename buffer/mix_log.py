@@ -1,7 +1,7 @@
 """The log of changes of the mix of environments, as it stands in Redis: "AT ID JSON", one line a change.
 
-What a change means is async_rl/mix.py's; the buffer only knows from which task on it holds. An id is made of all that came
-before, so that a log which lost its end and grew another one has no id in common with what it was.
+What a change means is async_rl/board/environment_mix.py's; the buffer only knows from which task on it holds. An id is made of
+all that came before, so that a log which lost its end and grew another one has no id in common with what it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 
 from async_rl.errors import AsyncRLError
 from async_rl.types import MixChange
-from buffer.foreign import reading
+from buffer.server.unexpected_replies import reading
 
 CHANGES_MOST = 4096
 """Every worker and every checkpoint carries them all. scripts/change_mix.lua has the same number."""

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any, TypeVar, cast
 
+from async_rl.durable.failpoints import define
 from async_rl.errors import LearnerAlreadyRunning
-from async_rl.failpoints import define
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -31,18 +31,18 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer import keys, mix_log
-from buffer.arena import Arena
-from buffer.auditing import Snapshot, audit
-from buffer.codec import BadPayload, encode
-from buffer.foreign import UnexpectedReply, of_wrong_type, reading
-from buffer.limits_text import read_limits, write_changes, write_limits
-from buffer.payload_places import Payloads, sound_group
-from buffer.records import Record, parse
-from buffer.recovery import ENDED, verdicts_on
-from buffer.redis_client import Server, listen
+from buffer.payloads.codec import BadPayload, encode
+from buffer.payloads.files import Arena
+from buffer.payloads.store import Payloads, sound_group
+from buffer.payloads.validation import problem_with
+from buffer.rules.audit import Snapshot, audit
+from buffer.rules.limits_text import read_limits, write_changes, write_limits
+from buffer.rules.recovery import ENDED, verdicts_on
+from buffer.rules.ticket_record import Record, parse
 from buffer.run_in_redis import RunInRedis, ServerFull, pieces
-from buffer.script_library import NAMES
-from buffer.validation import problem_with
+from buffer.server.client import Server, listen
+from buffer.server.scripts import NAMES
+from buffer.server.unexpected_replies import UnexpectedReply, of_wrong_type, reading
 
 RECHECK_S = 1.0
 """Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""

@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import FenceLost
-from async_rl.failpoints import define, failpoint
 from buffer import keys
-from buffer.foreign import reading, refused
-from buffer.records import Record, parse
-from buffer.recovery import rewound
-from buffer.redis_client import Server, listen
-from buffer.script_library import NAMES, Argument, ScriptLibrary
+from buffer.rules.recovery import rewound
+from buffer.rules.ticket_record import Record, parse
+from buffer.server.client import Server, listen
+from buffer.server.scripts import NAMES, Argument, ScriptLibrary
+from buffer.server.unexpected_replies import reading, refused
 
 RECHECK_S = 1.0
 """Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""

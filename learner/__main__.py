@@ -14,14 +14,16 @@ from typing import Self
 
 import structlog
 
+from async_rl.checkpoints.trained_steps import read_trained
 from async_rl.config import HEARTBEAT_S, Config
-from async_rl.config_files import load_named
+from async_rl.config.loading import load_named
 from async_rl.durable.best_effort import BestEffortRows
+from async_rl.durable.failpoints import arm_from
+from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
-from async_rl.failpoints import arm_from
-from async_rl.model_shape import ModelShape, model_shape
-from async_rl.packages import guard
-from async_rl.private_files import keep_files_private
+from async_rl.launch.package_guard import guard
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import (
@@ -33,28 +35,28 @@ from async_rl.supervision import (
     signs_of_life,
     stall_watchdog,
 )
-from async_rl.supervision.descriptors import raise_descriptor_limit
-from async_rl.supervision.leaving import leave_at_once
+from async_rl.supervision.liveness.leaving import leave_at_once
+from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
-from async_rl.tokenizers import open_tokenizer
-from async_rl.trained_steps import read_trained
-from async_rl.transport.sender import WeightSender
+from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import Recovery
 from buffer import open_archive, open_board, open_buffer, open_group_stores
-from buffer.archivist import archive_spent, drain_spent
+from buffer.archive.service import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
-from learner.batches.cost import cost_of
-from learner.feed import Feed
-from learner.fences import Fences
+from learner.checkpoints.fences import Fences
+from learner.guard.actions import Watch
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import Objective, load_objective
+from learner.packing.cost import cost_of
+from learner.prefetch import Feed
 from learner.priorities import load_priority, weigh
 from learner.progress import Progress
 from learner.ranks.compute import Compute
-from learner.ranks.crew import follow
 from learner.ranks.meeting import meet
+from learner.ranks.model_set import check_needs
 from learner.ranks.place import RankPlace, place_from
-from learner.ranks.roster import check_needs
+from learner.ranks.rank_group import follow
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
@@ -63,7 +65,6 @@ from learner.reporting.worker_reports import WorkerReports
 from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
 from learner.versions.requests import WeightRequests
-from learner.watch import Watch
 
 ARCHIVE_DRAIN_S = 30.0
 """For what is left at the end; more waits in the buffer for the next life of the run."""

@@ -20,13 +20,13 @@ from typing import Protocol
 
 import structlog
 
+from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import Diverged
-from async_rl.failpoints import define, failpoint
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import VersionRecord
 from learner.batches.batch import PackedBatch
-from learner.checkpoints.saves import Saver, Saves
-from learner.feed import Feed, Meal
+from learner.checkpoints.schedule import Saver, Saves
+from learner.prefetch import Feed, Meal
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.versions.publish import Publisher, Rollback

@@ -12,16 +12,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from async_rl.checkpoint_files import Layout
+from async_rl.checkpoints.manifest import Layout
+from async_rl.config.learner import OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
-from async_rl.learner_config import OptimizerConfig, UpdatesConfig
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
 from async_rl.megatron.model import PLAIN, LayerSpec, Thrift, build_chunks
 from async_rl.megatron.parallel import current_division
-from async_rl.megatron.parameter_table import VALUE_HEAD
-from async_rl.megatron.parameters import Split, gather_full, held_boxes, load_full, local_parameters, table
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import Split, gather_full, held_boxes, load_full, local_parameters, table
+from async_rl.megatron.parameters.table import VALUE_HEAD
+from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
 from learner.schedule import learning_rate
 

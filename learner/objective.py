@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, InstanceOf, NonNegativeFloat, model_validator
 
-from async_rl.config_files import load_file, shipped_configs
+from async_rl.config.loading import load_file, shipped_configs
+from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
-from async_rl.references import load_reference
-from learner.credit.config import (
+from learner.advantages.config import (
     Advantages,
     DistillationAdvantages,
     GaeAdvantages,
@@ -21,10 +21,10 @@ from learner.credit.config import (
     ReturnAdvantages,
     RewardConfig,
 )
-from learner.loss.choices import Choice
-from learner.loss.config import PolicyLossConfig, ValueLossConfig
-from learner.loss.own import OwnLoss
 from learner.losses import Loss, policy_loss
+from learner.losses.choices import Choice
+from learner.losses.config import PolicyLossConfig, ValueLossConfig
+from learner.losses.custom import OwnLoss
 
 
 def _own_loss(given: object) -> OwnLoss:
@@ -64,7 +64,7 @@ class Objective(Choice):
 
     @property
     def has_token_advantages(self) -> bool:
-        """They are made where the rows are trained, not before packing: learner/credit/tokens.py."""
+        """They are made where the rows are trained, not before packing: learner/ranks/token_advantages.py."""
         return not isinstance(self.advantages, GroupAdvantages)
 
     @property

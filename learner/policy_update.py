@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from async_rl.config.rollout import SamplingConfig
 from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
-from async_rl.rollout_config import SamplingConfig
 from learner.batches.rows import Row
-from learner.loss.aggregation import StepCounts
-from learner.loss.diagnostics import POLICY, policy_metrics
-from learner.loss.totals import Names, Totals
 from learner.losses import Loss
+from learner.losses.aggregation import StepCounts
+from learner.losses.diagnostics import POLICY, policy_metrics
+from learner.losses.totals import Names, Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

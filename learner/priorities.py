@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
-from async_rl.references import load_reference
 from async_rl.types import TakenGroup
-from learner.feed import Meal
+from learner.prefetch import Meal
 
 Priority = Callable[[TakenGroup, float], float]
 """A group and the mean |advantage| of its rollouts -> its weight; 1 is the weight of a group that has not trained yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from async_rl.learner_config import OptimizerConfig
+from async_rl.config.learner import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, *, updates: int, total: int) -> float:

@@ -1,6 +1,6 @@
 """What a rank does with rows: one optimizer update from them, or a look at what the model says of them.
 
-A loss gives each row's share of the whole update's loss (see losses.py), so the gradients of rows and ranks must be
+A loss gives each row's share of the whole update's loss (see losses/functions.py), so the gradients of rows and ranks must be
 *added*. Megatron divides by the number of micro-batches and averages over data-parallel ranks; both are undone.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from async_rl.megatron import host
 from async_rl.megatron.compat import PackedSeqParams, parallel_state
 from async_rl.megatron.model import forward_packed
-from learner.loss.totals import Names, Totals
+from learner.losses.totals import Names, Totals
 from learner.model import TrainingModel
 
 with host.importing():

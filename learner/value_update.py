@@ -9,11 +9,11 @@ from torch import Tensor
 
 from async_rl.megatron.value_head import split
 from learner.batches.rows import Row
-from learner.loss.aggregation import StepCounts
-from learner.loss.config import ValueLossConfig
-from learner.loss.reports import VALUE, value_metrics
-from learner.loss.totals import Names, Totals
 from learner.losses import value_loss
+from learner.losses.aggregation import StepCounts
+from learner.losses.config import ValueLossConfig
+from learner.losses.reports import VALUE, value_metrics
+from learner.losses.totals import Names, Totals
 from learner.policy_update import PolicyUpdate
 
 

@@ -1,0 +1,1 @@
+"""Rollout workers: from tickets to scored groups of rollouts. `worker.py` first, then `episodes/`."""

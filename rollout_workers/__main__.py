@@ -15,34 +15,34 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 from torch import Tensor
 
+from async_rl.board.worker_reports import NOTES, WorkerNote
 from async_rl.config import HEARTBEAT_S, Config
-from async_rl.config_files import load_named
+from async_rl.config.loading import load_named
+from async_rl.durable.failpoints import arm_from
+from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
-from async_rl.failpoints import arm_from
+from async_rl.launch.package_guard import guard
 from async_rl.megatron.parallel import resolve_device
-from async_rl.model_shape import model_shape
-from async_rl.packages import guard
-from async_rl.private_files import keep_files_private
+from async_rl.models.from_config import model_shape
 from async_rl.protocols import Board, Member
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog
-from async_rl.supervision.descriptors import raise_descriptor_limit
-from async_rl.supervision.leaving import leave_at_once
-from async_rl.supervision.watchdog import REPORT_AFTER_S
+from async_rl.supervision.liveness.leaving import leave_at_once
+from async_rl.supervision.liveness.watchdog import REPORT_AFTER_S
+from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import WORKER_METRICS, configure_logs
-from async_rl.tokenizers import open_tokenizer
-from async_rl.transport.gpus import gpu_of
-from async_rl.transport.meeting import STORE
-from async_rl.transport.receiver import WeightReceiver
-from async_rl.transport.worker_reports import NOTES, WorkerNote
+from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.transport.receiving.receiver import WeightReceiver
+from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.rendezvous import STORE
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
-from rollout_workers.concurrency import load_of
+from rollout_workers.episodes.tasks import TaskMix
 from rollout_workers.gateway import open_gateway
 from rollout_workers.inference.open_engine import open_engine
+from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.progress_lines import ProgressLines
-from rollout_workers.tasks import TaskMix
 from rollout_workers.worker import Worker
 
 log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which would count as a library

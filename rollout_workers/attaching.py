@@ -10,17 +10,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from async_rl.attached_code import refuse_foreign_code
-from async_rl.buffer_verbs import find
-from async_rl.commands import command
-from async_rl.config_files import load_named
-from async_rl.env_verbs import section_of
+from async_rl.board.attached_code import refuse_foreign_code
+from async_rl.cli.buffer import find
+from async_rl.cli.env import section_of
+from async_rl.cli.grammar import read
+from async_rl.config.loading import load_named
 from async_rl.errors import ConfigError, boundary
+from async_rl.launch.commands import command
 from async_rl.protocols import Agent
-from async_rl.verb_line import read
-from rollout_workers.either import result_of
+from rollout_workers.environment_pool import entered
+from rollout_workers.maybe_await import result_of
 from rollout_workers.registry import build_agent
-from rollout_workers.residents import entered
 
 
 def main(words: Sequence[str]) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from async_rl.board.inbox import Inbox
+from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlocked
 from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import Drain, Stall
-from async_rl.transport.messages import Inbox
-from async_rl.transport.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlocked
-from rollout_workers.belongings import environment_of
+from rollout_workers.episodes.task_ownership import environment_of
 
 TELL_WITHIN_S = 10.0
 """A Redis that does not answer by then is not told."""

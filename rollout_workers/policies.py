@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import torch
 
+from async_rl.config.evaluation import OpenAIPolicy, PolicyConfig
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
-from async_rl.evaluation_config import OpenAIPolicy, PolicyConfig
 from async_rl.protocols import InferenceInterface
-from async_rl.tokenizer_config import HuggingFaceTokenizer
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.hf_backend import open_hf
-from rollout_workers.inference.openai_backend import open_openai
+from rollout_workers.inference.openai.backend import open_openai
 from rollout_workers.inference.readable import Readable
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from async_rl.config.references import load_reference
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
-from async_rl.references import load_reference
-from async_rl.rollout_config import EnvironmentConfig
 
 ENTRY_POINT_GROUP = "async_rl.environments"
 

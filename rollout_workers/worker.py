@@ -21,22 +21,22 @@ from typing import Literal, Protocol, TypeVar
 
 import structlog
 
+from async_rl.board.worker_reports import WorkerNote
 from async_rl.config import HEARTBEAT_S, BatchConfig
+from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import Gateway, InferenceInterface
 from async_rl.replay_protocol import Drop, ReplayBuffer
-from async_rl.rollout_config import WorkerConfig
-from async_rl.transport.worker_reports import WorkerNote
 from async_rl.types import Rollout, RolloutGroup, Ticket
-from rollout_workers.belongings import END_S, tasks_have_owners
-from rollout_workers.concurrency import Concurrency, Load
 from rollout_workers.counters import Counters
-from rollout_workers.failure_log import FailureLog
-from rollout_workers.gates import Gates
+from rollout_workers.episodes.failure_log import FailureLog
+from rollout_workers.episodes.group_rollout import GroupPlayer, Surroundings
+from rollout_workers.episodes.leaked_processes import Strays
+from rollout_workers.episodes.rewards import has_signal
+from rollout_workers.episodes.task_ownership import END_S, tasks_have_owners
+from rollout_workers.episodes.tasks import TaskMix
 from rollout_workers.graders import open_graders
-from rollout_workers.group_player import GroupPlayer, Surroundings
-from rollout_workers.rewards import has_signal
-from rollout_workers.strays import Strays
-from rollout_workers.tasks import TaskMix
+from rollout_workers.limits.concurrency import Concurrency, Load
+from rollout_workers.limits.environment_limits import Gates
 
 T = TypeVar("T")
 

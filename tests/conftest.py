@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from private_server import private_server
 
-from buffer.embedded_server import find_binary
+from buffer.server.embedded.server import find_binary
 
 
 @pytest.fixture(scope="session")

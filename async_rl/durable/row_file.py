@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import sync_folder
-from async_rl.failpoints import define, failpoint
 
 _BLOCK = 1 << 16
 _TAIL = 4 << 20

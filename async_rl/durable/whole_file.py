@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from async_rl.failpoints import define, failpoint
+from async_rl.durable.failpoints import define, failpoint
 
 define("whole_file.writing", "whole_file.written", "whole_file.renamed")
 

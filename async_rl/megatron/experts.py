@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from async_rl.megatron import host
-from async_rl.model_shape import Experts
+from async_rl.models.shape import Experts
 
 with host.importing():
     from megatron.core.transformer.moe import moe_utils, token_dispatcher

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from async_rl.errors import ConfigError
-from async_rl.megatron.attention import PackedAttention
+from async_rl.megatron.attention.self_attention import PackedAttention
 from async_rl.megatron.compat import (
     LayerNormImpl,
     ModuleSpec,
@@ -21,7 +21,7 @@ from async_rl.megatron.compat import (
     get_transformer_layer_offset,
 )
 from async_rl.megatron.norm import Norm
-from async_rl.model_shape import Experts, ModelShape
+from async_rl.models.shape import Experts, ModelShape
 
 LayerSpec = Literal["local", "transformer_engine"]
 

@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from async_rl.errors import ConfigError
 from async_rl.megatron import experts, host, value_head
+from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
-from async_rl.megatron.context import divide
 from async_rl.megatron.layers import LayerSpec, block_spec
 from async_rl.megatron.parallel import context_group, current_division
-from async_rl.megatron.parameters import bare, initialize_parameters, padded_vocab
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
+from async_rl.models.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 FP8_MULTIPLE = 16

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, Store, get_node_local_rank  # pyright: 
 
 from async_rl.errors import ConfigError
 from async_rl.megatron.compat import parallel_state
-from async_rl.transport.gloo import closed_listeners
+from async_rl.transport.wire.gloo import closed_listeners
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import GPTModel, gather_from_sequence_parallel_region
-from async_rl.megatron.parameter_table import VALUE_HEAD
-from async_rl.model_shape import Head
+from async_rl.megatron.parameters.table import VALUE_HEAD
+from async_rl.models.shape import Head
 
 
 def attach(model: GPTModel, head: Head, hidden: int, dtype: torch.dtype, device: torch.device) -> None:

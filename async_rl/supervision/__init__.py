@@ -1,17 +1,23 @@
 """The only place where services and child processes are started, watched and stopped."""
 
-from async_rl.supervision.children import Child, ChildSpec, FatalExit, how_it_ended
-from async_rl.supervision.orphans import adopt_orphans, die_with_parent
-from async_rl.supervision.pauses import keep_pauses_short
-from async_rl.supervision.piped_process import PipedProcess, ProcessEnded
-from async_rl.supervision.process_tree import children_of, children_of_this_thread, descendants_of, kill_each, kill_tree
-from async_rl.supervision.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
-from async_rl.supervision.service_thread import ServiceThread
+from async_rl.supervision.liveness.pauses import keep_pauses_short
+from async_rl.supervision.liveness.service_thread import ServiceThread
+from async_rl.supervision.liveness.sign_of_life import signs_of_life
+from async_rl.supervision.liveness.watchdog import Stall, end_process, ends_after, stall_watchdog, watched
+from async_rl.supervision.liveness.whereabouts import Place, frame_of_thread, is_importing, is_in_package, place_of
+from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
+from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
+from async_rl.supervision.processes.piped_process import PipedProcess, ProcessEnded
+from async_rl.supervision.processes.process_tree import (
+    children_of,
+    children_of_this_thread,
+    descendants_of,
+    kill_each,
+    kill_tree,
+)
+from async_rl.supervision.processes.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
+from async_rl.supervision.processes.signals import Drain, drain_flag, drain_on_signals
 from async_rl.supervision.services import forever, run_with
-from async_rl.supervision.sign_of_life import signs_of_life
-from async_rl.supervision.signals import Drain, drain_flag, drain_on_signals
-from async_rl.supervision.watchdog import Stall, end_process, ends_after, stall_watchdog, watched
-from async_rl.supervision.whereabouts import Place, frame_of_thread, is_importing, is_in_package, place_of
 
 __all__ = [
     "FATAL_EXIT_CODES",

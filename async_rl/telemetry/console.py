@@ -14,10 +14,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from async_rl.config.training import AnyRun
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.durations import duration
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluation
-from async_rl.training_config import AnyRun
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -10,11 +10,11 @@ from typing import Self
 
 import structlog
 
+from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.table import UnknownMetric, find_metric
-from async_rl.training_config import AnyRun
 
 log = structlog.get_logger(__name__)
 

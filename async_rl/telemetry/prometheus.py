@@ -16,8 +16,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from async_rl.config import MetricsConfig
+from async_rl.config.exposure import knows, read_token, refuse_exposure
 from async_rl.errors import ConfigError
-from async_rl.exposure import knows, read_token, refuse_exposure
 from async_rl.telemetry.table import Metric, find_metric
 
 REQUEST_S = 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from async_rl.config_files import to_show
+from async_rl.config.loading import to_show
+from async_rl.config.training import AnyRun
 from async_rl.telemetry.writer_thread import WriterThread
-from async_rl.training_config import AnyRun
 
 
 class WandbSink(WriterThread):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 import xxhash
 
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.plan import CHUNK_BYTES
 
 

@@ -6,13 +6,11 @@ to learner:  Hello;   Ready | Refused -> Staged | Failed;   Left
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Literal
 
-import structlog
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from async_rl.protocols import Board
+from async_rl.board.inbox import Message
 from async_rl.types import VersionRecord
 
 Backend = Literal["nccl", "gloo"]
@@ -21,17 +19,8 @@ Backend = Literal["nccl", "gloo"]
 TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
 
-_READ_WAIT_S = 5.0
-"""How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
 
-_log = structlog.get_logger(__name__)
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _OfPush(_Message):
+class _OfPush(Message):
     fence: int
     """The sender's incarnation: of two learners, the one with the higher fence is the learner."""
     generation: int
@@ -43,7 +32,7 @@ class _OfPush(_Message):
 
 
 class Offer(_OfPush):
-    """Will you take this version? What was packed of it is on the board (source.py)."""
+    """Will you take this version? What was packed of it is on the board (packed_source.py)."""
 
     kind: Literal["offer"] = "offer"
     to: tuple[str, ...]
@@ -78,7 +67,7 @@ class Cancel(_OfPush):
     kind: Literal["cancel"] = "cancel"
 
 
-class Flip(_Message):
+class Flip(Message):
     """The version is live: serve it."""
 
     kind: Literal["flip"] = "flip"
@@ -86,14 +75,14 @@ class Flip(_Message):
     record: VersionRecord
 
 
-class Hello(_Message):
+class Hello(Message):
     """I started, or I missed a version: send me what I lack, whatever you knew of me before."""
 
     kind: Literal["hello"] = "hello"
     member: str
 
 
-class Left(_Message):
+class Left(Message):
     """I am gone: wait for no answer of mine."""
 
     kind: Literal["left"] = "left"
@@ -136,49 +125,3 @@ ToLearner = Hello | Left | Reply
 
 TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
 TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])
-
-M = TypeVar("M")
-
-
-async def post(board: Board, topic: str, message: _Message) -> None:
-    await board.post(topic, message.model_dump(mode="json"))
-
-
-class Inbox(Generic[M]):
-    """A topic in order, nothing missed between two reads."""
-
-    def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
-        self._board = board
-        self._topic = topic
-        self._messages = messages
-        self._position = position
-        self.num_ignored = 0
-        """Malformed messages so far."""
-
-    @classmethod
-    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
-        """From now on; `from_start`: beginning with the messages that are kept."""
-        if from_start:
-            return cls(board, topic, messages, "0")
-        # "$" would mean a different place at each read, and whatever came between two reads would be lost.
-        kept = await board.read(topic, "0", 0.0)
-        return cls(board, topic, messages, kept[-1][0] if kept else "0")
-
-    async def read(self) -> list[M]:
-        """The next messages; empty when none came for a while."""
-        entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
-        if entries:
-            self._position = entries[-1][0]
-        return self._valid(entries)
-
-    def _valid(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
-        found: list[M] = []
-        for position, raw in entries:
-            try:
-                found.append(self._messages.validate_python(raw))
-            except ValidationError as error:
-                self.num_ignored += 1
-                if self.num_ignored == 1:  # who writes one may write a million
-                    problem = str(error).partition("\n")[0]
-                    _log.warning("ignores malformed messages", topic=self._topic, position=position, problem=problem)
-        return found

@@ -21,7 +21,7 @@ import xxhash
 from pydantic import TypeAdapter
 
 from async_rl.errors import WireError
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 
 CHUNK_BYTES = 4 << 20
 """What one digest covers: small enough to be hashed while it is warm, large enough that there are not too many digests."""

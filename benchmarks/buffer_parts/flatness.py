@@ -17,7 +17,7 @@ from redis import Redis
 from async_rl.replay_protocol import Limits
 from async_rl.types import RolloutGroup, Ticket, VersionRecord
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 from buffer_parts.groups import tiny, under
 from buffer_parts.limit import command, connected, receive
 from buffer_parts.script_log import script_log

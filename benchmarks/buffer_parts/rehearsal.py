@@ -15,7 +15,7 @@ from async_rl.types import BufferPosition, RolloutGroup, Ticket, VersionRecord
 from buffer import keys
 from buffer.board import RedisBoard
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 from buffer_parts.groups import group, under
 from buffer_parts.script_log import script_log
 from buffer_parts.server import server

@@ -9,7 +9,7 @@ from rivals.rollouts import Portions, rollouts_per_s
 from async_rl.replay_protocol import Limits
 from async_rl.types import RolloutGroup, VersionRecord
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 from buffer_parts.groups import group, under
 from buffer_parts.server import server
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import Redis
 
-from buffer.script_library import NAMES, load_script
+from buffer.server.scripts import NAMES, load_script
 
 MOST = 200_000
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
+from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.paged_attention import page_tokens
-from async_rl.megatron.parameters import gather_full, load_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
-from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Completion, Message, Tool
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
 from rollout_workers.inference.engine import MegatronEngine

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from async_rl.config import Config
-from async_rl.megatron.parameters import table
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import table
+from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints import training_state
 from learner.objective import Objective
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 
 REINFORCE = Objective.model_validate(
     {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}

@@ -11,8 +11,8 @@ import torch.cuda.nccl
 from torch import Tensor, nn
 
 from async_rl.megatron import parallel
+from async_rl.megatron.attention.paged_attention import kernel_name, page_tokens
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.paged_attention import kernel_name, page_tokens
 from gpu_checks.report import SMALL, Checks, Machine, Report
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}

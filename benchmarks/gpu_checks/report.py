@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from async_rl.model_shape import ModelShape
+from async_rl.models.shape import ModelShape
 
 Figure = float | str
 Outcome = Literal["ok", "failed", "skipped"]

@@ -36,7 +36,7 @@ def _rows_of_a_run(machine: Machine, folder: Path, steps: int) -> list[dict[str,
         *("--run.folder", str(folder), "--run.name", "gpu-check"),
         *("--learner.steps", str(steps), "--learner.checkpoint_every", str(steps)),
     ]
-    start = "from async_rl.cli import main; main()"
+    start = "from async_rl.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", start, "run", *arguments], env=os.environ, capture_output=True, text=True, check=False
     )

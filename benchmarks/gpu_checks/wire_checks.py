@@ -18,11 +18,11 @@ from weights_parts.pipe_board import PipeBoard
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.gpus import gpu_of
-from async_rl.transport.link import Links, Seat, Timeouts, send_parcel
-from async_rl.transport.meeting import Meeting
 from async_rl.transport.messages import TO_LEARNER
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.receiving.receiver import WeightReceiver
+from async_rl.transport.wire.gpus import gpu_of
+from async_rl.transport.wire.process_group import Links, Seat, Timeouts, send_parcel
+from async_rl.transport.wire.rendezvous import Meeting
 from gpu_checks.report import Checks, Machine, Report
 
 TIMEOUTS = Timeouts(rendezvous_s=30.0, operation_s=10.0)

@@ -9,8 +9,8 @@ import torch
 
 from async_rl.config import Config
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from learner_parts.rollouts import PROMPT
 from rollout_workers.inference.engine import MegatronEngine

@@ -12,18 +12,18 @@ from torch.distributed import HashStore
 
 from async_rl.config import Config
 from async_rl.megatron import parallel
-from async_rl.megatron.parameters import specs
-from async_rl.model_shape import ModelShape
-from async_rl.transport.depot import Depot
-from async_rl.transport.errands import Errands
-from async_rl.transport.meeting import Meeting
+from async_rl.megatron.parameters.full_parameters import specs
+from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import lay_out
+from async_rl.transport.sending.rank_orders import Errands
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.wire.rendezvous import Meeting
 from async_rl.types import TakenGroup
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
-from learner.batches.cost import cost_of
 from learner.objective import Objective
+from learner.packing.cost import cost_of
 from learner.ranks.joining import join
-from learner.ranks.roster import assemble
+from learner.ranks.model_set import assemble
 from learner.ranks.trainer import RankTrainer
 from learner_parts.stopwatch import Stopwatch, WatchedModel
 

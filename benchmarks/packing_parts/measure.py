@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from learner.batches.best_fit import fewest_bins
-from learner.batches.cost import TYPICAL
 from learner.packing import Bins
+from learner.packing.best_fit import fewest_bins
+from learner.packing.cost import TYPICAL
 
 CAPACITY = 32768
 Lengths = npt.NDArray[np.int64]

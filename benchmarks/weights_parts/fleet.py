@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.digest import specs_of
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.receiving.receiver import WeightReceiver
 from weights_parts.learner import Learner, learner
 from weights_parts.models import Weights, num_bytes
 from weights_parts.pipe_board import PipeBoard

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.model_shape import ModelShape
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.config.rollout import WorkerConfig
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Member
-from async_rl.rollout_config import WorkerConfig
 from async_rl.supervision import keep_pauses_short
-from async_rl.tokenizers import Characters
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.tokenization.tokenizers import Characters
+from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import Completion
 from rollout_workers.inference.core import EngineCore
 from rollout_workers.inference.engine import MegatronEngine

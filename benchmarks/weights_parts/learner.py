@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from async_rl.config import WireConfig
-from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
-from async_rl.transport.errands import Errands
-from async_rl.transport.meeting import Meeting
 from async_rl.transport.plan import lay_out
-from async_rl.transport.sender import WeightSender
+from async_rl.transport.sending.rank_orders import Errands
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.sender import WeightSender
+from async_rl.transport.wire.rendezvous import Meeting
 from async_rl.types import VersionRecord
 from weights_parts.models import held
 from weights_parts.pipe_board import FENCE, PipeBoard

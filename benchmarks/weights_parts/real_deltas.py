@@ -23,13 +23,14 @@ from torch import Tensor
 
 from async_rl.config import Config
 from async_rl.megatron import parallel
-from async_rl.model_shape import ModelShape, model_shape
-from async_rl.tokenizers import open_tokenizer
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, spans_of
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import load_objective
 from learner.ranks.joining import join
-from learner.ranks.roster import assemble
+from learner.ranks.model_set import assemble
 from learner.ranks.trainer import RankTrainer
 from rollout_workers.inference.engine import MegatronEngine
 

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from async_rl.buffer_verbs import RUN_AUDIT
-from async_rl.config_files import load_named
+from async_rl.cli.buffer import RUN_AUDIT
+from async_rl.cli.grammar import read
+from async_rl.config.loading import load_named
 from async_rl.errors import BufferUnreachable, boundary
-from async_rl.verb_line import read
 from buffer.run_audit.evidence import gather
 from buffer.run_audit.page import show, show_json
 from buffer.run_audit.rules import judge

@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from async_rl.checkpoint_files import Damaged, candidates, check_files, check_sizes, place_of, read_manifest
+from async_rl.checkpoints.manifest import Damaged, candidates, check_files, check_sizes, place_of, read_manifest
+from async_rl.checkpoints.trained_steps import TrainedSteps, read_trained
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, CheckpointError, ConfigError, RestartLimit
-from async_rl.trained_steps import TrainedSteps, read_trained
 from async_rl.types import BufferPosition
 from buffer import keys
-from buffer.archive import archived_steps
-from buffer.foreign import UnexpectedReply, reading
-from buffer.records import Record, parse
+from buffer.archive.reading import archived_steps
+from buffer.rules.ticket_record import Record, parse
+from buffer.server.unexpected_replies import UnexpectedReply, reading
 from buffer.tools.open_run import OpenRun, open_run
 
 READINGS = 3

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from async_rl.trained_steps import TrainedStep, TrainedSteps
+from async_rl.checkpoints.trained_steps import TrainedStep, TrainedSteps
 from buffer.keys import ticket_number
 from buffer.run_audit.evidence import Books, CheckpointSaid, Evidence
 

@@ -1,4 +1,4 @@
--- What the buffer's scripts share: records, and how tickets change their state. buffer/script_library.py gives each script those
+-- What the buffer's scripts share: records, and how tickets change their state. buffer/server/scripts.py gives each script those
 -- pieces that it uses, and declares the keys that it touches: STATE is the run's key `state`, ON_READY its channel `on:ready`.
 local AT_ONCE = 128 -- tickets that one script may end beside its own work
 local ENDED_REMEMBERED = 10000
@@ -68,7 +68,7 @@ local function free_tickets()
   return math.min(free, room)
 end
 
--- -- records: buffer/records.py reads and writes the same ------------------------------------------------------------
+-- -- records: buffer/rules/ticket_record.py reads and writes the same ------------------------------------------------------------
 local function ticket_number(id)
   return tonumber(string.sub(id, 2))
 end

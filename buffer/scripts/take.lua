@@ -53,7 +53,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', '(' .. oldest_fresh, 'L
   end
 end
 
--- -- buffer/selection.py is the rest in Python; docs/buffer.md has the proof ------------------------------------------
+-- -- buffer/rules/selection.py is the rest in Python; docs/buffer.md has the proof ------------------------------------------
 local quotas = cjson.decode(call('HGET', STATE, 'quotas') or '{}')
 local SCANNED_MOST = 4 * num_groups + 256
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from async_rl.cli.grammar import Line
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.verb_line import Line
-from buffer.archive import ArchiveStats, Exported, archive_stats, export_jsonl
+from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export_jsonl
 from buffer.tools.paper import console, print_json, print_table, size, visible
 
 

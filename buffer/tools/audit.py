@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from async_rl.verb_line import Line
+from async_rl.cli.grammar import Line
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, visible
 from buffer.tools.stats import print_stats

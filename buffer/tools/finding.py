@@ -9,10 +9,10 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.types import RolloutGroup
-from buffer.archive import find as find_archived
-from buffer.codec import BadPayload, decode
+from buffer.archive.reading import find as find_archived
 from buffer.keys import ticket_id, ticket_number
-from buffer.records import BadRecord
+from buffer.payloads.codec import BadPayload, decode
+from buffer.rules.ticket_record import BadRecord
 from buffer.tools.listing import describe
 from buffer.tools.open_run import OpenRun
 

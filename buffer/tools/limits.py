@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from async_rl.config_files import load
+from async_rl.cli.grammar import Line, nearest
+from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
-from async_rl.verb_line import Line, nearest
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table
 

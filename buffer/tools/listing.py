@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.verb_line import Line
+from async_rl.cli.grammar import Line
 from buffer.inspection import Entry
-from buffer.records import Record
+from buffer.rules.ticket_record import Record
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table, size
 

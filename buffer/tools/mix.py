@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from async_rl.attached_code import refuse_foreign_code
-from async_rl.env_verbs import CHANGES
+from async_rl.board.attached_code import refuse_foreign_code
+from async_rl.board.environment_mix import Change, Schedule
+from async_rl.cli.env import CHANGES
+from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
-from async_rl.mix import Change, Schedule
 from async_rl.types import MixChange
-from async_rl.verb_line import Line
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table
 

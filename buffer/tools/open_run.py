@@ -10,10 +10,10 @@ from pathlib import Path
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from buffer import open_buffer_on
-from buffer.embedded_server import EmbeddedServer, is_asleep
 from buffer.inspection import Inspection
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server, open_server
+from buffer.server.client import Server, open_server
+from buffer.server.embedded.server import EmbeddedServer, is_asleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from async_rl.cli.grammar import Line, nearest
 from async_rl.errors import ConfigError
-from async_rl.verb_line import Line, nearest
 from buffer.tools.finding import find, full_id
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import Cell, console, print_json, print_table, size, visible

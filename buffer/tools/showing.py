@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.types import Message, Rollout, RolloutGroup, Status
-from async_rl.verb_line import Line
 from buffer.tools.finding import Found, find
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import Cell, console, one_line, print_json, print_table, visible

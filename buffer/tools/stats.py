@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from async_rl.cli.grammar import Line
 from async_rl.replay_protocol import BufferStats
-from async_rl.verb_line import Line
 from buffer.inspection import Pace, Tally
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table, size, visible

@@ -15,15 +15,15 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
+from async_rl.cli.grammar import Line
 from async_rl.types import RolloutGroup
-from async_rl.verb_line import Line
 from buffer import keys
-from buffer.codec import BadPayload, decode
-from buffer.redis_client import Server
+from buffer.payloads.codec import BadPayload, decode
+from buffer.payloads.validation import problem_with
+from buffer.server.client import Server
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import print_json, visible
 from buffer.tools.showing import reward
-from buffer.validation import problem_with
 
 
 async def tail(run: OpenRun, line: Line) -> int:

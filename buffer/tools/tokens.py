@@ -13,7 +13,7 @@ from rich.text import Text
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Rollout, Sample
 from buffer.tools.paper import print_table, visible
 

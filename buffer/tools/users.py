@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
-from async_rl.verb_line import Line
-from buffer.access import create_users, list_users
+from buffer.server.users import create_users, list_users
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table
 

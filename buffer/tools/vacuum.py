@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from async_rl.cli.grammar import Line
 from async_rl.errors import AsyncRLError
-from async_rl.verb_line import Line
 from buffer import keys
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, print_json, print_table, size

@@ -1,11 +1,11 @@
-"""Which function does which verb; their words, options and help stand in async_rl/buffer_verbs.py."""
+"""Which function does which verb; their words, options and help stand in async_rl/cli/buffer.py."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from async_rl.cli.grammar import Line
 from async_rl.config import Config
-from async_rl.verb_line import Line
 from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 
+from async_rl.board.weight_requests import Answer, Wish, ask
+from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from async_rl.protocols import Member
-from async_rl.transport.weight_requests import Answer, Wish, ask
 from async_rl.types import VersionRecord
-from async_rl.verb_line import Line
 from buffer.board import RedisBoard
 from buffer.tools.open_run import OpenRun
 from buffer.tools.paper import console, one_line, print_json, print_table, size, visible

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 
 from async_rl.types import TakenGroup
+from learner.advantages.rollouts import credit
 from learner.batches.bins import Bin, Source, fill, from_buffer, to_buffers
-from learner.batches.cost import TYPICAL, Cost
-from learner.credit.rollouts import credit
 from learner.losses import StepCounts
 from learner.objective import Objective
 from learner.packing import Bins, plan
+from learner.packing.cost import TYPICAL, Cost
 
 __all__ = ["Bin", "Minibatch", "PackedBatch", "Portion", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
 

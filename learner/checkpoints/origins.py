@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from async_rl.errors import ConfigError, about
-from async_rl.megatron.hf import load_folder
-from async_rl.model_folder import read_shape
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.huggingface.tensors import load_folder
+from async_rl.models.hf_config import read_shape
+from async_rl.models.shape import ModelShape
 from learner.model import FrozenModel, TrainingModel
 
 

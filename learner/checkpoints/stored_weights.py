@@ -9,10 +9,10 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.checkpoint_files import POLICY, check_files, read_manifest
-from async_rl.megatron.parameter_table import table
-from async_rl.megatron.pieces import Pieces, check_model, open_pieces
-from async_rl.model_shape import ModelShape
+from async_rl.checkpoints.manifest import POLICY, check_files, read_manifest
+from async_rl.megatron.parameters.pieces import Pieces, check_model, open_pieces
+from async_rl.megatron.parameters.table import table
+from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
 
 

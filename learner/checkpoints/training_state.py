@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from async_rl.checkpoint_files import POLICY, WEIGHT, ModelFacts
-from async_rl.megatron.pieces import Pieces, parameters_of
-from learner.checkpoints.holdings import holdings
+from async_rl.checkpoints.manifest import POLICY, WEIGHT, ModelFacts
+from async_rl.megatron.parameters.pieces import Pieces, parameters_of
+from learner.checkpoints.shards import holdings
 from learner.model import TrainingModel
 
 

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.checkpoint_draft import Draft
-from async_rl.checkpoint_files import FileFacts, file_of
+from async_rl.checkpoints.draft import Draft
+from async_rl.checkpoints.manifest import FileFacts, file_of
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parallel import GROUP_TIMEOUT
-from async_rl.transport.gloo import closed_listeners
-from learner.ranks.peers import naming_lost_peers
+from async_rl.transport.wire.gloo import closed_listeners
+from learner.lost_peers import naming_lost_peers
 
 _ROOM = 1024
 """Bytes that one rank says to the others at a time."""

@@ -1,0 +1,1 @@
+"""`async-rl model`: import, export and inspect."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from async_rl.cli.grammar import read
+from async_rl.cli.model import TOOLS
 from async_rl.errors import boundary
-from async_rl.model_verbs import TOOLS
-from async_rl.packages import guard
-from async_rl.verb_line import read
+from async_rl.launch.package_guard import guard
 
 
 def main(words: Sequence[str]) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from async_rl.checkpoint_files import Manifest, found_in, read_asked
+from async_rl.checkpoints.manifest import Manifest, found_in, read_asked
+from async_rl.cli.grammar import Line
+from async_rl.cli.model import NEWEST, part_bytes, target
+from async_rl.cli.train import load_any
+from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
-from async_rl.megatron.checkpoint_weights import load_checkpoint
-from async_rl.megatron.hf_export import Beside, write_folder
-from async_rl.model_folder import family_of, read_dtype
-from async_rl.model_shape import model_shape
-from async_rl.model_verbs import NEWEST, part_bytes, target
+from async_rl.megatron.huggingface.export import Beside, write_folder
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from async_rl.models.from_config import model_shape
+from async_rl.models.hf_config import family_of, read_dtype
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import Characters, open_tokenizer
-from async_rl.training_config import AnyRun, TrainingConfig
-from async_rl.training_verbs import load_any
-from async_rl.verb_line import Line
+from async_rl.tokenization.tokenizers import Characters, open_tokenizer
 from learner.models.inspecting import count, size_of
 
 

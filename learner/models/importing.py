@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from async_rl.checkpoint_files import candidates
+from async_rl.checkpoints.manifest import candidates
+from async_rl.cli.grammar import Line
+from async_rl.cli.model import target
 from async_rl.errors import ConfigError
-from async_rl.megatron.checkpoint_weights import save_checkpoint
-from async_rl.megatron.hf import load_folder
-from async_rl.megatron.parameter_table import table
-from async_rl.model_folder import family_of, read_dtype, read_shape
-from async_rl.model_verbs import target
-from async_rl.verb_line import Line
+from async_rl.megatron.huggingface.tensors import load_folder
+from async_rl.megatron.parameters.checkpoint_weights import save_checkpoint
+from async_rl.megatron.parameters.table import table
+from async_rl.models.hf_config import family_of, read_dtype, read_shape
 
 
 def import_folder(line: Line) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
-from async_rl.checkpoint_files import MANIFEST, found_in, read_asked
+from async_rl.checkpoints.manifest import MANIFEST, found_in, read_asked
+from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
-from async_rl.megatron.hf_names import names
-from async_rl.megatron.parameter_table import table
-from async_rl.model_folder import family_of, read_config, read_shape, refusals
-from async_rl.model_shape import ModelShape
-from async_rl.tensor_files import TensorFacts, Unreadable, tensors_of
-from async_rl.verb_line import Line
+from async_rl.megatron.huggingface.names import names
+from async_rl.megatron.parameters.table import table
+from async_rl.models.hf_config import family_of, read_config, read_shape, refusals
+from async_rl.models.safetensors import TensorFacts, Unreadable, tensors_of
+from async_rl.models.shape import ModelShape
 from learner.models.memory import layouts
 
 

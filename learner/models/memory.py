@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from async_rl.megatron.parameter_table import Parameter, Split, table
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.table import Parameter, Split, table
+from async_rl.models.shape import ModelShape
 
 HELD_BYTES = 2 + 4
 """Per number of a rank: a bfloat16 weight and its float32 gradient."""

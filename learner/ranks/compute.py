@@ -15,16 +15,16 @@ from pydantic import TypeAdapter
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.megatron.parallel import Rendezvous
-from async_rl.model_shape import ModelShape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GroupStores
-from async_rl.transport.depot import Depot
+from async_rl.transport.sending.rank_sender import Depot
 from async_rl.types import BufferPosition
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
+from learner.lost_peers import naming_lost_peers
 from learner.objective import Objective
 from learner.progress import Progress
-from learner.ranks.crew import Crew
-from learner.ranks.peers import naming_lost_peers
+from learner.ranks.rank_group import Crew
 from learner.step import StepResult
 
 POSITION = TypeAdapter(BufferPosition)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from async_rl.config.training import AnyRun
 from async_rl.megatron import parallel
-from async_rl.training_config import AnyRun
 
 
 def join(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:

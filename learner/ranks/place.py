@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.errors import ConfigError
-from async_rl.supervision.ranks import STORE_VARIABLE
+from async_rl.supervision.processes.ranks import STORE_VARIABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

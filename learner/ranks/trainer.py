@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from async_rl.config import Config
-from async_rl.learner_config import SharedCritic
+from async_rl.config.learner import SharedCritic
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parallel import data_group
 from async_rl.megatron.value_head import split
 from learner.batches.batch import Portion
 from learner.batches.rows import Row
-from learner.credit.tokens import with_token_credit
 from learner.losses import StepCounts
 from learner.model import TrainingModel
 from learner.objective import Objective
 from learner.policy_update import PolicyUpdate, Reader
-from learner.ranks.roster import Roster
+from learner.ranks.model_set import Roster
+from learner.ranks.token_advantages import with_token_credit
 from learner.step import StepResult, Update, judge, look, update
 from learner.value_update import SharedUpdate, ValueUpdate
 

@@ -7,10 +7,10 @@ from collections import deque
 
 import structlog
 
-from async_rl.evaluation_config import EvaluationConfig
+from async_rl.board.evaluations import EVALUATION_MESSAGES, EVALUATIONS, EvaluationDone
+from async_rl.board.inbox import Inbox
+from async_rl.config.evaluation import EvaluationConfig
 from async_rl.protocols import Board
-from async_rl.transport.evaluations import EVALUATION_MESSAGES, EVALUATIONS, EvaluationDone
-from async_rl.transport.messages import Inbox
 
 log = structlog.get_logger("learner")
 

@@ -28,7 +28,7 @@ from async_rl.durable.best_effort import why
 from async_rl.durable.row_file import RowFile, last_rows
 from async_rl.errors import CheckpointError
 from async_rl.types import VersionRecord
-from learner.feed import Meal
+from learner.prefetch import Meal
 from learner.progress import Progress
 
 NAME = "trained.jsonl"

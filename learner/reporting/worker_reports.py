@@ -7,16 +7,9 @@ from collections import defaultdict
 
 import structlog
 
+from async_rl.board.inbox import Inbox
+from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, NOTE_MESSAGES, NOTES, WorkerBlocked, WorkerNote
 from async_rl.protocols import Board
-from async_rl.transport.messages import Inbox
-from async_rl.transport.worker_reports import (
-    BLOCKED,
-    BLOCKED_MESSAGES,
-    NOTE_MESSAGES,
-    NOTES,
-    WorkerBlocked,
-    WorkerNote,
-)
 
 log = structlog.get_logger("learner")
 

@@ -10,21 +10,21 @@ from contextlib import ExitStack, contextmanager
 import structlog
 import torch.distributed as dist
 
-from async_rl.checkpoint_files import POLICY
+from async_rl.checkpoints.manifest import POLICY
+from async_rl.cli.train import load_described
+from async_rl.config.training import TrainingConfig
+from async_rl.durable.failpoints import arm_from
+from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
-from async_rl.failpoints import arm_from
+from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
-from async_rl.model_shape import model_shape
-from async_rl.packages import guard
-from async_rl.private_files import keep_files_private
-from async_rl.rendering import Manner
+from async_rl.models.from_config import model_shape
 from async_rl.supervision import die_with_parent, drain_flag, signs_of_life
-from async_rl.supervision.descriptors import raise_descriptor_limit
+from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
-from async_rl.tokenizers import open_tokenizer
-from async_rl.training_config import TrainingConfig
-from async_rl.training_verbs import load_described
-from learner.checkpoints.keeping import Keeping
+from async_rl.tokenization.rendering import Manner
+from async_rl.tokenization.tokenizers import open_tokenizer
+from learner.checkpoints.checkpointer import Keeping
 from learner.ranks.joining import join
 from learner.ranks.meeting import meet_without_redis
 from learner.ranks.place import RankPlace, place_from

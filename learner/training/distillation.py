@@ -10,8 +10,8 @@ from torch import Tensor
 
 from async_rl.megatron.divergence import Direction, divergence
 from async_rl.megatron.logprobs import token_logprobs
-from learner.loss.reports import SFT, sft_metrics
-from learner.loss.totals import Names, Totals
+from learner.losses.reports import SFT, sft_metrics
+from learner.losses.totals import Names, Totals
 from learner.training.packed import Counts, TextRow
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from async_rl.rendering import Manner, Text, answered, conversation, read_answer, read_messages, whole_text
+from async_rl.tokenization.rendering import Manner, Text, answered, conversation, read_answer, read_messages, whole_text
 
 COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
 

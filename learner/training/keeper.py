@@ -6,9 +6,9 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from async_rl.checkpoint_files import candidates
+from async_rl.checkpoints.manifest import candidates
 from async_rl.errors import CheckpointError
-from learner.checkpoints.keeping import Keeping
+from learner.checkpoints.checkpointer import Keeping
 from learner.checkpoints.writing import Written
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from async_rl.config.training import DistillSection, DpoConfig
 from async_rl.megatron.logprobs import token_logprobs
-from async_rl.training_config import DistillSection, DpoConfig
 from learner.model import FrozenModel
 from learner.step import RowLoss, look
 from learner.training.distillation import DistillationUpdate

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from async_rl.config.training import Distillation, DpoTraining, TrainingConfig
 from async_rl.megatron import parallel
-from async_rl.model_shape import ModelShape
-from async_rl.training_config import Distillation, DpoTraining, TrainingConfig
+from async_rl.models.shape import ModelShape
 from learner.checkpoints.origins import Origin
 from learner.model import FrozenModel, TrainingModel, thrift_of
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
@@ -41,7 +41,7 @@ class Builder:
     def trained(self, total_updates: int) -> TrainingModel:
         config = self._config
         model = TrainingModel(
-            config.trained(self._shape),
+            self._shape.with_head(config.head),
             config.learner.optimizer,
             device=self._device,
             dtype=self._dtype,

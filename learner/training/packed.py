@@ -11,7 +11,7 @@ from torch import Tensor
 
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
-from async_rl.rendering import Text
+from async_rl.tokenization.rendering import Text
 from learner.packing import plan
 from learner.training.examples import Example
 

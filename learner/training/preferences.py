@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from async_rl.config.training import DpoConfig
 from async_rl.megatron.logprobs import token_logprobs
-from async_rl.training_config import DpoConfig
-from learner.loss.reports import DPO, REWARD_MODEL, dpo_metrics, reward_model_metrics
-from learner.loss.totals import Names, Totals
 from learner.losses import dpo_loss, reward_model_loss, sequence_logprobs
+from learner.losses.reports import DPO, REWARD_MODEL, dpo_metrics, reward_model_metrics
+from learner.losses.totals import Names, Totals
 from learner.training.packed import Counts, TextRow
 
 

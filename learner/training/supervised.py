@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from async_rl.megatron.logprobs import token_logprobs
-from learner.loss.reports import SFT, sft_metrics
-from learner.loss.totals import Names, Totals
 from learner.losses import sft_loss
+from learner.losses.reports import SFT, sft_metrics
+from learner.losses.totals import Names, Totals
 from learner.training.packed import Counts, TextRow
 
 

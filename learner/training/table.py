@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from async_rl.config.training import DataConfig
+from async_rl.datasets.order import Epochs
+from async_rl.datasets.rows import BadRow, Rows, open_rows
 from async_rl.errors import ConfigError
-from async_rl.tables.order import Epochs
-from async_rl.tables.rows import BadRow, Rows, open_rows
-from async_rl.training_config import DataConfig
 from learner.training.examples import Example, Reader
 
 

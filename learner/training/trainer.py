@@ -18,9 +18,9 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError, Diverged
 from async_rl.megatron.compat import parallel_state
-from async_rl.training_config import TrainingConfig
 from learner.model import TrainingModel
 from learner.step import StepResult, judge, train_step
 from learner.training.keeper import Keeper, Progress

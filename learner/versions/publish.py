@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.transport.sender import PushReport, WeightSender
+from async_rl.transport.sending.sender import PushReport, WeightSender
 from async_rl.types import VersionRecord
 from learner.progress import Progress
 from learner.versions.push_policy import PushPolicy

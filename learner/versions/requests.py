@@ -6,10 +6,10 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.checkpoint_files import Damaged, candidates, read_manifest
+from async_rl.board.weight_requests import Answer, LastPush, Request, WeightsState, answer, open_requests
+from async_rl.checkpoints.manifest import Damaged, candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.protocols import Board
-from async_rl.transport.weight_requests import Answer, LastPush, Request, WeightsState, answer, open_requests
 from learner.versions.pin_file import Pin, PinFile
 from learner.versions.publish import Publisher, Rollback
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar, cast
 
-from async_rl.supervision.daemon_thread import in_daemon_thread
-from rollout_workers.either import result_of
+from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
+from rollout_workers.maybe_await import result_of
 
 T = TypeVar("T")
 

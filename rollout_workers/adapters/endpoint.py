@@ -22,7 +22,7 @@ from rollout_workers.adapters.called import called
 from rollout_workers.adapters.scoring import RewardFunction, score_of
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.rewards import Score
+from rollout_workers.episodes.rewards import Score
 
 AgentFunction = Callable[[str, str, Task], Any | Awaitable[Any]]
 

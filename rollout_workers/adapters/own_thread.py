@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from async_rl.supervision.daemon_thread import as_exception
+from async_rl.supervision.liveness.daemon_thread import as_exception
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from async_rl.types import Task
-from rollout_workers.either import result_of
-from rollout_workers.rewards import RewardFailed, Score, as_score
-from rollout_workers.stages import stage
+from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
+from rollout_workers.episodes.stage_timeouts import stage
+from rollout_workers.maybe_await import result_of
 
 RewardFunction = Callable[[Task, Any], float | Score | Awaitable[float | Score]]
 

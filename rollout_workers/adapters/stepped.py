@@ -14,7 +14,7 @@ from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterfa
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.agents.dialogue import Dialogue
 from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.stages import stage
+from rollout_workers.episodes.stage_timeouts import stage
 
 
 class NoAction(ValueError):

@@ -20,7 +20,7 @@ from async_rl.types import Rollout, Task
 from rollout_workers.adapters.called import called
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.group_reward import GroupRewardAgent
-from rollout_workers.rewards import Score
+from rollout_workers.episodes.rewards import Score
 
 Given = Sequence[float | None]
 TrlReward = Callable[..., Given | Awaitable[Given]]

@@ -8,7 +8,7 @@ from rollout_workers.agents.multi_task import Member, WeightedMultiTask, multi_t
 from rollout_workers.agents.pass_at import PassAtEvaluationAgent
 from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.tool_agent import ToolAgent
-from rollout_workers.rewards import Score
+from rollout_workers.episodes.rewards import Score
 
 __all__ = [
     "BestAndWorstAgent",

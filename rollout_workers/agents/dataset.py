@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from async_rl.datasets.order import Epochs
+from async_rl.datasets.rows import Row, open_rows
 from async_rl.errors import ConfigError
-from async_rl.tables.order import Epochs
-from async_rl.tables.rows import Row, open_rows
 from async_rl.types import Message, Scalar, Task
 from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
+from rollout_workers.datasets.curriculum import Order, Staged
+from rollout_workers.datasets.scoring import find_scoring
 from rollout_workers.registry import load_attribute
-from rollout_workers.tables.curriculum import Order, Staged
-from rollout_workers.tables.scoring import find_scoring
 
 
 @dataclass(kw_only=True)

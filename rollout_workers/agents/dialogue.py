@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from async_rl.protocols import GenerationArgs, InferenceInterface
 from async_rl.types import Completion, Message, Sample, Tool
-from rollout_workers.agents.token_row import TokenRow
-from rollout_workers.replies import reply_ids
+from rollout_workers.chat.replies import reply_ids
+from rollout_workers.chat.token_row import TokenRow
 
 Told = str | Sequence[Message]
 """What a model is told between two answers. Text is a user's message where the prompt was a conversation."""

@@ -10,9 +10,9 @@ from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, Task
 from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
 from rollout_workers.agents.siblings import play_each
-from rollout_workers.either import result_of
-from rollout_workers.rewards import RewardFailed, Score, as_score
-from rollout_workers.stages import stage
+from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
+from rollout_workers.episodes.stage_timeouts import stage
+from rollout_workers.maybe_await import result_of
 
 GroupScores = Sequence[float | Score]
 

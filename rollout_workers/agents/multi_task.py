@@ -18,10 +18,10 @@ from typing import Any, Self, cast
 
 from pydantic import ValidationError
 
+from async_rl.board.environment_mix import PERIOD, apportion, interleave
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.mix import PERIOD, apportion, interleave
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GroupAgent, InferenceInterface
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import Rollout, Task
 from rollout_workers.agents.siblings import play_each
 from rollout_workers.registry import build_agent

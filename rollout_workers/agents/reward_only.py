@@ -12,9 +12,9 @@ from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterfa
 from async_rl.types import Message, Rollout, Status, StopReason, Task, Tool, Turn
 from rollout_workers.agents.dialogue import Dialogue, Told, as_said, text_of
 from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.either import result_of
-from rollout_workers.rewards import RewardFailed, Score, as_score
-from rollout_workers.stages import stage
+from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
+from rollout_workers.episodes.stage_timeouts import stage
+from rollout_workers.maybe_await import result_of
 
 Scored = float | Score | Awaitable[float | Score]
 """A reward is said by a plain method or by an async one."""

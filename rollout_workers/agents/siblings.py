@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from async_rl.protocols import Agent, EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
-from rollout_workers.episode import play
+from rollout_workers.episodes.episode import play
 
 Roll = Callable[[Task, InferenceInterface, EpisodeContext], Awaitable[Rollout]]
 

@@ -16,7 +16,7 @@ from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Task, Tool, Turn
 from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.tools.toolbox import AnyTools, Toolbox, open_toolbox
-from rollout_workers.tool_calls import ToolCallFormat, parse
+from rollout_workers.chat.tool_calls import ToolCallFormat, parse
 
 
 @dataclass(kw_only=True)

@@ -12,15 +12,15 @@ from typing import Any
 
 from rich.console import Console
 
+from async_rl.cli.env import CHECK, arguments, config_words
+from async_rl.cli.grammar import Line, read
 from async_rl.config import Config
-from async_rl.config_files import load
-from async_rl.env_verbs import CHECK, arguments, config_words
+from async_rl.config.loading import load
 from async_rl.errors import ConfigError, boundary
-from async_rl.packages import guard
+from async_rl.launch.package_guard import guard
 from async_rl.protocols import EpisodeContext
 from async_rl.telemetry import configure_logs
 from async_rl.types import Ticket
-from async_rl.verb_line import Line, read
 from rollout_workers.checking.answerers import open_cast
 from rollout_workers.checking.findings import Findings, judge
 from rollout_workers.checking.page import as_json, show

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.model_shape import model_shape
+from async_rl.models.from_config import model_shape
 from async_rl.protocols import InferenceInterface, Tokenizer
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Task
 from rollout_workers.checking.findings import RIGHT
 from rollout_workers.checking.trials import Answerers

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Task
 from rollout_workers.checking.trials import Played, Trial
 from rollout_workers.checking.watching import Stall

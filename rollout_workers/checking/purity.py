@@ -9,13 +9,13 @@ from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import Task
-from rollout_workers.either import result_of
+from rollout_workers.environment_pool import entered
 from rollout_workers.graders import GraderDied, GraderRaised, GraderTimeout, in_process
+from rollout_workers.maybe_await import result_of
 from rollout_workers.registry import build_agent
-from rollout_workers.residents import entered
 
 START_S = 120.0
 """Of a process that imports the environment anew."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import (
     Agent,
@@ -20,16 +21,15 @@ from async_rl.protocols import (
     ReturnsText,
     ReturnsTokens,
 )
-from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
-from rollout_workers.belongings import run_episode, tasks_have_owners
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
 from rollout_workers.checking.watching import Stall, processes_left, stalls_of
-from rollout_workers.episode import play, play_group, pose
+from rollout_workers.environment_pool import entered
+from rollout_workers.episodes.episode import play, play_group, pose
+from rollout_workers.episodes.task_ownership import run_episode, tasks_have_owners
+from rollout_workers.episodes.tasks import Seat
 from rollout_workers.inference.interface import Inference
 from rollout_workers.registry import build_agent
-from rollout_workers.residents import entered
-from rollout_workers.tasks import Seat
 
 Answerers = Callable[[Task], Sequence[tuple[str, InferenceInterface]]]
 """Who answers a task, and what a person calls that answer: right, wrong, nothing, the model."""

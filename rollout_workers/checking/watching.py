@@ -16,7 +16,7 @@ from types import FrameType
 
 from async_rl.errors import ConfigError
 from async_rl.supervision import is_in_package
-from async_rl.supervision.process_tree import children_of, kill_each
+from async_rl.supervision.processes.process_tree import children_of, kill_each
 
 BEAT_S = 0.02
 STALL_S = 0.2

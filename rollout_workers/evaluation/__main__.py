@@ -16,24 +16,25 @@ from datetime import UTC, datetime
 import structlog
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from async_rl.board.evaluations import EVALUATIONS, EvaluationDone
 from async_rl.config import Config
-from async_rl.config_files import load_named
+from async_rl.config.loading import load_named
+from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
-from async_rl.eval_verbs import SCHEDULED
+from async_rl.launch.commands import SCHEDULED
+from async_rl.launch.package_guard import guard
 from async_rl.megatron.parallel import resolve_device
-from async_rl.packages import guard
-from async_rl.private_files import keep_files_private
 from async_rl.protocols import Board, InferenceInterface
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import drain_on_signals, ends_after, run_with, signs_of_life, stall_watchdog
-from async_rl.supervision.descriptors import raise_descriptor_limit
-from async_rl.supervision.leaving import leave_at_once
+from async_rl.supervision.liveness.leaving import leave_at_once
+from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs
-from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
-from async_rl.transport.meeting import STORE
+from async_rl.transport.wire.rendezvous import STORE
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
+from rollout_workers.episodes.group_rollout import Surroundings
 from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
 from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
@@ -41,7 +42,6 @@ from rollout_workers.evaluation.report import Evaluated, Report
 from rollout_workers.evaluation.subject import Checkpoint, Folder, Live, Policy, Subject, find_subject
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
-from rollout_workers.group_player import Surroundings
 from rollout_workers.inference.open_engine import engine_devices
 from rollout_workers.policies import open_policies
 

@@ -17,11 +17,11 @@ from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, FiniteAgent, GenerationArgs, GroupAgent, InferenceInterface
 from async_rl.types import Failure, Rollout, Task, Ticket
-from rollout_workers.episode import play, play_group, pose
-from rollout_workers.group_player import Surroundings
+from rollout_workers.episodes.episode import play, play_group, pose
+from rollout_workers.episodes.group_rollout import Surroundings
+from rollout_workers.episodes.tasks import Seat
 from rollout_workers.inference.readable import Readable
 from rollout_workers.registry import build_agent
-from rollout_workers.tasks import Seat
 
 log = structlog.get_logger()
 

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from async_rl.board.inbox import Inbox
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.protocols import Board, Member
 from async_rl.supervision import run_with
-from async_rl.transport.gpus import gpu_of
-from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES, Inbox
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.messages import (
+    TO_WORKERS,
+    TO_WORKERS_MESSAGES,
+)
+from async_rl.transport.receiving.receiver import WeightReceiver
+from async_rl.transport.wire.gpus import gpu_of
 from async_rl.types import VersionRecord
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
-from async_rl.evaluation_config import EvaluationConfig
+from async_rl.config.evaluation import EvaluationConfig
 from async_rl.telemetry.evaluation_rows import HIGH, LOW
 from async_rl.types import Rollout, Status
 from rollout_workers.evaluation.estimates import Estimate, of_means, of_shares, pass_at_k

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from async_rl.config import Config, ModelConfig
-from async_rl.evaluation_config import PolicyConfig, PolicySampling
-from async_rl.megatron.checkpoint_weights import load_checkpoint
-from async_rl.megatron.hf import load_folder
+from async_rl.config.evaluation import PolicyConfig, PolicySampling
+from async_rl.config.tokenizer import HuggingFaceTokenizer
+from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.megatron.parallel import resolve_device
-from async_rl.model_shape import ModelShape, model_shape
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import InferenceInterface
-from async_rl.tokenizer_config import HuggingFaceTokenizer
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.evaluation.subject import Checkpoint, Folder, Policy
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.open_engine import open_engine

@@ -9,8 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from async_rl.config.evaluation import EvaluationConfig
 from async_rl.durable.whole_file import write_whole
-from async_rl.evaluation_config import EvaluationConfig
 from async_rl.types import Rollout, Task
 from rollout_workers.evaluation.estimates import Estimate
 from rollout_workers.evaluation.evaluator import TaskResult

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from async_rl.checkpoint_files import MANIFEST, Manifest, candidates, found_in, read_asked
+from async_rl.checkpoints.manifest import MANIFEST, Manifest, candidates, found_in, read_asked
 from async_rl.config import Config
+from async_rl.config.evaluation import OpenAIPolicy, PolicyConfig
 from async_rl.errors import ConfigError
-from async_rl.evaluation_config import OpenAIPolicy, PolicyConfig
 
 LIVE = "live"
 

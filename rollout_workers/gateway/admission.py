@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from async_rl.rollout_config import GatewayConfig
+from async_rl.config.rollout import GatewayConfig
 from rollout_workers.gateway.counts import Counts
 from rollout_workers.gateway.problems import Problem, closed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, StopReason
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

@@ -18,16 +18,16 @@ from contextlib import asynccontextmanager
 import structlog
 from aiohttp import web
 
+from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
-from async_rl.rollout_config import GatewayConfig
-from rollout_workers.gateway.chat import chat_completions
-from rollout_workers.gateway.completions import completions
 from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.endpoints.chat import chat_completions
+from rollout_workers.gateway.endpoints.completions import completions
+from rollout_workers.gateway.endpoints.responses import responses
+from rollout_workers.gateway.endpoints.tokens import detokenize, generate, tokenize
 from rollout_workers.gateway.problems import Problem, closed, of_http
-from rollout_workers.gateway.responses import responses
 from rollout_workers.gateway.session import EpisodeSession
-from rollout_workers.gateway.tokens import detokenize, generate, tokenize
 
 log = structlog.get_logger()
 

@@ -10,16 +10,16 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from async_rl.config.rollout import GatewayConfig
 from async_rl.protocols import GenerationArgs, InferenceInterface
-from async_rl.rollout_config import GatewayConfig
 from async_rl.types import Completion, Message, Sample, StopReason, Tool
+from rollout_workers.chat.replies import reply_ids
+from rollout_workers.chat.tool_calls import parse
 from rollout_workers.gateway.admission import Admission
 from rollout_workers.gateway.canonical import canonical
 from rollout_workers.gateway.counts import Counts
 from rollout_workers.gateway.pieces import complete_text
 from rollout_workers.gateway.turn_tree import History, Place, SampledTurn, TurnTree
-from rollout_workers.replies import reply_ids
-from rollout_workers.tool_calls import parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

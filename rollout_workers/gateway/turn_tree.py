@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from async_rl.types import Completion, Message, Sample
-from rollout_workers.agents.token_row import TokenRow
+from rollout_workers.chat.token_row import TokenRow
 
 History = Sequence[object]
 """What a client repeats to go on: canonical messages after the tools, or text."""

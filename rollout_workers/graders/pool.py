@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from async_rl.supervision import PipedProcess, ProcessEnded
-from rollout_workers.belongings import nobodys_tasks
-from rollout_workers.rewards import Score
+from rollout_workers.episodes.rewards import Score
+from rollout_workers.episodes.task_ownership import nobodys_tasks
 
 READY_S = 120.0
 """Starting Python and importing the grader's module, which may import anything."""

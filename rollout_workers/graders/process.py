@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from async_rl.supervision.piped_process import Pipe, encode
-from async_rl.supervision.process_tree import children_of
-from rollout_workers.rewards import Score
+from async_rl.supervision.processes.piped_process import Pipe, encode
+from async_rl.supervision.processes.process_tree import children_of
+from rollout_workers.episodes.rewards import Score
 
 
 def main() -> None:

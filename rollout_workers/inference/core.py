@@ -13,14 +13,15 @@ import structlog
 import torch
 from torch import Tensor
 
-from async_rl.megatron import inference, parallel
-from async_rl.megatron.build_engine import EngineSettings, build_engine
+from async_rl.config.rollout import WorkerConfig
+from async_rl.megatron import parallel
+from async_rl.megatron.attention.paged_attention import attention_for, kernel_name, page_tokens
+from async_rl.megatron.engine import dynamic_engine as inference
+from async_rl.megatron.engine.build import EngineSettings, build_engine
 from async_rl.megatron.model import LayerSpec, build_model
-from async_rl.megatron.paged_attention import attention_for, kernel_name, page_tokens
-from async_rl.megatron.parameters import load_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import load_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
-from async_rl.rollout_config import WorkerConfig
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.sampling import BatchSampler
 

@@ -18,14 +18,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.model import LayerSpec
-from async_rl.megatron.parameters import specs
-from async_rl.model_shape import ModelShape
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.megatron.parameters.full_parameters import specs
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
-from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Completion
 from rollout_workers.inference.core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from async_rl.commands import environment
 from async_rl.config import Config
+from async_rl.launch.commands import environment
 from async_rl.megatron.parallel import resolve_device
-from async_rl.model_shape import ModelShape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet

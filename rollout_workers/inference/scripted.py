@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
 from async_rl.testing import Answer, ScriptedInference
 from async_rl.types import Completion, Message
+from rollout_workers.chat.tool_calls import ToolCallFormat, write
 from rollout_workers.inference.interface import Inference
-from rollout_workers.tool_calls import ToolCallFormat, write
 
 
 class Scripted(Inference, ReturnsLogprobs):

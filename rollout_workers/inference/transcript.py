@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from async_rl.types import Message, Tool, ToolCall
-from rollout_workers.tool_calls import parse, write
+from rollout_workers.chat.tool_calls import parse, write
 
 JsonObject = dict[str, Any]
 _CHARACTERS = 0x110000

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.env_verbs import SERVE, section_of
+from async_rl.cli.env import SERVE, section_of
+from async_rl.cli.grammar import Line, read
+from async_rl.config.exposure import read_token
+from async_rl.config.rollout import GatewayConfig
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import boundary
-from async_rl.exposure import read_token
-from async_rl.packages import guard
+from async_rl.launch.package_guard import guard
 from async_rl.protocols import Tokenizer
-from async_rl.rollout_config import GatewayConfig
 from async_rl.supervision import drain_on_signals, stall_watchdog
 from async_rl.telemetry import configure_logs
-from async_rl.tokenizer_config import HuggingFaceTokenizer
-from async_rl.tokenizers import open_tokenizer
-from async_rl.verb_line import Line, read
-from rollout_workers.belongings import tasks_have_owners
-from rollout_workers.failure_log import FailureLog
+from async_rl.tokenization.tokenizers import open_tokenizer
+from rollout_workers.episodes.failure_log import FailureLog
+from rollout_workers.episodes.task_ownership import tasks_have_owners
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 from rollout_workers.remote.server import open_server

@@ -21,6 +21,7 @@ from aiohttp import (
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
+from rollout_workers.episodes.stage_timeouts import timeouts_in_force
 from rollout_workers.remote.socket_model import mark_of
 from rollout_workers.remote.tokenizers import describe
 from rollout_workers.remote.wire import (
@@ -37,7 +38,6 @@ from rollout_workers.remote.wire import (
     write_task,
     write_ticket,
 )
-from rollout_workers.stages import timeouts_in_force
 
 HEARTBEAT_S = 15.0
 ANSWER_S = 60.0

@@ -11,12 +11,14 @@ from typing import Any
 import structlog
 from aiohttp import WSMsgType, web
 
+from async_rl.config.exposure import knows, refuse_exposure
+from async_rl.config.rollout import EnvironmentConfig, TimeoutsConfig
 from async_rl.errors import ConfigError
-from async_rl.exposure import knows, refuse_exposure
 from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, InferenceInterface, Tokenizer
-from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.types import Failure, Rollout
-from rollout_workers.episode import play, play_group, pose
+from rollout_workers.environment_pool import EnvironmentUnavailable, Residents
+from rollout_workers.episodes.episode import play, play_group, pose
+from rollout_workers.episodes.tasks import Seat
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.socket_model import Questions, socket_model
 from rollout_workers.remote.tokenizers import tokenizer_for
@@ -32,8 +34,6 @@ from rollout_workers.remote.wire import (
     write_rollout,
     write_task,
 )
-from rollout_workers.residents import EnvironmentUnavailable, Residents
-from rollout_workers.tasks import Seat
 
 log = structlog.get_logger()
 

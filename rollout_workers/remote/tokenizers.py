@@ -8,7 +8,7 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Tool
 from rollout_workers.remote.wire import Packed
 

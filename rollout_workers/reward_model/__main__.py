@@ -7,18 +7,18 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from async_rl.cli.grammar import Line, read
+from async_rl.cli.reward import SERVE
+from async_rl.cli.train import load_described
+from async_rl.config.exposure import read_token, refuse_exposure
+from async_rl.config.training import RewardModelTraining
 from async_rl.errors import ConfigError, boundary
-from async_rl.exposure import read_token, refuse_exposure
-from async_rl.model_shape import model_shape
-from async_rl.packages import guard
-from async_rl.rendering import Manner, Text
-from async_rl.reward_verbs import SERVE
+from async_rl.launch.package_guard import guard
+from async_rl.models.from_config import model_shape
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.telemetry import configure_logs
-from async_rl.tokenizers import open_tokenizer
-from async_rl.training_config import RewardModelTraining
-from async_rl.training_verbs import load_described
-from async_rl.verb_line import Line, read
+from async_rl.tokenization.rendering import Manner, Text
+from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.reward_model.scorer import Scorer, checkpoint_of
 from rollout_workers.reward_model.server import RewardServer, listening
 

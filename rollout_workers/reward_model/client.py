@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from async_rl.exposure import read_token
+from async_rl.config.exposure import read_token
 from async_rl.types import Message, Task
 
 PATIENCE_S = 60.0

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from async_rl.checkpoint_files import found_in, read_asked
+from async_rl.checkpoints.manifest import found_in, read_asked
+from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.checkpoint_weights import load_checkpoint
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import load_full
-from async_rl.model_shape import ModelShape
-from async_rl.rendering import Text
-from async_rl.training_config import TrainingConfig
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from async_rl.megatron.parameters.full_parameters import load_full
+from async_rl.models.shape import ModelShape
+from async_rl.tokenization.rendering import Text
 
 
 class Scorer:
@@ -26,7 +26,7 @@ class Scorer:
         if device.type == "cpu":
             torch.set_num_threads(1)
         parallel.initialize(device=device)
-        dtype, scoring = parallel.resolve_dtype(device, config.learner.precision), config.trained(shape)
+        dtype, scoring = parallel.resolve_dtype(device, config.learner.precision), shape.with_head(config.head)
         weights = load_checkpoint(checkpoint, read_asked(checkpoint), scoring, dtype)
         self._model = build_model(scoring, device=device, dtype=dtype, seed=0, layer_spec=config.model.layer_spec)
         load_full(self._model, scoring, weights)

@@ -15,9 +15,9 @@ from typing import Any
 
 from aiohttp import web
 
+from async_rl.config.exposure import knows
 from async_rl.errors import ConfigError
-from async_rl.exposure import knows
-from async_rl.rendering import Manner, Text, answered, read_answer, read_messages
+from async_rl.tokenization.rendering import Manner, Text, answered, read_answer, read_messages
 
 MOST_WAITING = 4096
 

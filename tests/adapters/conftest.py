@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from adapter_stage import Stage, open_stage
 
-from async_rl.config_files import load
+from async_rl.config.loading import load
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,11 @@ from queue import SimpleQueue
 import pytest
 from adapter_stage import contexts
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import ScriptedInference
 from async_rl.types import Status
-from rollout_workers.episode import play
+from rollout_workers.episodes.episode import play
 from rollout_workers.registry import build_agent
 
 REASON = "{} is not installed: make test-adapters"

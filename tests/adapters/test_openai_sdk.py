@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 from small_tokenizer import make_tokenizer
 
-from async_rl.rollout_config import GatewayConfig
+from async_rl.config.rollout import GatewayConfig
 from async_rl.testing import ScriptedInference
-from async_rl.tokenizers import HuggingFace
+from async_rl.tokenization.tokenizers import HuggingFace
 from async_rl.types import ToolCall
+from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import open_gateway
 from rollout_workers.gateway.session import EpisodeSession
-from rollout_workers.tool_calls import write
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed: make test-adapters")
 

@@ -13,7 +13,7 @@ from adapter_stage import contexts
 
 from async_rl.testing import ScriptedInference
 from async_rl.types import Status
-from rollout_workers.episode import play
+from rollout_workers.episodes.episode import play
 
 PYTHON = os.environ.get("OPENENV_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="OPENENV_PYTHON names no Python that has OpenEnv: make test-adapters")

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import pytest
 from adapter_stage import contexts
 
+from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
-from async_rl.rollout_config import GatewayConfig
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.adapters import Client, function_agent, openai_agent, trl_rewards
 from rollout_workers.adapters.optional import optional
 from rollout_workers.adapters.stepped import NoAction, Step, SteppedAgent
-from rollout_workers.episode import play
+from rollout_workers.episodes.episode import play
+from rollout_workers.episodes.rewards import RewardFailed
 from rollout_workers.gateway import open_gateway
-from rollout_workers.rewards import RewardFailed
 
 
 def in_turn(*answers: str) -> ScriptedInference:

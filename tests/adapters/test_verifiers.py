@@ -3,8 +3,8 @@
 import pytest
 from adapter_stage import contexts
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import ScriptedInference
 from rollout_workers.registry import build_agent
 

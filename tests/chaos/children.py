@@ -26,7 +26,7 @@ from server_role import keep_server
 from stage import STARTING, STATE_BYTES, Stage
 from writer_role import write
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.errors import AsyncRLError, first_of_ours
 
 POINTS_LOG = "points.log"

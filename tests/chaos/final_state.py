@@ -12,7 +12,7 @@ from redis import Redis
 from stage import RUN, config_of
 
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 ZSETS = ("leases", "reserved", "ready", "again", "taken", "kept", "lottery")
 HASHES = ("state", "dropped", "records", "ended", "quarantine", "versions", "tally")

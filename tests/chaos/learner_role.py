@@ -21,10 +21,10 @@ from evidence import newest
 from plan import Mix
 from stage import Stage, told_to_stop
 
-from async_rl.failpoints import define, failpoint
+from async_rl.durable.failpoints import define, failpoint
 from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
-from learner.fences import Fences
+from learner.checkpoints.fences import Fences
 
 define("learner.trained", "learner.issued", "learner.published", "learner.written", "learner.saved")
 

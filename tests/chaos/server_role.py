@@ -9,8 +9,8 @@ import signal
 
 from stage import SERVING, Stage, told_to_stop
 
-from buffer.embedded_server import EmbeddedServer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import EmbeddedServer
 
 
 async def keep_server(stage: Stage) -> None:

@@ -18,7 +18,7 @@ from plan import Plan
 from async_rl.config import Config
 from buffer.board import RedisBoard
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 RUN = "chaos"
 STATE_BYTES = 32

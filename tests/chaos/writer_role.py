@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from stage import Stage, told_to_stop
 
-from async_rl.failpoints import define, failpoint
+from async_rl.durable.failpoints import define, failpoint
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, Task, Ticket, spans_of

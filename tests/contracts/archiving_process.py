@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from async_rl import failpoints
-from buffer import archivist
-from buffer.archive_writer import ArchiveWriter
+from async_rl.durable import failpoints
+from buffer.archive import service as archivist
+from buffer.archive.writing import ArchiveWriter
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 GROUPS_AT_ONCE = 7
 FILE_BYTES = 80_000

@@ -1,6 +1,7 @@
 """The memory buffer and every server are told the same, in any order, sense or nonsense: they must answer alike.
 
-This is what makes memory_ledger.py an explanation of the scripts. Whether the answers are right is buffer_life.py's question.
+This is what makes buffer/reference/state_machine.py an explanation of the scripts. Whether the answers are right is
+buffer_life.py's question.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from runs import LEARNER_LEASE_S, Run
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from buffer.board import RedisBoard
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
+from buffer.server.client import Server
 
 MEMORY, CLUSTER = "memory", "cluster"
 

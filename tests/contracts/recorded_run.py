@@ -12,15 +12,15 @@ from typing import Any
 from groups import group
 from runs import limits, publish
 
-from async_rl.checkpoint_files import FORMAT, MANIFEST, FileFacts, Layout, Manifest, facts_of, file_of, folder_of
+from async_rl.checkpoints.manifest import FORMAT, MANIFEST, FileFacts, Layout, Manifest, facts_of, file_of, folder_of
+from async_rl.checkpoints.trained_steps import read_trained
 from async_rl.config import Config
-from async_rl.trained_steps import read_trained
 from async_rl.types import BufferPosition, RolloutGroup, TakenGroup, UndoneGroup
 from buffer import open_archive, open_buffer
-from buffer.archive_writer import ArchiveWriter
-from buffer.embedded_server import EmbeddedServer
+from buffer.archive.writing import ArchiveWriter
 from buffer.redis_buffer import RedisBuffer
-from learner.fences import Fences
+from buffer.server.embedded.server import EmbeddedServer
+from learner.checkpoints.fences import Fences
 
 GROUPS_PER_STEP = 2
 

@@ -15,10 +15,10 @@ from redis.asyncio import Redis
 from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.testing import ManualClock
 from buffer import keys
-from buffer.limits_text import read_limits
-from buffer.memory_buffer import MemoryBuffer
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.reference.memory_buffer import MemoryBuffer
+from buffer.rules.limits_text import read_limits
+from buffer.server.client import Server
 
 T = TypeVar("T")
 Copy = Mapping[bytes, bytes]

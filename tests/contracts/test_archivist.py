@@ -17,15 +17,15 @@ import pytest
 from groups import group
 from runs import Run, limits, started
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import SpentGroup
-from buffer.archive import archive_stats, read
-from buffer.archive_writer import ArchiveWriter, Spent
-from buffer.archivist import archive_spent, drain_spent
+from buffer.archive.reading import archive_stats, read
+from buffer.archive.service import archive_spent, drain_spent
+from buffer.archive.writing import ArchiveWriter, Spent
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 PER_STEP = 20
 KEEP = {"groups_per_step": PER_STEP, "max_age": 1, "keep_steps": 1000}
@@ -142,7 +142,7 @@ async def test_a_disk_that_refuses_is_told_once_and_tried_again(run: Run, tmp_pa
     buffer, fence = await run.start(**KEEP)
     spent, wake = await trained(buffer, fence, 1), asyncio.Event()
     watched = Watched(buffer)
-    caplog.set_level(logging.INFO, logger="buffer.archivist")
+    caplog.set_level(logging.INFO, logger="buffer.archive.service")
     with writer(tmp_path) as disk:
         gate = Gate(disk)
         gate.failures = 3

@@ -25,15 +25,15 @@ from groups import group
 from private_server import private_server
 from runs import publish, started
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.errors import FleetMismatch
 from async_rl.types import BufferPosition, RolloutGroup, Ticket
 from buffer import keys
-from buffer.arena import Arena, is_reference
-from buffer.codec import decode
-from buffer.embedded_server import find_binary
+from buffer.payloads.codec import decode
+from buffer.payloads.files import Arena, is_reference
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import find_binary
 
 SPAWN = multiprocessing.get_context("spawn")
 LEASE_S = 1.0

@@ -14,7 +14,7 @@ from async_rl.replay_protocol import ReplayBuffer
 from buffer import keys
 from buffer.board import RedisBoard
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 Both = tuple[Board, ReplayBuffer]
 

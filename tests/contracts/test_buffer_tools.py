@@ -24,7 +24,7 @@ from runs import publish, started
 
 from async_rl.config import CharacterTokenizer
 from async_rl.errors import ConfigError
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import (
     Failure,
     Message,
@@ -40,11 +40,11 @@ from async_rl.types import (
 )
 from buffer import keys
 from buffer.__main__ import main
-from buffer.access import ROLES
-from buffer.archive_writer import ArchiveWriter
-from buffer.codec import encode
+from buffer.archive.writing import ArchiveWriter
+from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.users import ROLES
 
 TEXT = Characters(CharacterTokenizer().alphabet)
 PROBABILITIES = (0.95, 0.04)

@@ -17,9 +17,9 @@ from groups import group
 from runs import started
 
 from async_rl.config import Config
-from async_rl.config_files import load
+from async_rl.config.loading import load
 from buffer import open_buffer
-from buffer.embedded_server import EmbeddedServer, is_asleep
+from buffer.server.embedded.server import EmbeddedServer, is_asleep
 
 CONFIG = """
 run: {{name: cli, folder: {folder}}}

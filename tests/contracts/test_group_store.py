@@ -23,9 +23,9 @@ from torch.distributed import DistStoreError
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from buffer import keys, open_group_stores
-from buffer.access import create_users
 from buffer.group_store import EXPIRY_S, MAX_VALUE_BYTES, RedisGroupStore
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.users import create_users
 
 CLUSTER = "cluster"
 BUNDLED = binaries()["bundled"]

@@ -22,10 +22,10 @@ from async_rl.protocols import Member
 from async_rl.types import TakenGroup
 from buffer import keys
 from buffer.board import RedisBoard
-from buffer.codec import encode
-from buffer.embedded_server import find_binary
+from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import find_binary
 
 Both = tuple[RedisBuffer, Server]
 

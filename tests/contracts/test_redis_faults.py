@@ -20,10 +20,10 @@ from async_rl.errors import BufferUnreachable, ConfigError
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import RolloutGroup
 from buffer import keys, open_board, open_buffer
-from buffer.embedded_server import EmbeddedServer, find_binary
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
-from buffer.script_library import ScriptLibrary
+from buffer.server.client import Server
+from buffer.server.embedded.server import EmbeddedServer, find_binary
+from buffer.server.scripts import ScriptLibrary
 
 Both = tuple[RedisBuffer, Server]
 
@@ -226,7 +226,7 @@ async def test_folders_of_sockets_that_killed_servers_left_go_when_the_next_one_
     script = """
 import asyncio, sys
 from pathlib import Path
-from buffer.socket_folder import socket_folder
+from buffer.server.embedded.socket_folder import socket_folder
 with socket_folder(Path(sys.argv[1])):
     Path(sys.argv[1], "redis.sock").touch()
     print("made", flush=True)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from recorded_run import Life, begin, serving, write_config
 
-from async_rl.checkpoint_files import MANIFEST, candidates
+from async_rl.checkpoints.manifest import MANIFEST, candidates
+from async_rl.checkpoints.trained_steps import read_trained
 from async_rl.config import Config
-from async_rl.config_files import load
-from async_rl.trained_steps import read_trained
+from async_rl.config.loading import load
 from buffer.redis_buffer import RedisBuffer
 from buffer.run_audit.__main__ import main
 
@@ -128,7 +128,7 @@ def test_a_crash_rolls_steps_back_and_loses_nothing(path: Path):
 async def _position(config: Config) -> Any:
     from pydantic import TypeAdapter
 
-    from async_rl.checkpoint_files import read_manifest
+    from async_rl.checkpoints.manifest import read_manifest
     from async_rl.types import BufferPosition
 
     newest = candidates(config.run_folder / "checkpoints")[0]

@@ -15,17 +15,17 @@ from private_server import binaries, private_server
 from redis.exceptions import ResponseError
 from runs import started
 
+from async_rl.board import weight_requests
 from async_rl.errors import BufferUnreachable, ConfigError
 from async_rl.protocols import Member
 from async_rl.telemetry import WORKER_METRICS
-from async_rl.transport import weight_requests
 from buffer import keys
-from buffer.access import ROLES, TOPICS, Created, create_users, list_users
 from buffer.board import RedisBoard
-from buffer.connecting import Credentials
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
-from buffer.script_library import NAMES, ScriptLibrary
+from buffer.server.client import Server
+from buffer.server.connections import Credentials
+from buffer.server.scripts import NAMES, ScriptLibrary
+from buffer.server.users import ROLES, TOPICS, Created, create_users, list_users
 
 FORBIDDEN = "does not let its user do this"
 LEARNER, WORKERS, OPERATORS, EVERY_ROLE = {"learner"}, {"learner", "worker"}, {"learner", "operator"}, set(ROLES) - {"monitor"}

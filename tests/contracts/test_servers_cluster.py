@@ -11,9 +11,9 @@ from private_fleet import Node, cluster_url, owner, private_cluster
 from runs import LEARNER_LEASE_S, started
 
 from async_rl.errors import BufferUnreachable
-from buffer.embedded_server import find_binary
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import find_binary
 
 Opener = Callable[[], RedisBuffer]
 

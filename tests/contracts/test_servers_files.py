@@ -23,9 +23,9 @@ from runs import LEARNER_LEASE_S, limits, publish, started
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, RestartLimit, ServerRewound
 from buffer import open_buffer
-from buffer.embedded_server import EmbeddedServer, find_binary
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import EmbeddedServer, find_binary
 
 TORN_BYTES, TORN_STEP = 4096, 101
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -228,7 +228,7 @@ async def test_a_full_disk_makes_everybody_wait_and_nothing_is_lost(machine: Mac
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
-    ear, heard = Ear("cannot write to its disk"), logging.getLogger("buffer.redis_client")
+    ear, heard = Ear("cannot write to its disk"), logging.getLogger("buffer.server.client")
     heard.addHandler(ear)
     yield ear
     heard.removeHandler(ear)

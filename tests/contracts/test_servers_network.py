@@ -16,7 +16,7 @@ from runs import LEARNER_LEASE_S, limits, publish, started
 from async_rl.errors import BufferUnreachable
 from async_rl.replay_protocol import BufferStats, ReplayBuffer
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 REPLY_TIMEOUT_S = 0.5
 

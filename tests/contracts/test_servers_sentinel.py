@@ -12,9 +12,9 @@ from runs import LEARNER_LEASE_S
 
 from async_rl.errors import BufferUnreachable
 from async_rl.replay_protocol import ReplayBuffer
-from buffer.embedded_server import find_binary
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
+from buffer.server.embedded.server import find_binary
 
 Fleet = tuple[list[Node], list[Node]]
 

@@ -14,7 +14,7 @@ from runs import started
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer import open_buffer
-from buffer.redis_client import PASSWORD_VARIABLE, credentials_for
+from buffer.server.client import PASSWORD_VARIABLE, credentials_for
 
 PASSWORD = "correct horse"
 

@@ -14,8 +14,8 @@ from runs import limits, publish
 from async_rl.errors import FenceLost, ServerRewound
 from buffer import keys
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
-from learner.fences import Fences
+from buffer.server.client import Server
+from learner.checkpoints.fences import Fences
 
 Both = tuple[RedisBuffer, Server]
 Act = Callable[[], Awaitable[None]]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.model_shape import ModelShape
+from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 
 ANSWER = 3
 PROMPTS = 4

@@ -20,14 +20,14 @@ from typing import Any
 from hostile import Hostile, Slow
 
 from async_rl.config import BatchConfig
+from async_rl.config.rollout import WorkerConfig
 from async_rl.replay_protocol import CommitResult, Limits
-from async_rl.rollout_config import WorkerConfig
 from async_rl.supervision import children_of
 from async_rl.telemetry import configure_logs
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import RolloutGroup, Status, VersionRecord
-from buffer.memory_buffer import MemoryBuffer
-from rollout_workers.tasks import TaskMix, WeightedAgent
+from buffer.reference.memory_buffer import MemoryBuffer
+from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
 from rollout_workers.worker import VersionedInference, Worker
 
 GROUP_SIZE = 8

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.objective import Objective
-from learner.ranks.crew import Crew, follow
+from learner.ranks.rank_group import Crew, follow
 from tests.scenarios.learner_rank import config, meet, shape, train
 
 PROCESSES, STEPS = 4, 2

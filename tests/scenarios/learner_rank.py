@@ -21,12 +21,13 @@ from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateI
 from async_rl.config import Config
 from async_rl.errors import boundary
 from async_rl.megatron import parallel
-from async_rl.megatron.parameters import table
-from async_rl.model_shape import ModelShape, model_shape
+from async_rl.megatron.parameters.full_parameters import table
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.crew import Crew, follow
+from learner.ranks.rank_group import Crew, follow
 
 CPU = torch.device("cpu")
 VOCABULARY = 21

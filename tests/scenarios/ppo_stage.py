@@ -13,7 +13,7 @@ from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.crew import Crew, follow
+from learner.ranks.rank_group import Crew, follow
 from tests.scenarios.learner_rank import config, meet, shape, taken_groups
 
 EVERYTHING = Objective.model_validate(

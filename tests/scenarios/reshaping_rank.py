@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from async_rl.checkpoint_files import candidates
+from async_rl.checkpoints.manifest import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
-from learner.ranks.crew import Crew, follow
+from learner.ranks.rank_group import Crew, follow
 from tests.scenarios.learner_rank import OBJECTIVE, FileStores, config, meet, shape, train
 
 SAVED_AT, STEPS = 3, 5

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from learner.ranks.compute import POSITION
 

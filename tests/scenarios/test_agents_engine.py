@@ -15,12 +15,12 @@ from engine_stage import CPU, engine
 
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt, ReturnsLogprobs
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Message, Rollout, RolloutGroup, Status, Task, Ticket, ToolCall
-from buffer.validation import problem_with
+from buffer.payloads.validation import problem_with
 from rollout_workers.agents import (
     BestAndWorstAgent,
     DatasetAgent,
@@ -37,7 +37,7 @@ from rollout_workers.agents import (
 )
 from rollout_workers.agents.group_reward import ranked
 from rollout_workers.environments.guess_number import GuessNumber
-from rollout_workers.episode import play, play_group
+from rollout_workers.episodes.episode import play, play_group
 
 TOKENIZER = Characters(string.printable)
 SHAPE = ModelShape(

@@ -14,13 +14,13 @@ import torch
 
 from async_rl.config import Config
 from async_rl.megatron.parallel import initialize
-from async_rl.model_shape import model_shape
+from async_rl.models.from_config import model_shape
 from async_rl.protocols import EpisodeContext
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import RolloutGroup, TakenGroup, Ticket
 from learner.batches.batch import Bin, pack_batch
 from learner.objective import load_objective
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from rollout_workers.agents import RewardOnlyAgent
 from rollout_workers.environments.counting import Counting
 from rollout_workers.environments.guess_number import GuessNumber

@@ -13,20 +13,20 @@ import torch
 from small_models import write_folder
 
 from async_rl.config import ModelConfig
+from async_rl.config.evaluation import HuggingFacePolicy, OpenAIPolicy, PolicySampling
+from async_rl.config.rollout import GatewayConfig, WorkerConfig
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
-from async_rl.evaluation_config import HuggingFacePolicy, OpenAIPolicy, PolicySampling
-from async_rl.megatron.hf import load_folder
-from async_rl.model_shape import model_shape
+from async_rl.megatron.huggingface.tensors import load_folder
+from async_rl.models.from_config import model_shape
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, ReturnsLogprobs, ReturnsTokens
-from async_rl.rollout_config import GatewayConfig, WorkerConfig
-from async_rl.tokenizer_config import HuggingFaceTokenizer
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Status, StopReason, Ticket
 from rollout_workers.environments.counting import Counting
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.hf_backend import HuggingFaceInference, open_hf
-from rollout_workers.inference.openai_backend import open_openai
+from rollout_workers.inference.openai.backend import open_openai
 from rollout_workers.policies import open_policies
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.protocols import GenerationArgs
-from async_rl.rollout_config import WorkerConfig
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, StopReason, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from tests.scenarios.engine_stage import (

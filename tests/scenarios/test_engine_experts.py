@@ -9,8 +9,8 @@ import torch
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_shape import Experts
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.models.shape import Experts
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
 from tests.scenarios import engine_stage

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import GenerationArgs
-from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Completion, spans_of
 from rollout_workers.inference.core import EngineMetrics
 from rollout_workers.inference.engine import MegatronEngine

@@ -38,7 +38,7 @@ CONFIG = {
 
 
 def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", "env", "check", *words]
+    line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "env", "check", *words]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -127,7 +127,7 @@ def test_a_mistake_in_the_line_is_one_sentence(tmp_path: Path, words: tuple[str,
     ],
 )
 def test_code_that_never_ends_is_named_while_it_runs(tmp_path: Path, name: str, sentence: str):
-    line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", "env", "check", f"{BAD}:{name}"]
+    line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "env", "check", f"{BAD}:{name}"]
     with subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         told = process.stderr.readline()

@@ -17,17 +17,17 @@ import pytest
 import remote_environments as environments
 from aiohttp import ClientSession, web
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt, ReturnsLogprobs
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Rollout, Task, Ticket, VersionSpan
-from rollout_workers.episode import play, play_group, pose
+from rollout_workers.episodes.episode import play, play_group, pose
+from rollout_workers.episodes.tasks import Seat
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.client import RemoteAgent
 from rollout_workers.remote.server import open_server
 from rollout_workers.remote.wire import pack
-from rollout_workers.tasks import Seat
 
 HERE = "remote_environments"
 

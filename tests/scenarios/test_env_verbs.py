@@ -19,7 +19,7 @@ from async_rl.replay_protocol import Limits
 from async_rl.types import VersionRecord
 from buffer.__main__ import main
 from buffer.redis_buffer import RedisBuffer
-from buffer.redis_client import Server
+from buffer.server.client import Server
 
 CONFIG = """
 run: {{name: {name}, folder: {folder}}}
@@ -53,7 +53,7 @@ class Env:
 
     def process(self, *words: str, code: int = 0) -> str:
         """The whole command, in the folder of its configuration: its output, or what it says of a mistake."""
-        line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", "env", *words, "@", str(self.config)]
+        line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "env", *words, "@", str(self.config)]
         done = subprocess.run(line, cwd=self.config.parent, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr

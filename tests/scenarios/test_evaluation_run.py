@@ -12,7 +12,7 @@ from run_history import last_step
 from run_processes import program, read_config, until, write_config
 from small_models import write_folder
 
-from async_rl.cli import dispatch
+from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.telemetry import read_rows

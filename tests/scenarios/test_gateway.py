@@ -12,16 +12,16 @@ import pytest
 from aiohttp import ClientSession
 from small_tokenizer import make_tokenizer
 
+from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.protocols import GenerationArgs, Prompt
-from async_rl.rollout_config import GatewayConfig
 from async_rl.testing import ScriptedInference
-from async_rl.tokenizers import HuggingFace
+from async_rl.tokenization.tokenizers import HuggingFace
 from async_rl.types import Completion, StopReason, ToolCall, spans_of
+from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import open_gateway
 from rollout_workers.gateway.session import EpisodeSession
 from rollout_workers.inference.generation import resolve
-from rollout_workers.tool_calls import write
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CONTEXT = 512

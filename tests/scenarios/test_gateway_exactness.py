@@ -18,18 +18,18 @@ import torch
 from aiohttp import ClientSession
 from small_tokenizer import make_tokenizer
 
+from async_rl.config.rollout import GatewayConfig, WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import gather_full, load_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt
-from async_rl.rollout_config import GatewayConfig, WorkerConfig
-from async_rl.tokenizers import HuggingFace
+from async_rl.tokenization.tokenizers import HuggingFace
 from async_rl.types import Completion, Sample, ToolCall
+from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.tool_calls import write
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.8

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.scenarios.learner_rank import config, play, shape, train
 from tests.scenarios.made_once import made_once

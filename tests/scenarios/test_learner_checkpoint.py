@@ -9,8 +9,8 @@ import pytest
 import structlog
 import torch
 
-from async_rl.checkpoint_draft import Draft
-from async_rl.checkpoint_files import (
+from async_rl.checkpoints.draft import Draft
+from async_rl.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     Damaged,
@@ -24,10 +24,10 @@ from async_rl.checkpoint_files import (
     remove_superseded,
 )
 from async_rl.errors import CheckpointError, FenceLost
-from async_rl.megatron.checkpoint_weights import load_checkpoint, save_checkpoint
-from learner.checkpoints.keeping import Keeping
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint, save_checkpoint
+from learner.checkpoints.checkpointer import Keeping
 from learner.model import TrainingModel
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, batch, config, shape, train
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from async_rl.checkpoint_files import candidates, check_files, read_manifest
+from async_rl.checkpoints.manifest import candidates, check_files, read_manifest
 from async_rl.errors import CheckpointError, ServiceStopped
 from tests.scenarios.learner_rank import run_ranks
 

@@ -18,8 +18,8 @@ from run_history import check, lives, surviving
 from run_processes import Program, program, read_config, until, write_config
 
 import learner.loop  # noqa: F401  # it and what it imports say which failpoints there are
-from async_rl.checkpoint_files import Manifest, candidates, read_manifest
-from async_rl.failpoints import ORDERS, known
+from async_rl.checkpoints.manifest import Manifest, candidates, read_manifest
+from async_rl.durable.failpoints import ORDERS, known
 from async_rl.replay_protocol import Audit
 from buffer import open_buffer
 

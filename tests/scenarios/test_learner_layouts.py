@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.errors import CheckpointError
-from async_rl.megatron.checkpoint_weights import load_checkpoint
-from learner.ranks.crew import Crew
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, play, shape, train
 from tests.scenarios.made_once import made_once
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from async_rl.checkpoint_files import POLICY, WEIGHT, candidates, read_manifest
-from async_rl.megatron.parameter_table import table
-from async_rl.megatron.pieces import Stretch, open_pieces
-from learner.ranks.crew import Crew
+from async_rl.checkpoints.manifest import POLICY, WEIGHT, candidates, read_manifest
+from async_rl.megatron.parameters.pieces import Stretch, open_pieces
+from async_rl.megatron.parameters.table import table
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, FileStores, play, shape, train
 from tests.scenarios.made_once import made_once
 from tests.scenarios.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under

@@ -15,7 +15,7 @@ from torch import Tensor
 from async_rl.megatron import parallel
 from learner.batches.batch import Bin, Minibatch, PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from learner.step import StepResult
 from tests.scenarios.learner_rank import CPU, OBJECTIVE, VOCABULARY, config, shape, taken_groups
 

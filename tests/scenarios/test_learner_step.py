@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.model import forward_packed, pack
-from async_rl.megatron.parameters import bare
+from async_rl.megatron.parameters.full_parameters import bare
 from async_rl.types import Status
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 from tests.scenarios.ppo_stage import SHARED, learner_config
 

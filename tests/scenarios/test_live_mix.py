@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from async_rl.board.environment_mix import Change
 from async_rl.config import BatchConfig
-from async_rl.mix import Change
+from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.replay_protocol import Limits
-from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.supervision import run_with
 from async_rl.telemetry import WORKER_METRICS
 from async_rl.telemetry.table import find_metric
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import BufferPosition, VersionRecord
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
-from rollout_workers.tasks import TaskMix
+from rollout_workers.episodes.tasks import TaskMix
 from rollout_workers.worker import Worker
 
 HERE = __name__

@@ -11,21 +11,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from async_rl.checkpoint_files import candidates, read_manifest
-from async_rl.config_files import load
+from async_rl.checkpoints.manifest import candidates, read_manifest
+from async_rl.cli.grammar import read
+from async_rl.cli.model import EXPORT, part_bytes
+from async_rl.config.loading import load
 from async_rl.errors import AsyncRLError, CheckpointError, ConfigError
-from async_rl.megatron.checkpoint_weights import load_checkpoint, save_checkpoint
-from async_rl.megatron.hf import load_folder
-from async_rl.megatron.parameter_table import VALUE_BIAS, VALUE_WEIGHT
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_folder import read_shape
-from async_rl.model_verbs import EXPORT, part_bytes
-from async_rl.tensor_files import divide
-from async_rl.verb_line import read
+from async_rl.megatron.huggingface.tensors import load_folder
+from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint, save_checkpoint
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.megatron.parameters.table import VALUE_BIAS, VALUE_WEIGHT
+from async_rl.models.hf_config import read_shape
+from async_rl.models.safetensors import divide
 from learner.models.__main__ import main
 from learner.models.memory import Division, bytes_of
 from learner.objective import load_objective
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import OBJECTIVE, config, shape
 from tests.scenarios.small_models import write_folder
 
@@ -115,7 +115,7 @@ def test_a_run_is_exported_in_parts_and_in_another_precision(tmp_path: Path) -> 
     words = ["--model", size, "--tokenizer.alphabet", alphabet, "--environments", "[{type: counting}]"]
     words += ["--run.folder", str(tmp_path / "runs"), "--run.name", "made-up"]
     written = tmp_path / "written"
-    command = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", "model", "export", *words]
+    command = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "model", "export", *words]
     ended = subprocess.run(
         [*command, "--to", str(written), "--dtype", "bfloat16", "--max-shard-size", "20kB"],
         capture_output=True, text=True, check=False,

@@ -21,7 +21,7 @@ def play(rank: int, file: str) -> None:
     from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
     from async_rl.megatron import parallel
-    from async_rl.transport.gloo import closed_listeners
+    from async_rl.transport.wire.gloo import closed_listeners
     from learner.checkpoints.writing import CheckpointWriter
 
     rendezvous = parallel.Rendezvous(store=FileStore(file, 2), rank=rank, world_size=2)

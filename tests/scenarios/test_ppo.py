@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import bare
+from async_rl.megatron.parameters.full_parameters import bare
 from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
-from learner.ranks.crew import Crew
+from learner.ranks.rank_group import Crew
 from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape, taken_groups
 from tests.scenarios.made_once import made_once
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train

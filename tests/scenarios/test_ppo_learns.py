@@ -14,14 +14,14 @@ from torch import Tensor
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.hf_export import Beside, write_folder
+from async_rl.megatron.huggingface.export import Beside, write_folder
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters import gather_full
-from async_rl.model_folder import written_config
+from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.models.hf_config import written_config
 from learner.batches.batch import pack_batch
 from learner.objective import Objective, load_objective
-from learner.ranks.crew import Crew
-from learner.ranks.roster import assemble, check_needs
+from learner.ranks.model_set import assemble, check_needs
+from learner.ranks.rank_group import Crew
 from learner.step import StepResult
 from tests.scenarios.bandits import Bandits, share_right
 from tests.scenarios.learner_rank import CPU, shape

@@ -9,7 +9,7 @@ import pytest
 from run_history import check
 from run_processes import audit, program, read_config, write_config
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.telemetry import read_rows
 
 STEPS = 60

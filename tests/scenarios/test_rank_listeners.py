@@ -14,7 +14,7 @@ from run_processes import program, until
 from test_train_run import NEVER, write
 
 from async_rl.supervision import children_of
-from async_rl.supervision.ranks import STORE_VARIABLE
+from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from tests.scenarios.listening import IS_TOLD, listeners
 from tests.scenarios.train_stage import config
 

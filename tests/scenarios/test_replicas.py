@@ -14,15 +14,15 @@ import pytest_asyncio
 import torch
 
 from async_rl.config import CharacterTokenizer
+from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import gather_full, load_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import ContextOverflow, GenerationArgs
-from async_rl.rollout_config import WorkerConfig
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from async_rl.config_files import to_yaml
+from async_rl.config.loading import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.megatron.model import forward_packed, pack
-from async_rl.model_shape import model_shape
-from async_rl.rendering import Manner, Text, answered
+from async_rl.models.from_config import model_shape
 from async_rl.supervision import run_with
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.rendering import Manner, Text, answered
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Message
 from rollout_workers.agents import DatasetAgent
 from rollout_workers.reward_model.__main__ import main

@@ -12,7 +12,7 @@ import pytest
 from run_history import check, last_step, lives
 from run_processes import audit, pid_of, program, read_config, redis_pid, until, write_config
 
-from async_rl.failpoints import ORDERS
+from async_rl.durable.failpoints import ORDERS
 
 HANGS_AT = 17
 """With 2 groups per step and 6 slots, the ticket of task 17 is issued at a version from 6 to 8. While it hangs, the learner

@@ -9,7 +9,7 @@ import pytest
 from run_history import check, last_step, lives, surviving
 from run_processes import audit, program, read_config, until, write_config
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoints.manifest import candidates, read_manifest
 
 NEVER = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from run_history import check, lives
 from run_processes import audit, program, read_config, write_config
 
-from async_rl.checkpoint_files import candidates, place_of
+from async_rl.checkpoints.manifest import candidates, place_of
 
 FAR_AHEAD = 9_000_000_000_000
 """As a fence: the milliseconds of a clock that is ahead."""

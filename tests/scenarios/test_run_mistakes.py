@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from run_processes import ASYNC_RL, PATIENCE_S, program, read_config, write_config
 
-from async_rl.cli import dispatch
-from async_rl.config_files import load
+from async_rl.cli.main import dispatch
+from async_rl.config.loading import load
 from async_rl.errors import BufferUnreachable, ConfigError, FailureBudgetSpent, FleetMismatch
-from async_rl.local_run import sole_run
+from async_rl.launch.local import sole_run
 from async_rl.telemetry import read_rows
 
 

@@ -13,12 +13,12 @@ from small_models import write_folder
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from async_rl.config.training import DistillSection, DpoConfig, Method
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.model_shape import Head, ModelShape
-from async_rl.rendering import Text
-from async_rl.training_config import DistillSection, DpoConfig, Method
+from async_rl.models.shape import Head, ModelShape
+from async_rl.tokenization.rendering import Text
 from learner.model import FrozenModel
 from learner.training.methods import Distill, Dpo, RewardModel, Supervised
 from learner.training.methods import Method as Learning

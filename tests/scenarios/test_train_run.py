@@ -12,10 +12,10 @@ import yaml
 from run_processes import program
 from safetensors import safe_open
 
-from async_rl.checkpoint_files import candidates, read_manifest
-from async_rl.failpoints import ORDERS
+from async_rl.checkpoints.manifest import candidates, read_manifest
+from async_rl.config.training import TrainingConfig
+from async_rl.durable.failpoints import ORDERS
 from async_rl.telemetry import read_rows
-from async_rl.training_config import TrainingConfig
 from tests.scenarios.train_stage import config, run
 
 NEVER = 1_000_000

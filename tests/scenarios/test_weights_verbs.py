@@ -14,7 +14,7 @@ import pytest
 from run_history import last_step, lives, surviving
 from run_processes import ASYNC_RL, PATIENCE_S, audit, pid_of, program, read_config, until, write_config
 
-from async_rl.checkpoint_files import candidates, read_manifest
+from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from async_rl.types import VersionRecord
 from buffer import open_board

@@ -17,13 +17,22 @@ from torch._C._distributed_c10d import HashStore
 from wire_board import StageBoard, board_of, go_live
 from wire_weights import Sender, sending, weights
 
+from async_rl.board.inbox import Inbox
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, ServiceStopped, WireError, first_of_ours
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, TO_WORKERS, Failed, Flip, Inbox, Offer, Ready
-from async_rl.transport.receiver import WeightReceiver
-from async_rl.transport.source import PACKED_NOTE
+from async_rl.transport.messages import (
+    TO_LEARNER,
+    TO_LEARNER_MESSAGES,
+    TO_WORKERS,
+    Failed,
+    Flip,
+    Offer,
+    Ready,
+)
+from async_rl.transport.packed_source import PACKED_NOTE
+from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import VersionRecord
 
 

@@ -8,9 +8,16 @@ from test_wire import Worker, running
 from wire_board import board_of
 from wire_weights import sending, weights
 
+from async_rl.board.inbox import Inbox, post
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
-from async_rl.transport.messages import TO_LEARNER, TO_WORKERS, TO_WORKERS_MESSAGES, Inbox, Left, Offer, post
+from async_rl.transport.messages import (
+    TO_LEARNER,
+    TO_WORKERS,
+    TO_WORKERS_MESSAGES,
+    Left,
+    Offer,
+)
 
 PATIENT = WireConfig(bucket_mb=0.25, operation_timeout_s=300)
 

@@ -12,10 +12,10 @@ from engine_stage import ENDLESS, engine, prompts, recomputed, weights
 from wire_board import board_of
 
 from async_rl.config import WireConfig
+from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import GenerationArgs, Member
-from async_rl.rollout_config import WorkerConfig
 from async_rl.supervision.services import run_with
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
 

@@ -22,16 +22,21 @@ from wire_board import StageBoard, board_of, config_of
 from wire_learner import WIRE
 from wire_weights import Sender, held, sending, weights
 
+from async_rl.board.inbox import Inbox
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.protocols import Member
 from async_rl.transport import snapshot
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.messages import TO_LEARNER, TO_LEARNER_MESSAGES, Hello, Inbox
-from async_rl.transport.outbox import Outbox
+from async_rl.transport.messages import (
+    TO_LEARNER,
+    TO_LEARNER_MESSAGES,
+    Hello,
+)
+from async_rl.transport.packed_source import Source, read_source
+from async_rl.transport.packed_versions import Outbox
 from async_rl.transport.plan import lay_out
-from async_rl.transport.serving import Serving, pull
-from async_rl.transport.source import Source, read_source
+from async_rl.transport.wire.http import Serving, pull
 from async_rl.types import VersionRecord
 from buffer import open_buffer
 

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from async_rl.config import CharacterTokenizer
+from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import GenerationArgs, Member
-from async_rl.rollout_config import WorkerConfig
-from async_rl.tokenizers import open_tokenizer
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.transport.receiving.receiver import WeightReceiver
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
 from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape

@@ -21,7 +21,13 @@ from wire_board import board_of
 from wire_stream import ROWS, WIRE
 from wire_weights import weights
 
-from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES, Begin, Inbox, ToWorkers
+from async_rl.board.inbox import Inbox
+from async_rl.transport.messages import (
+    TO_WORKERS,
+    TO_WORKERS_MESSAGES,
+    Begin,
+    ToWorkers,
+)
 
 LEARNER = Path(__file__).with_name("wire_stream.py")
 FEW_DESCRIPTORS, SCANS, HALF_OPEN = 400, 1100, 400

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from aiohttp import ClientSession
 
 from async_rl.config import BatchConfig
+from async_rl.config.rollout import GatewayConfig, WorkerConfig
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import Limits
-from async_rl.rollout_config import GatewayConfig, WorkerConfig
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, VersionRecord
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_buffer import MemoryBuffer
+from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
 from rollout_workers.gateway import open_gateway
-from rollout_workers.tasks import TaskMix, WeightedAgent
 from rollout_workers.worker import Worker
 
 

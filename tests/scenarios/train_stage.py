@@ -14,12 +14,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from async_rl.config.training import METHODS, Method, TrainingConfig
 from async_rl.megatron import parallel
-from async_rl.model_shape import model_shape
-from async_rl.rendering import Manner
-from async_rl.tokenizers import open_tokenizer
-from async_rl.training_config import METHODS, Method, TrainingConfig
-from learner.checkpoints.keeping import Keeping
+from async_rl.models.from_config import model_shape
+from async_rl.tokenization.rendering import Manner
+from async_rl.tokenization.tokenizers import open_tokenizer
+from learner.checkpoints.checkpointer import Keeping
 from learner.ranks.joining import join
 from learner.training.examples import Compared, Reader, Said
 from learner.training.keeper import Keeper, Progress

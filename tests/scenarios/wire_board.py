@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from async_rl.buffer_config import RedisConfig
 from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
+from async_rl.config.buffer import RedisConfig
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import GroupStores
-from async_rl.rollout_config import EnvironmentConfig
-from async_rl.transport.meeting import STORE
+from async_rl.transport.wire.rendezvous import STORE
 from async_rl.types import VersionRecord
 from buffer import keys, open_buffer, open_group_stores
 from buffer.board import RedisBoard
-from buffer.redis_client import Server, open_server
+from buffer.server.client import Server, open_server
 
 
 def config_of(url: str, run: str) -> Config:

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from async_rl.config import Config, WireConfig
 from async_rl.errors import boundary
 from async_rl.protocols import Board
-from async_rl.transport.sender import WeightSender
+from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionRecord, VersionSpan
 from buffer import open_group_stores
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.crew import Crew, follow
+from learner.ranks.rank_group import Crew, follow
 from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
 from tests.scenarios.ppo_stage import EVERYTHING, SHARED
 from tests.scenarios.wire_board import board_of, config_of

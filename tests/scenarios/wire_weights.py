@@ -11,12 +11,12 @@ from wire_board import StageBoard
 
 from async_rl.config import WireConfig
 from async_rl.protocols import GroupStores
-from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
-from async_rl.transport.errands import ERRANDS, Errands
-from async_rl.transport.meeting import STORE, Meeting
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.sender import PushReport, WeightSender
+from async_rl.transport.sending.rank_orders import ERRANDS, Errands
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.sender import PushReport, WeightSender
+from async_rl.transport.wire.rendezvous import STORE, Meeting
 from async_rl.types import VersionRecord
 
 Weights = dict[str, torch.Tensor]

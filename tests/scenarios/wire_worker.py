@@ -22,7 +22,7 @@ from wire_weights import weights
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.receiving.receiver import WeightReceiver
 from buffer.board import RedisBoard
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from async_rl.types import SpentGroup
-from buffer.archive_writer import ArchiveWriter
+from buffer.archive.writing import ArchiveWriter
 
 
 def group(number: int) -> SpentGroup:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_workers.rewards import Score
+from rollout_workers.episodes.rewards import Score
 
 
 def same(answer: str, response: str) -> float:

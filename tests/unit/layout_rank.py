@@ -12,8 +12,8 @@ from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters import gather_full, load_full
-from async_rl.model_shape import ModelShape
+from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.models.shape import ModelShape
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages import group_advantages, overlong_penalty, whiten_rollouts
-from learner.credit.config import GroupAdvantages
+from learner.advantages.config import GroupAdvantages
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 2.0, 4.0]
 GROUPS = [7, 7, 7, 7, 3, 3]

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_rl.config.rollout import EnvironmentConfig
+from async_rl.datasets.order import shuffled
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext
-from async_rl.rollout_config import EnvironmentConfig
-from async_rl.tables.order import shuffled
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Ticket
 from rollout_workers.agents import DatasetAgent
-from rollout_workers.either import result_of
+from rollout_workers.datasets.curriculum import Stage, Staged
 from rollout_workers.graders import open_graders
+from rollout_workers.maybe_await import result_of
 from rollout_workers.registry import build_agent
-from rollout_workers.tables.curriculum import Stage, Staged
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 SUMS = [{"question": f"{number}+1=", "answer": number + 1, "level": number % 3} for number in range(10)]
@@ -76,7 +76,7 @@ def test_without_shuffling_rows_come_as_they_stand(sums: str):
 
 # -- curricula --------------------------------------------------------------------------------------------------------
 CURRICULUM = """
-from rollout_workers.tables.curriculum import Stage
+from rollout_workers.datasets.curriculum import Stage
 
 def easy_first():
     return [Stage(tasks=8, weight=lambda row: row["level"] == 0), Stage(weight=lambda row: row["level"])]

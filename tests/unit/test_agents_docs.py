@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent, EpisodeContext, GroupAgent
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import ScriptedInference
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Rollout, Ticket, ToolCall
 from rollout_workers.agents import ToolAgent
+from rollout_workers.chat.tool_calls import write
 from rollout_workers.registry import build_agent
-from rollout_workers.tool_calls import write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 TICKET = Ticket(id="t0", task_index=0, version=0, attempt=1)

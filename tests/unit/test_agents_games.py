@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import EpisodeContext, GroupAgent, InferenceInterface
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import ScriptedInference
 from async_rl.types import Rollout, Status, Ticket
 from rollout_workers.environments.nim import Nim, NimHeadToHead, NimSelfPlay

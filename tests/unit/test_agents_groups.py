@@ -8,7 +8,7 @@ import pytest
 
 from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface
 from async_rl.testing import DIGITS_AND_LETTERS, ScriptedInference
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Rollout, Status, Task, Ticket
 from rollout_workers.agents import (
     BestAndWorstAgent,
@@ -19,7 +19,7 @@ from rollout_workers.agents import (
     TwoPromptsAgent,
 )
 from rollout_workers.agents.group_reward import ranked
-from rollout_workers.rewards import RewardFailed
+from rollout_workers.episodes.rewards import RewardFailed
 
 TICKET = Ticket(id="t0", task_index=0, version=0, attempt=1)
 

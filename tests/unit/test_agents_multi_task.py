@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import pytest
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, GroupAgent, InferenceInterface
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, Ticket
 from rollout_workers.agents import Member, WeightedMultiTask, multi_task

@@ -14,12 +14,12 @@ from pydantic import Field
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext
 from async_rl.testing import ScriptedInference
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Rollout, Status, Task, Ticket, Tool, ToolCall
 from rollout_workers.agents import ToolAgent
 from rollout_workers.agents.tools import McpServer, ToolError
 from rollout_workers.agents.tools.toolbox import AnyTools, open_toolbox
-from rollout_workers.tool_calls import write
+from rollout_workers.chat.tool_calls import write
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 TOKENIZER = Characters(string.printable)

@@ -21,11 +21,11 @@ import xxhash
 
 from async_rl.errors import ConfigError
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, SpentGroup, Status, Task, VersionSpan
-from buffer.archive import archive_stats, export_jsonl, find, read
-from buffer.archive_writer import ArchiveWriter
-from buffer.codec import encode
-from buffer.open_segment import OpenSegment
-from buffer.segment import Damage, Facts, file_header, files_in, index_of, record_head
+from buffer.archive.open_segment import OpenSegment
+from buffer.archive.reading import archive_stats, export_jsonl, find, read
+from buffer.archive.segment import Damage, Facts, file_header, files_in, index_of, record_head
+from buffer.archive.writing import ArchiveWriter
+from buffer.payloads.codec import encode
 
 RECORD = struct.Struct("<4sIQQQ")
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from async_rl.errors import BufferUnreachable, ConfigError
-from buffer.arena import LOOKS, MAX_MAPS, Arena, ArenaFull, is_reference
-from buffer.codec import BadPayload
+from buffer.payloads.codec import BadPayload
+from buffer.payloads.files import LOOKS, MAX_MAPS, Arena, ArenaFull, is_reference
 
 MIB = 2**20
 SPAWN = multiprocessing.get_context("spawn")

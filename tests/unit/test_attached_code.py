@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from async_rl.attached_code import HARMLESS, refuse_foreign_code
+from async_rl.board.attached_code import HARMLESS, refuse_foreign_code
 from async_rl.config import Config
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.rollout_config import EnvironmentConfig
 from rollout_workers.registry import BUILT_IN
 
 CONFIGURED = [

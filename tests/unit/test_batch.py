@@ -5,8 +5,8 @@ import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import Bin, PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
-from learner.batches.cost import Cost
 from learner.objective import Objective
+from learner.packing.cost import Cost
 
 PLAIN = Objective.model_validate({"advantages": {"baseline": "group_mean", "scale": "none"}})
 

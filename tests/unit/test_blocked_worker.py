@@ -8,10 +8,10 @@ from collections.abc import Collection
 
 import pytest
 
+from async_rl.board.worker_reports import BLOCKED, WorkerBlocked
 from async_rl.errors import FailureBudgetSpent
-from async_rl.transport.worker_reports import BLOCKED, WorkerBlocked
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from rollout_workers.blocked_worker import TRIES, BlockingEnvironments
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_workers.breaker import Breaker
+from rollout_workers.limits.circuit_breaker import Breaker
 
 
 def after(events: str, *, may_open: bool = True) -> tuple[Breaker, float]:

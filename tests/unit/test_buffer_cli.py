@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.buffer_verbs import ELSEWHERE, TOOLS, find
-from async_rl.verb_line import read
+from async_rl.cli.buffer import ELSEWHERE, TOOLS, find
+from async_rl.cli.grammar import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from payloads import ROLLOUT, SAMPLE, SCHEMA_1, SOUND, TASK, body, columns, plain, sealed
 
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, ToolCall, VersionSpan
-from buffer.codec import MAX_RECORD_BYTES, decode, encode
-from buffer.payload_records import MAX_ITEMS, BadPayload
+from buffer.payloads.codec import MAX_RECORD_BYTES, decode, encode
+from buffer.payloads.records import MAX_ITEMS, BadPayload
 
 texts = st.text(max_size=20)
 floats = st.floats(allow_nan=False)

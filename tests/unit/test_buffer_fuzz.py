@@ -17,9 +17,9 @@ import zstandard
 from payloads import HEADER, SCHEMA_1, body, plain, sealed
 
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, VersionSpan
-from buffer.codec import decode, encode
-from buffer.payload_records import BadPayload
-from buffer.validation import problem_with
+from buffer.payloads.codec import decode, encode
+from buffer.payloads.records import BadPayload
+from buffer.payloads.validation import problem_with
 
 ROUNDS = 10_000
 GROWTH_BYTES = 2 * 2**20

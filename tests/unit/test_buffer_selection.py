@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from async_rl.replay_protocol import Limits
-from buffer.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
+from buffer.rules.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 
 
 def candidate(oldest: int, ticket: str, **more) -> Candidate:

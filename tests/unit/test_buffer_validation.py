@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, Task, VersionSpan
-from buffer.validation import problem_with, problem_with_versions
+from buffer.payloads.validation import problem_with, problem_with_versions
 
 SAMPLED = [0, 0, 1, 1, 0, 1]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.character_files import write_character_files
-from async_rl.tokenizers import Characters, HuggingFace
+from async_rl.tokenization.character_files import write_character_files
+from async_rl.tokenization.tokenizers import Characters, HuggingFace
 from async_rl.types import Message, Tool, ToolCall
 
 ALPHABET = "0123456789=ab:\n\"'{}, <>/_ä"

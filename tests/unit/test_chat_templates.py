@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from small_tokenizer import CHATML, HEADERS, THINKING, make_tokenizer
 
 from async_rl.protocols import Tokenizer
-from async_rl.tokenizers import Characters, HuggingFace
+from async_rl.tokenization.tokenizers import Characters, HuggingFace
 from async_rl.types import Completion, Message, StopReason, Tool, ToolCall, spans_of
-from rollout_workers.replies import reply_ids
-from rollout_workers.tool_calls import ToolCallFormat, parse, write
+from rollout_workers.chat.replies import reply_ids
+from rollout_workers.chat.tool_calls import ToolCallFormat, parse, write
 
 SEARCH = Tool(name="search", description="looks things up", parameters={"type": "object"})
 

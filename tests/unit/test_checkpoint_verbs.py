@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.checkpoint_files import (
+from async_rl.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     POLICY,
@@ -23,7 +23,7 @@ from async_rl.checkpoint_files import (
     folder_of,
     read_manifest,
 )
-from async_rl.cli import dispatch
+from async_rl.cli.main import dispatch
 from async_rl.errors import ConfigError
 
 NAMES = [folder_of(step, life=7) for step in (40, 30, 20, 10)]
@@ -147,7 +147,7 @@ def test_a_mistake_is_one_sentence(words: tuple[str, ...], sentence: str) -> Non
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys, async_rl.checkpoint_verbs; sys.exit('torch' in sys.modules)"
+    code = "import sys, async_rl.cli.checkpoints; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from async_rl import failpoints
-from async_rl.checkpoint_draft import Draft, write_tensors
-from async_rl.checkpoint_files import (
+from async_rl.checkpoints.draft import Draft, write_tensors
+from async_rl.checkpoints.manifest import (
     FORMAT,
     FileFacts,
     Layout,
@@ -25,6 +24,7 @@ from async_rl.checkpoint_files import (
     file_of,
     read_manifest,
 )
+from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError
 from async_rl.megatron import parallel
 from learner.checkpoints.writing import CheckpointWriter

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import async_rl
-from async_rl.cli import VERBS, dispatch, named
-from async_rl.commands import command, environment, ranks_command
-from async_rl.config_files import load
+from async_rl.cli.main import VERBS, dispatch, named
+from async_rl.config.loading import load
 from async_rl.errors import ConfigError
-from async_rl.local_run import prepare_folder, specs
+from async_rl.launch.commands import command, environment, ranks_command
+from async_rl.launch.local import prepare_folder, specs
 
 QUICKSTART = ("@", "configs/quickstart.yaml")
 
 
 def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-c", "from async_rl.cli import main; main()", *args]
+    line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", *args]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -126,7 +126,7 @@ def test_several_ranks_have_a_parent() -> None:
     config = load([*QUICKSTART, "--run.name", "r", "--learner.parallel.tensor", "2"])
     assert command("learner", ["@", "x"])[1:] == ["-P", "-m", "learner", "@", "x"]
     assert ranks_command("learner", ["@", "x"], load([*QUICKSTART, "--run.name", "r"])) == command("learner", ["@", "x"])
-    parent = ["-P", "-m", "async_rl.supervision.ranks", "2", str(config.run_folder / "logs")]
+    parent = ["-P", "-m", "async_rl.supervision.processes.ranks", "2", str(config.run_folder / "logs")]
     assert ranks_command("learner", ["@", "x"], config)[1:] == [*parent, "learner", "@", "x"]
 
 
@@ -135,7 +135,7 @@ def test_a_role_verb_becomes_the_role(tmp_path: Path) -> None:
     stand_in = tmp_path / "python"
     stand_in.write_text('#!/bin/sh\necho "$$" "$PYTHONSAFEPATH" "$@"\nexit 7\n')
     stand_in.chmod(0o755)
-    script = f"import sys; sys.executable = {str(stand_in)!r}; from async_rl.cli import main; main()"
+    script = f"import sys; sys.executable = {str(stand_in)!r}; from async_rl.cli.main import main; main()"
     line = [sys.executable, "-P", "-c", script, "buffer", "stats", *QUICKSTART, "--run.name", "r", "--json"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     said, _ = process.communicate(timeout=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.concurrency import FULL, MORE, Concurrency, Load
+from rollout_workers.limits.concurrency import FULL, MORE, Concurrency, Load
 
 
 @dataclass(kw_only=True)

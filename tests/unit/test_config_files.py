@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.config import Config
-from async_rl.config_files import load, load_with_origins, shipped_configs, to_yaml
+from async_rl.config.loading import load, load_with_origins, shipped_configs, to_yaml
+from async_rl.config.located_yaml import dump, plain, read_file, read_value
 from async_rl.errors import ConfigError
-from async_rl.located_yaml import dump, plain, read_file, read_value
 
 BASE = """\
 model:

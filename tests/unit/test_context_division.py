@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.megatron.context import DividedPacking, Division, divide
+from async_rl.megatron.attention.context_parallel import DividedPacking, Division, divide
 from async_rl.megatron.model import pack
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task
-from learner.credit.rollouts import Credit, credit
+from learner.advantages.rollouts import Credit, credit
 from learner.objective import Objective
 
 

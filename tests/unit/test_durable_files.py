@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.durable.best_effort import BestEffortRows, older
 from async_rl.durable.row_file import RowFile, rows_of
 from async_rl.durable.whole_file import write_whole

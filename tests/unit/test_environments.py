@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import Answer, ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task, Ticket, Turn
 from rollout_workers.agents import RewardOnlyAgent, Score

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from async_rl.config.rollout import EnvironmentConfig, TimeoutsConfig
 from async_rl.errors import FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import EpisodeContext, InferenceInterface, ReturnsLogprobs, ReturnsText, ReturnsTokens
-from async_rl.rollout_config import EnvironmentConfig, TimeoutsConfig
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Failure, Rollout, Status, Task, Ticket, Turn, VersionSpan
 from rollout_workers.agents import RewardOnlyAgent, Score
-from rollout_workers.belongings import tasks_have_owners
-from rollout_workers.checked_rollouts import checked, trainable
-from rollout_workers.episode import FailureBudget, play, play_group, pose
-from rollout_workers.tasks import Seat
+from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose
+from rollout_workers.episodes.task_ownership import tasks_have_owners
+from rollout_workers.episodes.tasks import Seat
+from rollout_workers.episodes.validation import checked, trainable
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.types import Completion, StopReason, VersionSpan, spans_of
-from rollout_workers.agents.token_row import TokenRow
+from rollout_workers.chat.token_row import TokenRow
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 sampled_token = st.tuples(

@@ -10,27 +10,27 @@ from pathlib import Path
 import pytest
 import yaml
 
+from async_rl.cli.eval import split
 from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
-from async_rl.config_files import load
+from async_rl.config.evaluation import EvaluationConfig, HuggingFacePolicy, OpenAIPolicy
+from async_rl.config.loading import load
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import CheckpointError, ConfigError
-from async_rl.eval_verbs import split
-from async_rl.evaluation_config import EvaluationConfig, HuggingFacePolicy, OpenAIPolicy
 from async_rl.protocols import EpisodeContext, GenerationArgs, Prompt
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.telemetry import configure_logs
 from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Message, Rollout, Task, ToolCall, VersionRecord
 from rollout_workers.adapters.function import Client, function_agent
+from rollout_workers.chat.tool_calls import parse
+from rollout_workers.episodes.group_rollout import Surroundings
 from rollout_workers.evaluation.evaluator import Evaluator, TaskResult, open_environments
 from rollout_workers.evaluation.live import next_due
 from rollout_workers.evaluation.measures import measure
 from rollout_workers.evaluation.report import Evaluated, Report
 from rollout_workers.evaluation.subject import Folder, Live, Policy, find_subject
-from rollout_workers.group_player import Surroundings
 from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.scripted import Scripted
 from rollout_workers.inference.transcript import Transcript
-from rollout_workers.tool_calls import parse
 
 
 def config_of(*environments: EnvironmentConfig, folder: Path = Path("runs"), **evaluation: object) -> Config:

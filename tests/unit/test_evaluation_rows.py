@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from async_rl.evaluation_config import EvaluationConfig
-from async_rl.transport.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.board.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.config.evaluation import EvaluationConfig
 from async_rl.types import VersionRecord
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.evaluations import Evaluations
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.errors import ConfigError
 
 PROGRAM = """

@@ -3,7 +3,7 @@
 from structlog.testing import capture_logs
 
 from async_rl.types import Failure
-from rollout_workers.failure_log import MOST, FailureLog
+from rollout_workers.episodes.failure_log import MOST, FailureLog
 
 
 def failure(message: str, kind: str = "LookupError") -> Failure:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.errors import CheckpointError, FenceLost
-from learner.fences import Fences
+from learner.checkpoints.fences import Fences
 from learner.progress import Progress
 from learner.reporting.journal import Journal
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.advantages import gae, whiten
-from learner.credit.config import GaeAdvantages, ReturnAdvantages
-from learner.credit.tokens import token_advantages
+from learner.advantages.config import GaeAdvantages, ReturnAdvantages
+from learner.ranks.token_advantages import token_advantages
 
 
 def packed(seed: int, lengths: list[int]) -> dict[str, Tensor]:

@@ -11,13 +11,13 @@ from pathlib import Path
 import grading
 import pytest
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import EpisodeContext
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.supervision import PipedProcess, children_of
 from async_rl.testing import ScriptedInference
 from async_rl.types import Task, Ticket
 from rollout_workers.agents import RewardOnlyAgent, Score
-from rollout_workers.episode import play
+from rollout_workers.episodes.episode import play
 from rollout_workers.graders import GraderDied, GraderPool, GraderRaised, GraderTimeout, in_process, open_graders
 from rollout_workers.registry import build_agent
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from async_rl.learner_config import GuardConfig
-from learner.guard import Guard, GuardState, Verdict
+from async_rl.config.learner import GuardConfig
+from learner.guard.rule import Guard, GuardState, Verdict
 
 GOOD, BETWEEN, BAD = 0.9, 0.52, 0.3
 """Effective sample sizes well inside of a band from 0.5 on, just inside of it, and outside."""

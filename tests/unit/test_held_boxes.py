@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.megatron.parameter_table import EMBEDDING, Parameter, table
-from async_rl.megatron.parameters import boxes_of, slice_for, specs
-from async_rl.model_shape import Experts, ModelShape
-from async_rl.transport.landing import LandedWeights
-from async_rl.transport.outbox import Outbox
+from async_rl.megatron.parameters.full_parameters import boxes_of, slice_for, specs
+from async_rl.megatron.parameters.table import EMBEDDING, Parameter, table
+from async_rl.models.shape import Experts, ModelShape
+from async_rl.transport.packed_versions import Outbox
 from async_rl.transport.plan import Box, Layout, lay_out
+from async_rl.transport.receiving.received_weights import LandedWeights
 
 CPU = torch.device("cpu")
 Held = dict[int, dict[Box, torch.Tensor]]

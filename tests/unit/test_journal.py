@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from async_rl import failpoints
+from async_rl.checkpoints.trained_steps import read_trained
+from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError
-from async_rl.trained_steps import read_trained
 from learner.progress import Progress
 from learner.reporting.journal import Journal
 

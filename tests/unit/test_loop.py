@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from async_rl.buffer_config import StalenessConfig
 from async_rl.config import BatchConfig
+from async_rl.config.buffer import StalenessConfig
 from async_rl.replay_protocol import BufferStats, CommitResult
-from async_rl.transport.sender import PushReport
+from async_rl.transport.sending.sender import PushReport
 from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
-from learner.feed import Feed
 from learner.loop import Loop, Schedule, Stepped
 from learner.objective import load_objective
+from learner.prefetch import Feed
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.versions.publish import Publisher

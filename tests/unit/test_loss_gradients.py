@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.loss.diagnostics import POLICY, policy_metrics
-from learner.loss.totals import Totals
 from learner.losses import Loss, PolicyLossConfig, count, policy_loss
+from learner.losses.diagnostics import POLICY, policy_metrics
+from learner.losses.totals import Totals
 from tests.unit.loss_batches import SURROGATES, Batch, batches, every_choice, random_batch
 from tests.unit.naive_losses import naive_policy_loss
 

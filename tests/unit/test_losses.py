@@ -13,8 +13,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from learner.loss.segments import Segments
 from learner.losses import PolicyLossConfig, count, policy_loss
+from learner.losses.segments import Segments
 from tests.unit.loss_batches import AGGREGATIONS, ANCHORS, SURROGATES, TRUST_MASKS, random_batch
 
 

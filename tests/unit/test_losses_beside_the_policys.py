@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from async_rl.telemetry import find_metric
-from learner.credit.gae import distillation_advantages
-from learner.loss.totals import Totals
+from learner.advantages.gae import distillation_advantages
 from learner.losses import (
     DpoConfig,
     Loss,
@@ -28,6 +27,7 @@ from learner.losses import (
     sft_loss,
     value_loss,
 )
+from learner.losses.totals import Totals
 
 
 def doubles(*numbers: float) -> Tensor:

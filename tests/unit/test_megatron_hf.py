@@ -14,14 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from async_rl.config import ModelConfig
 from async_rl.errors import CheckpointError, ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.checkpoint_weights import save_checkpoint
-from async_rl.megatron.hf import from_canonical, load_folder
-from async_rl.megatron.hf_export import Beside, write_folder
+from async_rl.megatron.huggingface.export import Beside, write_folder
+from async_rl.megatron.huggingface.tensors import from_canonical, load_folder
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameter_table import OUTPUT, VALUE_BIAS, VALUE_WEIGHT
-from async_rl.megatron.parameters import check_complete, load_full
-from async_rl.model_shape import ModelShape, model_shape
-from async_rl.stored_weights import StoredWeights
+from async_rl.megatron.parameters.checkpoint_weights import save_checkpoint
+from async_rl.megatron.parameters.full_parameters import check_complete, load_full
+from async_rl.megatron.parameters.table import OUTPUT, VALUE_BIAS, VALUE_WEIGHT
+from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
+from async_rl.models.stored_weights import StoredWeights
 
 CPU = torch.device("cpu")
 SIZES = {

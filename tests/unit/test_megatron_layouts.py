@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters import gather_full
+from async_rl.megatron.parameters.full_parameters import gather_full
 from tests.unit.layout_rank import CPU, scored, shape
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.buffer_verbs import find
-from async_rl.env_verbs import CHANGES
+from async_rl.board.environment_mix import PERIOD, Change, Schedule, apportion, interleave
+from async_rl.cli.buffer import find
+from async_rl.cli.env import CHANGES
+from async_rl.cli.grammar import read
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError, FleetMismatch
-from async_rl.mix import PERIOD, Change, Schedule, apportion, interleave
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.types import MixChange
-from async_rl.verb_line import read
 
 BASE = (EnvironmentConfig(type="math", weight=3), EnvironmentConfig(type="games"))
 Logs = st.lists(

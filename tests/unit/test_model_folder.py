@@ -8,8 +8,9 @@ import pytest
 
 from async_rl.config import ModelConfig
 from async_rl.errors import ConfigError
-from async_rl.model_folder import read_dtype, refusals, written_config
-from async_rl.model_shape import ModelShape, model_shape
+from async_rl.models.from_config import model_shape
+from async_rl.models.hf_config import read_dtype, refusals, written_config
+from async_rl.models.shape import ModelShape
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 53,

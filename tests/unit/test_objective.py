@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from async_rl.config_files import load
+from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from learner.objective import Objective, load_objective
 

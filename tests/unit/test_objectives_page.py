@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from async_rl.learner_config import LearnerConfig
+from async_rl.config.learner import LearnerConfig
 from async_rl.telemetry.table import find_metric
 from learner.objective import Objective, load_objective, preset_names
 

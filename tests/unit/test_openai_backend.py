@@ -12,16 +12,16 @@ import pytest
 from aiohttp import web
 from openai_servers import JsonObject, chat_choice, error, never, serving, text_choice, token_server
 
+from async_rl.config.evaluation import OpenAIPolicy, PolicySampling
+from async_rl.config.tokenizer import CharacterTokenizer
 from async_rl.errors import ConfigError
-from async_rl.evaluation_config import OpenAIPolicy, PolicySampling
 from async_rl.protocols import ContextOverflow, EpisodeContext, ReturnsLogprobs, ReturnsTokens
-from async_rl.tokenizer_config import CharacterTokenizer
-from async_rl.tokenizers import Characters
+from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Status, StopReason, Ticket, Tool, ToolCall
 from rollout_workers.environments.counting import Counting
-from rollout_workers.inference.openai_backend import OpenAIText, open_openai
+from rollout_workers.inference.openai.backend import OpenAIText, open_openai
+from rollout_workers.inference.openai.retrying_client import RetryBudget, ServerUnavailable
 from rollout_workers.inference.readable import Readable
-from rollout_workers.inference.retrying_client import RetryBudget, ServerUnavailable
 
 DIGITS = CharacterTokenizer(alphabet="0123456789=")
 END = Characters.end_id

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from async_rl.errors import ConfigError
-from learner.loss.config import PolicyLossConfig
-from learner.loss.own import OwnLoss
 from learner.losses import Loss, StepCounts, count, policy_loss, sft_loss
+from learner.losses.config import PolicyLossConfig
+from learner.losses.custom import OwnLoss
 from learner.objective import Objective
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.errors import IntruderPackage
-from async_rl.packages import NAMES, guard
+from async_rl.launch.package_guard import NAMES, guard
 
 
 def python(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,9 +33,9 @@ def test_an_intruder_is_named(tmp_path: Path, name: str, kind: str) -> None:
         (tmp_path / name).mkdir()
         if kind == "package":
             (tmp_path / name / "__init__.py").touch()
-    done = python("-P", "-m", "async_rl.cli", "--version", folder=tmp_path)
+    done = python("-P", "-m", "async_rl.cli.main", "--version", folder=tmp_path)
     assert done.returncode == 0, "in the working folder it does no harm"
-    script = "from async_rl.errors import boundary\nfrom async_rl.packages import guard\nwith boundary('t'): guard()"
+    script = "from async_rl import errors; from async_rl.launch.package_guard import guard\nwith errors.boundary('t'): guard()"
     done = python("-P", "-c", script, folder=tmp_path, PYTHONPATH=str(tmp_path))
     if kind == "folder":  # a folder without __init__.py never wins over a package
         assert done.returncode == 0, done.stderr
@@ -47,8 +47,8 @@ def test_an_intruder_is_named(tmp_path: Path, name: str, kind: str) -> None:
 
 def test_the_shared_words_cost_no_torch(tmp_path: Path) -> None:
     script = (
-        "import sys, async_rl, buffer, async_rl.cli, async_rl.config_files, async_rl.supervision, async_rl.telemetry, "
-        "async_rl.summary, async_rl.model_shape, async_rl.types, async_rl.protocols\n"
+        "import sys, async_rl, buffer, async_rl.cli.main, async_rl.config.loading, async_rl.supervision, async_rl.telemetry, "
+        "async_rl.cli.run_summary, async_rl.models.shape, async_rl.types, async_rl.protocols\n"
         "heavy = {'torch', 'megatron', 'transformers', 'wandb', 'matplotlib', 'redis'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

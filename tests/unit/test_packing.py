@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.model_shape import Experts, ModelShape
-from learner.batches.best_fit import best_fit, brackets, fewest_bins
-from learner.batches.cost import Cost, cost_of
-from learner.batches.lock_step import even, pour
+from async_rl.models.shape import Experts, ModelShape
 from learner.packing import plan
+from learner.packing.best_fit import best_fit, brackets, fewest_bins
+from learner.packing.cost import Cost, cost_of
+from learner.packing.lock_step import even, pour
 
 KINDS = ["lognormal", "uniform", "bimodal"]
 

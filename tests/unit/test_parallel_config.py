@@ -8,8 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from async_rl.config.learner import LearnerConfig, ParallelConfig
 from async_rl.errors import ConfigError
-from async_rl.learner_config import LearnerConfig, ParallelConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.parallel import Division
 from learner.model import thrift_of

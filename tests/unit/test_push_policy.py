@@ -13,7 +13,7 @@ from test_loop import STEPS, Trainer, a_loop
 
 from async_rl.config import Config
 from async_rl.types import BufferPosition
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
 from learner.loop import Stepped

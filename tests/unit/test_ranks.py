@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.errors import ConfigError
-from async_rl.supervision.ranks import STORE_VARIABLE
+from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from learner.ranks.meeting import meet_without_redis
 from learner.ranks.place import RankPlace, place_from
 
@@ -82,7 +82,8 @@ class Parent:
 @contextmanager
 def parent(folder: Path, what: str) -> Iterator[Parent]:
     (folder / "rank_program.py").write_text(RANK)
-    line = [sys.executable, "-P", "-m", "async_rl.supervision.ranks", str(RANKS), str(folder / "logs"), "rank_program", what]
+    line = [sys.executable, "-P", "-m", "async_rl.supervision.processes.ranks", str(RANKS), str(folder / "logs")]
+    line += ["rank_program", what]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     process = subprocess.Popen(
         line, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from async_rl.errors import ConfigError
-from buffer.addresses import Node, parse
+from buffer.server.addresses import Node, parse
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent
 from async_rl.types import Scalar
 from rollout_workers.environments.even_digits import EvenDigits

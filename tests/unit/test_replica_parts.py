@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.commands import WORKER_INDEX
 from async_rl.config import CharacterTokenizer, Config
+from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
-from async_rl.local_run import specs as process_specs
-from async_rl.model_shape import ModelShape
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.launch.commands import WORKER_INDEX
+from async_rl.launch.local import specs as process_specs
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
-from async_rl.rollout_config import WorkerConfig
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.generation import resolve
 from rollout_workers.inference.replicas import EngineFleet

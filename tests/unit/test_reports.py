@@ -9,8 +9,8 @@ import pytest
 
 from async_rl.telemetry import WORKER_METRICS
 from async_rl.types import Message
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.report import split_conversation
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from async_rl.learner_config import OptimizerConfig
+from async_rl.config.learner import OptimizerConfig
 from learner.schedule import learning_rate
 
 

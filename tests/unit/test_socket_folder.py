@@ -7,7 +7,7 @@ from pathlib import Path
 
 from private_server import private_folder
 
-from buffer.socket_folder import SOCKET, socket_folder
+from buffer.server.embedded.socket_folder import SOCKET, socket_folder
 
 
 def _folder(root: Path, name: str) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from async_rl.rollout_config import EnvironmentConfig
-from async_rl.tokenizers import Characters
+from async_rl.config.rollout import EnvironmentConfig
+from async_rl.tokenization.tokenizers import Characters
 from rollout_workers.checking.findings import judge
 from rollout_workers.checking.trials import Played
 from rollout_workers.checking.watching import BEAT_S, STALL_S, stalls_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_workers.strays import Strays
+from rollout_workers.episodes.leaked_processes import Strays
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from async_rl.cli.run_summary import read_samples, write_summary
 from async_rl.config import Config
-from async_rl.summary import read_samples, write_summary
 from async_rl.telemetry import open_sinks
 
 

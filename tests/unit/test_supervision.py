@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from async_rl import failpoints
+from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, first_of_ours
-from async_rl.local_run import LocalRun
+from async_rl.launch.local import LocalRun
 from async_rl.supervision import (
     FATAL_EXIT_CODES,
     Child,
@@ -519,7 +519,7 @@ async def test_a_run_goes_on_where_its_supervisor_cannot_write(tmp_path: Path, e
 def test_a_program_whose_words_find_no_room_keeps_its_exit_code() -> None:
     script = """
 from async_rl.errors import CheckpointError, boundary
-from async_rl.supervision.leaving import leave_at_once
+from async_rl.supervision.liveness.leaving import leave_at_once
 with leave_at_once(), boundary("test"):
     raise CheckpointError("the disk is full")
 """

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from async_rl.board.environment_mix import Change
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError, first_of_ours
-from async_rl.mix import Change
-from async_rl.rollout_config import EnvironmentConfig
 from async_rl.testing import EchoAgent
 from async_rl.types import MixChange
-from rollout_workers.tasks import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
+from rollout_workers.episodes.tasks import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
 
 SECTIONS = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
 HERE = __name__

@@ -18,8 +18,8 @@ import pytest
 import structlog
 from rich.console import Console
 
-from async_rl import failpoints
 from async_rl.config import Config
+from async_rl.durable import failpoints
 from async_rl.errors import ConfigError
 from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_rows
 from async_rl.telemetry.console import LivePanel, StepLines, sparkline
@@ -286,7 +286,7 @@ def test_sparkline() -> None:
 SINKS_WITH_EXTRAS = """
 import sys
 from pathlib import Path
-from async_rl.config_files import load
+from async_rl.config.loading import load
 from async_rl.telemetry import open_sinks
 place = ["--run.name", "r", "--run.folder", sys.argv[1]]
 config = load(["@", "configs/quickstart.yaml", *place, "--metrics.console", "false", *sys.argv[2:]])

@@ -9,8 +9,8 @@ import torch
 
 from learner.batches.batch import pack_batch
 from learner.batches.rows import Row
-from learner.credit.tokens import with_token_credit
 from learner.objective import Objective
+from learner.ranks.token_advantages import with_token_credit
 from tests.unit.test_batch import rollout, sample, taken
 
 MASK = [0, 1, 1, 0, 1, 0]

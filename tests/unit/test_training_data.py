@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizer import CHATML, THINKING, make_tokenizer
 
-from async_rl.config_files import resolve, shipped_configs
+from async_rl.cli.train import load_any, load_training
+from async_rl.config.loading import resolve, shipped_configs
+from async_rl.config.training import METHODS, DataConfig, Method
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.rendering import Manner, Text
-from async_rl.tokenizers import Characters, HuggingFace
-from async_rl.training_config import METHODS, DataConfig, Method
-from async_rl.training_verbs import load_any, load_training
+from async_rl.tokenization.rendering import Manner, Text
+from async_rl.tokenization.tokenizers import Characters, HuggingFace
 from learner.training.examples import Compared, Example, Reader, Said
 from learner.training.packed import pack
 from learner.training.table import Room, Table

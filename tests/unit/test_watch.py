@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from async_rl.config import Config
+from async_rl.config.learner import GuardConfig
 from async_rl.errors import Diverged
-from async_rl.learner_config import GuardConfig
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_buffer import MemoryBuffer
+from learner.guard.actions import Watch
 from learner.step import StepResult
-from learner.watch import Watch
 
 FAR, NEAR = 0.3, 0.9
 """Effective sample sizes outside of a band from 0.5 on, and well inside."""

@@ -14,15 +14,15 @@ import pytest
 import yaml
 from test_loop import NobodyToSendTo
 
-from async_rl.checkpoint_draft import Draft
-from async_rl.checkpoint_files import FORMAT, Layout, Manifest
+from async_rl.board.weight_requests import Wish, ask
+from async_rl.checkpoints.draft import Draft
+from async_rl.checkpoints.manifest import FORMAT, Layout, Manifest
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
-from async_rl.transport.weight_requests import Wish, ask
 from async_rl.types import VersionRecord
 from buffer.__main__ import main
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.progress import Progress
 from learner.versions.pin_file import PinFile
 from learner.versions.publish import Publisher, Rollback

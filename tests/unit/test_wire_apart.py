@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from async_rl.transport.apart import Apart, Round
+from async_rl.transport.sending.partitions import Apart, Round
 
 
 def divided(members: Collection[str], *served: str) -> Round:

@@ -15,13 +15,13 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
-from async_rl.parameter_spec import ParameterSpec
-from async_rl.transport.catch_up import CatchUp
-from async_rl.transport.depot import Depot
-from async_rl.transport.errands import Errands
-from async_rl.transport.meeting import Meeting
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.transport.packed_source import Source
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.source import Source
+from async_rl.transport.receiving.catch_up import CatchUp
+from async_rl.transport.sending.rank_orders import Errands
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.wire.rendezvous import Meeting
 from async_rl.types import VersionRecord
 
 CPU = torch.device("cpu")

@@ -9,16 +9,16 @@ import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.config import WireConfig
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.replay_protocol import Limits
-from async_rl.transport.depot import Depot
 from async_rl.transport.digest import specs_of
-from async_rl.transport.errands import Errands
-from async_rl.transport.meeting import Meeting
+from async_rl.transport.packed_source import LAYOUT_NOTE, PACKED_NOTE, Source, read_source, write_layout, write_source
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.source import LAYOUT_NOTE, PACKED_NOTE, Source, read_source, write_layout, write_source
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from async_rl.transport.sending.rank_orders import Errands
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.wire.rendezvous import Meeting
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 
 LIMITS = Limits(groups_per_step=1, max_age=1, lease_s=60, max_attempts=1)
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import WireError
-from async_rl.transport.errands import Errand, Errands, Shelving
+from async_rl.transport.sending.rank_orders import Errand, Errands, Shelving
 
 FENCE, WITHIN_S = 7, 30.0
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from async_rl.transport.gpus import backend_among, gpu_of
+from async_rl.transport.wire.gpus import backend_among, gpu_of
 
 
 @pytest.mark.parametrize(

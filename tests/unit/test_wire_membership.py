@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from async_rl.protocols import Board, Member
-from async_rl.transport.membership import Membership
+from async_rl.transport.sending.membership import Membership
 
 
 class Listing:

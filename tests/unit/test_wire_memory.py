@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from async_rl.transport.memory import MappedMemory, Memory
+from async_rl.transport.wire.shared_memory import MappedMemory, Memory
 
 CPU = torch.device("cpu")
 

@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from async_rl.errors import WireError
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.digest import digest_of, specs_of, version_digest
-from async_rl.transport.landing import LandedWeights
-from async_rl.transport.outbox import Outbox
+from async_rl.transport.packed_versions import Outbox
 from async_rl.transport.plan import ALIGNMENT, Box, Layout, lay_out, model_difference, size_of
+from async_rl.transport.receiving.received_weights import LandedWeights
 
 CPU = torch.device("cpu")
 

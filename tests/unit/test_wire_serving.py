@@ -9,7 +9,7 @@ from threading import Event
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.serving import pull
+from async_rl.transport.wire.http import pull
 
 
 def test_a_reader_that_is_refused_hangs_up() -> None:

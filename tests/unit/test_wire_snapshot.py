@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from async_rl.errors import WireError
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.digest import chunk_digests, version_digest
-from async_rl.transport.outbox import Outbox
+from async_rl.transport.packed_versions import Outbox
 from async_rl.transport.plan import Box, lay_out
 from async_rl.transport.snapshot import Manifest
 from async_rl.types import VersionRecord

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from async_rl.config import BatchConfig
+from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.errors import FailureBudgetSpent, first_of_ours
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import CommitResult, Drop, Limits
-from async_rl.rollout_config import EnvironmentConfig, WorkerConfig
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
-from buffer.memory_buffer import MemoryBuffer
-from rollout_workers.concurrency import Load
-from rollout_workers.tasks import TaskMix, WeightedAgent
+from buffer.reference.memory_buffer import MemoryBuffer
+from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
+from rollout_workers.limits.concurrency import Load
 from rollout_workers.worker import Worker
 
 LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)

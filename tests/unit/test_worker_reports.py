@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from structlog.testing import capture_logs
 
-from async_rl.transport.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
+from async_rl.board.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
 from async_rl.types import Failure
-from buffer.memory_board import MemoryBoard
-from buffer.memory_buffer import MemoryBuffer
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.worker_reports import WorkerReports
-from rollout_workers.failure_log import FailureLog
+from rollout_workers.episodes.failure_log import FailureLog
 
 
 class WatchedBoard(MemoryBoard):

@@ -14,9 +14,9 @@ from worker_role import ROWS
 
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.supervision import drain_on_signals, run_with
-from async_rl.transport.depot import Depot
 from async_rl.transport.digest import digest_of
-from async_rl.transport.sender import WeightSender
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import VersionRecord
 from buffer import open_buffer
 from buffer.redis_buffer import RedisBuffer

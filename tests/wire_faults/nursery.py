@@ -20,9 +20,9 @@ from network import Network
 
 from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
-from async_rl.supervision.leaving import leave_at_once
-from async_rl.transport.courier import READINESS
+from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.transport.delta import codec
+from async_rl.transport.parcel_transfer import READINESS
 
 ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 

@@ -17,7 +17,7 @@ from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.transport.digest import digest_of, specs_of
-from async_rl.transport.receiver import WeightReceiver
+from async_rl.transport.receiving.receiver import WeightReceiver
 
 ROWS = 500
 TICK_S = 0.02

@@ -20,8 +20,8 @@ import torch
 
 from async_rl.errors import WireError
 from async_rl.transport.delta import codec
-from async_rl.transport.link import Link
 from async_rl.transport.plan import Layout, Parcel
+from async_rl.transport.wire.process_group import Link
 
 _BATCH = 8
 """Pieces that travel together: enough that a round trip does not count, few enough that receivers begin early."""

@@ -11,7 +11,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from async_rl.errors import ConfigError
-from async_rl.supervision.daemon_thread import in_daemon_thread
+from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
 from async_rl.types import Tool
 from rollout_workers.agents.tools.provider import ToolError
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from async_rl.config import TokenizerConfig
+from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
 from async_rl.megatron import parallel
+from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.model import LayerSpec
-from async_rl.megatron.paged_attention import page_tokens
-from async_rl.megatron.parameters import check_complete, specs
-from async_rl.model_shape import ModelShape
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.megatron.parameters.full_parameters import check_complete, specs
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
-from async_rl.rollout_config import WorkerConfig
 from async_rl.types import Completion
 from rollout_workers.inference.core import EngineMetrics
 from rollout_workers.inference.interface import Inference, prompt_ids

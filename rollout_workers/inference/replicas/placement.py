@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from async_rl.commands import WORKER_INDEX
 from async_rl.config import Config
 from async_rl.errors import ConfigError
+from async_rl.launch.commands import WORKER_INDEX
 
 
 def worker_gpus(config: Config, environment: Mapping[str, str], visible: int) -> list[int]:

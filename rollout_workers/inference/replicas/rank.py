@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import ConfigError, boundary, first_of_ours
+from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
-from async_rl.megatron.parameters import specs
-from async_rl.packages import guard
+from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.protocols import GenerationArgs
 from async_rl.supervision import run_with
 from async_rl.telemetry import configure_logs
-from async_rl.tokenizers import open_tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas.frames import Broken, Pipe, Ready, frame
 from rollout_workers.inference.replicas.lockstep import LeadingCore, LockstepCore, follow

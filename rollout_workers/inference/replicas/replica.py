@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from async_rl.commands import command
 from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
+from async_rl.launch.commands import command
 from async_rl.protocols import ContextOverflow
 from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy, how_it_ended
 from rollout_workers.inference.core import EngineMetrics

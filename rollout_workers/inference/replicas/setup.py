@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from async_rl.config import TokenizerConfig
-from async_rl.config_section import Section
+from async_rl.config.rollout import WorkerConfig
+from async_rl.config.section import Section
 from async_rl.megatron.model import LayerSpec
-from async_rl.model_shape import ModelShape
-from async_rl.rollout_config import WorkerConfig
+from async_rl.models.shape import ModelShape
 
 
 class RankSetup(Section):

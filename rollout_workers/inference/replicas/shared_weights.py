@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from async_rl.parameter_spec import ParameterSpec
+from async_rl.models.parameter_spec import ParameterSpec
 
 _ALIGNMENT = 64
 """In bytes. No number starts in the middle of another's place, whatever the types."""

@@ -21,7 +21,7 @@ from processes import descendants, listening_ports
 from servers import NetworkBetween, OutsideServer
 from stage import MAX_AGE, Stage, Struck
 
-from async_rl.checkpoint_files import candidates
+from async_rl.checkpoints.manifest import candidates
 
 DAY_S = 86_400
 SCANS = 200

@@ -16,8 +16,8 @@ from chaos_proxy import ChaosProxy
 from clock import OFFSET, wrong_clock
 from private_server import client_of, wait_until_it_answers
 
-from buffer.embedded_server import find_binary
-from buffer.server_programs import server_command
+from buffer.server.embedded.programs import server_command
+from buffer.server.embedded.server import find_binary
 
 
 class OutsideServer:

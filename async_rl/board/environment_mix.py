@@ -1,0 +1,181 @@
+"""Which environment poses which task, also while people change the mix: pure arithmetic over the log of their changes.
+
+    task        0 ............... 1200 .............. 1450 .............▶
+    math  (3)   3                 3                   3                       from the configuration
+    games                         ▁▂▃▄▅▆▇             1                       attached, weight 1, ramp 250
+
+A change holds from a task that nobody had when it was made, so it never alters which task an earlier index stands for: all
+workers pose the same task of an index, whenever they come and whatever they have heard.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pydantic import Field, NonNegativeInt, ValidationError
+
+from async_rl.config.rollout import EnvironmentConfig
+from async_rl.config.section import Section
+from async_rl.errors import ConfigError, FleetMismatch
+from async_rl.types import MixChange
+
+PERIOD = 5040
+"""Tasks after which the order of the environments repeats. Divisible by 1 to 10, so that everyday ratios come out exact."""
+RAMP_STEPS = 16
+"""In so many even steps a weight moves to where it shall be."""
+
+
+class Change(Section):
+    """What one line of the log says."""
+
+    name: str = Field(pattern=r"^[^\s/|]+$")
+    weight: float = Field(ge=0, allow_inf_nan=False)
+    """0 detaches it."""
+    ramp: NonNegativeInt = 0
+    """The weight is reached after this many tasks."""
+    environment: EnvironmentConfig | None = None
+    """Of one that is attached for the first time; its name means this for as long as the run lasts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The `index`-th task of an environment's own stream."""
+
+    environment: str
+    index: int
+
+
+class Schedule:
+    """The mix of a run under some changes."""
+
+    def __init__(self, environments: Sequence[EnvironmentConfig], log: Sequence[MixChange] = ()) -> None:
+        trained = [section for section in environments if not section.evaluation_only]
+        if not trained:
+            raise ConfigError("all environments are evaluation_only, so there is nothing to train on")
+        changes = [(entry.at, read_change(entry)) for entry in log]
+        attached = [change.environment for _, change in changes if change.environment is not None]
+        sections = {section.label: section for section in reversed((*trained, *attached))}  # the first of a name counts
+        self.sections: Mapping[str, EnvironmentConfig] = dict(reversed(sections.items()))
+        """Every environment that ever was in the mix."""
+        self._weights = _weights({section.label: section.weight for section in trained}, changes)
+        self._stretches = list(self._cut())
+
+    def place(self, task_index: int) -> Place:
+        stretch = self._stretches[bisect_right(self._stretches, task_index, key=lambda stretch: stretch.first) - 1]
+        return stretch.place(task_index - stretch.first)
+
+    def weights_at(self, task_index: int) -> dict[str, float]:
+        """Of the environments that pose tasks there."""
+        weights = {name: _in_force(steps, task_index) for name, steps in self._weights.items()}
+        return {name: weight for name, weight in weights.items() if weight > 0}
+
+    @property
+    def final_weights(self) -> dict[str, float]:
+        """Once all ramps have led where they lead."""
+        return {name: steps[-1][1] for name, steps in self._weights.items() if steps[-1][1] > 0}
+
+    def _cut(self) -> Iterator[Stretch]:
+        borders = sorted({0, *(first for steps in self._weights.values() for first, _ in steps)})
+        weights, seen = dict[str, float](), Counter[str]()
+        for first, end in zip(borders, [*borders[1:], None], strict=True):
+            asked = self.weights_at(first)
+            weights = asked if asked else weights  # nobody may detach the last one; a log that says so is not ours
+            stretch = Stretch(first=first, names=tuple(weights), weights=tuple(weights.values()), seen=dict(seen))
+            yield stretch
+            if end is not None:
+                seen.update(stretch.drawn(end - first))
+
+
+class Stretch:
+    """Tasks that are dealt out by the same weights. What was dealt never depends on where the stretch will end."""
+
+    def __init__(self, *, first: int, names: Sequence[str], weights: Sequence[float], seen: Mapping[str, int]) -> None:
+        self.first = first
+        self._names, self._seen = names, seen
+        self._shares = apportion(weights, PERIOD)
+        self._coming = _dealt(self._shares)
+        self._round: list[tuple[int, int]] = []
+        """As much of a round as was asked for: most stretches of a ramp are short."""
+
+    def place(self, position: int) -> Place:
+        rounds, place = divmod(position, PERIOD)
+        chosen, earlier = self._dealt_until(place + 1)[place]
+        name = self._names[chosen]
+        return Place(environment=name, index=self._seen.get(name, 0) + rounds * self._shares[chosen] + earlier)
+
+    def drawn(self, count: int) -> dict[str, int]:
+        """How many of the first `count` tasks each environment has."""
+        rounds, rest = divmod(count, PERIOD)
+        begun = Counter(chosen for chosen, _ in self._dealt_until(rest)[:rest])
+        return {name: rounds * self._shares[who] + begun[who] for who, name in enumerate(self._names)}
+
+    def _dealt_until(self, count: int) -> list[tuple[int, int]]:
+        self._round.extend(islice(self._coming, max(0, count - len(self._round))))
+        return self._round
+
+
+def read_change(entry: MixChange) -> Change:
+    try:
+        return Change.model_validate_json(entry.change)
+    except ValidationError as error:
+        raise FleetMismatch(f"a change of the run's mix of environments cannot be read here: {entry.change[:200]!r}") from error
+
+
+_Steps = list[tuple[int, float]]
+"""From which task on, and which weight: one after the other."""
+
+
+def _weights(base: Mapping[str, float], changes: Sequence[tuple[int, Change]]) -> dict[str, _Steps]:
+    weights: dict[str, _Steps] = {name: [(0, weight)] for name, weight in base.items()}
+    for at, change in changes:
+        before = weights.get(change.name, [(0, 0.0)])
+        kept = [step for step in before if step[0] < at]
+        weights[change.name] = [*kept, *_ramp(_in_force(before, at), at, change)]
+    return weights
+
+
+def _ramp(before: float, at: int, change: Change) -> Iterator[tuple[int, float]]:
+    steps = min(RAMP_STEPS, change.ramp)
+    for step in range(steps):
+        yield at + change.ramp * step // steps, before + (change.weight - before) * (step + 0.5) / steps
+    yield at + change.ramp, change.weight
+
+
+def _in_force(steps: _Steps, task_index: int) -> float:
+    reached = bisect_right(steps, task_index, key=lambda step: step[0])
+    return steps[reached - 1][1] if reached else 0.0
+
+
+def apportion(weights: Sequence[float], places: int) -> list[int]:
+    """Whole shares of `places` by largest remainder, at least one for everybody: a small weight is rare, not absent."""
+    spare = places - len(weights)
+    exact = [weight / sum(weights) * places for weight in weights]
+    shares = [max(1, int(share)) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda who: shares[who] - exact[who])
+    if spare < 0:
+        raise ValueError(f"{len(weights)} environments do not fit into {places} places")
+    while (missing := places - sum(shares)) > 0:
+        for who in by_remainder[:missing]:
+            shares[who] += 1
+    while sum(shares) > places:  # only when shares were raised to one
+        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
+    return shares
+
+
+def interleave(shares: Sequence[int]) -> list[tuple[int, int]]:
+    """For each place: who has it, and how many places that one had before. Everybody's places are spread evenly."""
+    return list(_dealt(shares))
+
+
+def _dealt(shares: Sequence[int]) -> Iterator[tuple[int, int]]:
+    wishes = (_wishes(who, share) for who, share in enumerate(shares))
+    return ((who, turn) for _, who, turn in heapq.merge(*wishes))
+
+
+def _wishes(who: int, share: int) -> Iterator[tuple[float, int, int]]:
+    return (((turn + 0.5) / share, who, turn) for turn in range(share))

@@ -1,0 +1,66 @@
+"""Typed messages over the board: `post` writes one, an `Inbox` reads a topic in order, and drops what is malformed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from async_rl.protocols import Board
+
+_READ_WAIT_S = 5.0
+"""How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
+
+_log = structlog.get_logger(__name__)
+
+M = TypeVar("M")
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+async def post(board: Board, topic: str, message: Message) -> None:
+    await board.post(topic, message.model_dump(mode="json"))
+
+
+class Inbox(Generic[M]):
+    """A topic in order, nothing missed between two reads."""
+
+    def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
+        self._board = board
+        self._topic = topic
+        self._messages = messages
+        self._position = position
+        self.num_ignored = 0
+        """Malformed messages so far."""
+
+    @classmethod
+    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
+        """From now on; `from_start`: beginning with the messages that are kept."""
+        if from_start:
+            return cls(board, topic, messages, "0")
+        # "$" would mean a different place at each read, and whatever came between two reads would be lost.
+        kept = await board.read(topic, "0", 0.0)
+        return cls(board, topic, messages, kept[-1][0] if kept else "0")
+
+    async def read(self) -> list[M]:
+        """The next messages; empty when none came for a while."""
+        entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
+        if entries:
+            self._position = entries[-1][0]
+        return self._valid(entries)
+
+    def _valid(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
+        found: list[M] = []
+        for position, raw in entries:
+            try:
+                found.append(self._messages.validate_python(raw))
+            except ValidationError as error:
+                self.num_ignored += 1
+                if self.num_ignored == 1:  # who writes one may write a million
+                    problem = str(error).partition("\n")[0]
+                    _log.warning("ignores malformed messages", topic=self._topic, position=position, problem=problem)
+        return found

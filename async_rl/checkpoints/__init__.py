@@ -1,0 +1,1 @@
+"""The format of checkpoints on disk, without torch: `manifest.py` first."""

@@ -1,0 +1,189 @@
+"""What a run came to: summary.json, a picture, and a page to read on the terminal.
+
+`reward_first` and `reward_last` are means over the first and the last EDGE steps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from async_rl.config import Config
+from async_rl.durable.best_effort import missed_aloud, read_best_effort
+from async_rl.durable.whole_file import write_whole
+from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
+from async_rl.telemetry.rows import MetricRow, read_rows
+
+EDGE = 3
+AGE_PREFIX = "staleness/age_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    run: str
+    steps: int
+    reward_first: float
+    reward_last: float
+    """Of the groups that were trained: those without a signal are not among them (batch.drop_no_signal)."""
+    reward_all_first: float | None
+    reward_all_last: float | None
+    """Of all episodes that ended meanwhile, trained or not; None where no worker reported any."""
+    age_mean: float
+    """Over all groups trained."""
+    age_max: int
+    max_age: int
+    """The bound that was configured."""
+    age_histogram: dict[str, int]
+    """Groups by age."""
+    tokens_trained: int
+    samples_trained: int
+    wall_s: float
+    """How long the command took, from its start to this summary."""
+    training_s: float
+    """How long the run trained, in all of its lives."""
+    evaluations: list[EvaluationRow]
+    """By step: the measures of each environment, with their 95 % intervals over its tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    step: int
+    prompt: str
+    text: str
+    reward: float | None
+    age: int
+
+
+def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | None:
+    """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
+    folder = config.run_folder
+    rows = _trained_rows(folder / "metrics.jsonl")
+    if not rows:
+        console.print("No step was trained, so there is nothing to sum up.")
+        return None
+    evaluations = read_evaluations(folder / "metrics.jsonl")
+    summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound, wall_s=wall_s)
+    path = folder / "summary.json"
+    with missed_aloud(path, console.print):
+        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
+    _print_samples(read_samples(folder / "samples.jsonl"), console)
+    _print_summary(summary, console)
+    _draw(rows, summary, folder / "curves.png", console)
+    if summary.steps < config.learner.steps:
+        going_on = f"Stopped after step {summary.steps} of {config.learner.steps}. Go on: async-rl run @ {folder}/config.yaml"
+        console.print(going_on, soft_wrap=True, highlight=False, markup=False)
+    console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+    return path
+
+
+def summarise(
+    rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *, run: str, max_age: int, wall_s: float
+) -> Summary:
+    histogram = age_histogram(rows)
+    groups = sum(histogram.values())
+    last = rows[-1].values
+    return Summary(
+        run=run,
+        steps=rows[-1].step,
+        reward_first=_mean_reward(rows[:EDGE]),
+        reward_last=_mean_reward(rows[-EDGE:]),
+        reward_all_first=_mean(rows[:EDGE], "rollout/reward"),
+        reward_all_last=_mean(rows[-EDGE:], "rollout/reward"),
+        age_mean=sum(age * count for age, count in histogram.items()) / groups if groups else 0.0,
+        age_max=max(histogram, default=0),
+        max_age=max_age,
+        age_histogram={str(age): count for age, count in histogram.items()},
+        tokens_trained=int(last.get("progress/tokens", 0)),
+        samples_trained=int(last.get("progress/samples", 0)),
+        wall_s=wall_s,
+        training_s=last.get("progress/wall_s", 0.0),
+        evaluations=list(evaluations),
+    )
+
+
+def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if name.startswith(AGE_PREFIX):
+                age = int(name.removeprefix(AGE_PREFIX))
+                found[age] = found.get(age, 0) + int(value)
+    return dict(sorted(found.items()))
+
+
+def read_samples(path: Path) -> list[SampleRow]:
+    """In order of their steps; of a step that was trained again, both attempts."""
+    found: list[SampleRow] = []
+    for line in read_best_effort(path):
+        try:
+            row: Any = json.loads(line)
+        except ValueError:  # a crash cut it
+            continue
+        found.append(SampleRow(step=row["step"], prompt=row["prompt"], text=row["text"], reward=row["reward"], age=row["age"]))
+    return sorted(found, key=lambda sample: sample.step)
+
+
+def _trained_rows(path: Path) -> list[MetricRow]:
+    return [row for row in read_rows(path) if "reward/mean" in row.values] if path.exists() else []
+
+
+def _mean(rows: Sequence[MetricRow], name: str) -> float | None:
+    values = [row.values[name] for row in rows if name in row.values]
+    return sum(values) / len(values) if values else None
+
+
+def _mean_reward(rows: Sequence[MetricRow]) -> float:
+    return sum(row.values["reward/mean"] for row in rows) / len(rows)
+
+
+def _print_samples(samples: Sequence[SampleRow], console: Console) -> None:
+    if not samples:
+        return
+    table = Table(title="What the model answered, before and after", title_justify="left", expand=False)
+    for heading in ("step", "prompt", "answer", "reward", "age"):
+        table.add_column(heading, justify="left" if heading in ("prompt", "answer") else "right")
+    early, late = samples[:EDGE], samples[EDGE:][-EDGE:]
+    for sample in (*early, *late):
+        reward = "-" if sample.reward is None else f"{sample.reward:.2f}"
+        # Text keeps what a model says from being read as markup.
+        table.add_row(str(sample.step), Text(sample.prompt[:60]), Text(sample.text[:80]), reward, str(sample.age))
+    console.print(table)
+
+
+def _print_summary(summary: Summary, console: Console) -> None:
+    console.print(
+        f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, "
+        f"{summary.wall_s:.0f} s (training {summary.training_s:.0f} s)"
+    )
+    if summary.reward_all_first is not None and summary.reward_all_last is not None:
+        console.print(
+            f"reward of all episodes, trained or not: {summary.reward_all_first:.3f} -> {summary.reward_all_last:.3f}"
+        )
+    console.print(f"trained {summary.tokens_trained:,} tokens of {summary.samples_trained:,} rollouts")
+    console.print(
+        f"age of the groups when trained: mean {summary.age_mean:.2f}, max {summary.age_max}, bound {summary.max_age}"
+    )
+    most = max(summary.age_histogram.values(), default=0)
+    for age, count in summary.age_histogram.items():
+        console.print(f"  {age:>3} {'█' * max(1, round(40 * count / most))} {count}", highlight=False)
+    for row in (*summary.evaluations[:1], *summary.evaluations[1:][-1:]):
+        for line in row.lines:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _draw(rows: Sequence[MetricRow], summary: Summary, path: Path, console: Console) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("No curves.png: pip install 'async-rl[plot]' draws one.", markup=False)
+        return
+    from async_rl.cli.curves import draw
+
+    with missed_aloud(path, console.print):
+        draw(rows, path, title=summary.run, max_age=summary.max_age)

@@ -1,0 +1,28 @@
+"""The typed tree of a run: `tree.py` first; `loading.py` makes it from files and words of a command line."""
+
+from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
+from async_rl.config.tree import (
+    HEARTBEAT_S,
+    BatchConfig,
+    Config,
+    ExpertsSize,
+    MetricsConfig,
+    ModelConfig,
+    ModelSize,
+    RunConfig,
+    WireConfig,
+)
+
+__all__ = [
+    "HEARTBEAT_S",
+    "BatchConfig",
+    "CharacterTokenizer",
+    "Config",
+    "ExpertsSize",
+    "MetricsConfig",
+    "ModelConfig",
+    "ModelSize",
+    "RunConfig",
+    "TokenizerConfig",
+    "WireConfig",
+]

@@ -1,0 +1,24 @@
+"""The section of the configuration that names a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from async_rl.config.section import Section
+
+
+class CharacterTokenizer(Section):
+    type: Literal["characters"] = "characters"
+    alphabet: str = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
+    """One token per character, after the special tokens <pad>, <bos>, <eos>, <unk>."""
+
+
+class HuggingFaceTokenizer(Section):
+    type: Literal["huggingface"]
+    folder: Path
+
+
+TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(discriminator="type")]

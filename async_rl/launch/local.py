@@ -1,0 +1,278 @@
+"""`async-rl run` and `train`: one run on one machine. Starts its processes, keeps them alive, and ends them in order.
+
+buffer serve ◀── worker 0 … n        the learner is the run's finite clock: when it ends, workers stop,
+      ▲────────── learner            then the buffer, and the summary is written
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, TextIO
+
+import structlog
+
+from async_rl.config import Config
+from async_rl.config.loading import load_file, to_yaml
+from async_rl.config.training import AnyRun, TrainingConfig
+from async_rl.durable.best_effort import missed_aloud, why
+from async_rl.durable.private_files import keep_files_private
+from async_rl.durable.whole_file import write_whole
+from async_rl.errors import ConfigError, RestartLimit
+from async_rl.launch.commands import SCHEDULED, WORKER_INDEX, command, computes_on_cpu, environment, ranks_command
+from async_rl.launch.run_folder import make_run_folder
+from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
+from async_rl.supervision.processes.ranks import RANK_VARIABLES
+
+log = structlog.get_logger("async_rl.run")
+
+CHECKPOINT_GRACE_S = 60.0
+"""What a last step and its checkpoint may take before a drain turns into a kill."""
+
+DRAIN_GRACE_S = 10.0
+"""Beyond `worker.drain_s`: what a worker may take to hand back its tickets."""
+
+LOG_TAIL = 30
+
+
+@contextmanager
+def sole_run(config: AnyRun) -> Generator[None]:
+    """Inside, nobody else on this machine runs it: two supervisors would fight over one folder."""
+    keep_files_private()
+    make_run_folder(config.run_folder)
+    with _opened(config.run_folder / "run.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"run {config.run.name!r} is going on already, in {config.run_folder}; stop it, or choose another run.name"
+            ) from None
+        for left in config.run_folder.glob("engines-*"):  # by workers that were killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w")
+    except OSError as error:  # left by a run of another user
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another run.name or run.folder") from error
+
+
+def prepare_folder(config: AnyRun) -> Path:
+    """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
+    folder = config.run_folder
+    make_run_folder(folder)
+    if isinstance(config, Config):
+        begin_anew(config)
+    try:
+        write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
+    except OSError as error:
+        raise ConfigError(f"run.folder: {why(error, folder / 'config.yaml')}") from error
+    return folder / "config.yaml"
+
+
+def begin_anew(config: Config) -> None:
+    """Forget a run of this name that ended before its first step, if its configuration was another: nothing was learned, and
+    what its server holds does not fit. A server of someone else's is left as it is.
+    """
+    folder = config.run_folder
+    if config.redis.url or not config.redis_folder.exists() or _has_trained(folder):
+        return
+    try:
+        before = load_file(Config, folder / "config.yaml").fleet_facts
+    except ConfigError:
+        before = None
+    if before != config.seen_from_anywhere().fleet_facts:
+        log.info("the run of this name ended before its first step, with another configuration: it begins anew")
+        shutil.rmtree(config.redis_folder)
+        shutil.rmtree(folder / "payloads", ignore_errors=True)
+
+
+def _has_trained(folder: Path) -> bool:
+    journal, checkpoints = folder / "trained.jsonl", folder / "checkpoints"
+    if checkpoints.exists() and any(checkpoints.iterdir()):
+        return True
+    if not journal.exists():
+        return False
+    with journal.open("rb") as rows:
+        return any(b'"groups"' in row for row in rows)
+
+
+async def run(config: Config, inherited: Mapping[str, str]) -> int:
+    """The exit code of the run: 0 when the learner finished or everything drained, else that of what broke it."""
+    stop = drain_on_signals()
+    return await LocalRun(specs(config, inherited), config.run_folder).run(stop)
+
+
+async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
+    """The same of a run that has no workers: its learner reads a table."""
+    stop = drain_on_signals()
+    spec = _learner("learner.training", config, _environment(config, inherited))
+    return await LocalRun([spec], config.run_folder).run(stop)
+
+
+def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
+    """The run's processes, in the order in which they start."""
+    args = ["@", str(config.run_folder / "config.yaml")]
+    logs = config.run_folder / "logs"
+    shared, policy = _environment(config, inherited), config.supervision.policy
+    server = ChildSpec(
+        name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log", policy=policy
+    )
+    workers = [
+        ChildSpec(
+            name=f"worker-{index}",
+            command=command("rollout_workers", args),
+            environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(index)},
+            log=logs / f"worker-{index}.log",
+            policy=policy,
+            grace_s=config.worker.drain_s + DRAIN_GRACE_S,
+        )
+        for index in range(config.worker.processes)
+    ]
+    evaluator = ChildSpec(
+        name="evaluator",
+        command=command("rollout_workers.evaluation", [SCHEDULED, *args]),
+        environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(config.worker.processes)},
+        log=logs / "evaluator.log",
+        policy=policy,
+        grace_s=DRAIN_GRACE_S,
+    )
+    return [
+        *([] if config.redis.url else [server]),
+        _learner("learner", config, shared),
+        *workers,
+        *([evaluator] if config.evaluation.every else []),
+    ]
+
+
+def _environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
+    """A whole run starts here, whatever ranks this process itself belongs to."""
+    return environment(config, {name: value for name, value in inherited.items() if name not in RANK_VARIABLES})
+
+
+def _learner(role: Literal["learner", "learner.training"], config: AnyRun, shared: Mapping[str, str]) -> ChildSpec:
+    return ChildSpec(
+        name="learner",
+        command=ranks_command(role, ["@", str(config.run_folder / "config.yaml")], config),
+        environment=shared,
+        log=None,
+        policy=config.supervision.policy,
+        grace_s=CHECKPOINT_GRACE_S,
+    )
+
+
+class LocalRun:
+    """One of the children is called `learner`; the run lasts as long as it does, and as anything useful is left beside it."""
+
+    def __init__(self, specs: Sequence[ChildSpec], folder: Path) -> None:
+        self._folder = folder
+        self._pids: dict[str, int] = {}
+        self._children = {spec.name: Child(spec, on_start=self._note) for spec in specs}
+        self._left_out: set[str] = set()
+        self._over = asyncio.Event()
+        self._broken: FatalExit | None = None
+        self._learner_status = 0
+
+    async def run(self, stop: asyncio.Event) -> int:
+        async with asyncio.TaskGroup() as tasks:
+            running = {name: tasks.create_task(self._keep(name), name=name) for name in self._children}
+            stopping = tasks.create_task(self._end_on(stop))
+            await self._over.wait()
+            stopping.cancel()
+            await self._end(running)
+        if self._broken is not None:
+            return self._explain(self._broken)
+        return _exit_code(self._learner_status)
+
+    async def _keep(self, name: str) -> None:
+        while not self._over.is_set():
+            try:
+                status = await self._children[name].supervise()
+            except FatalExit as fatal:
+                if self._goes_on_without(name):
+                    await self._leave_out(fatal)
+                else:  # the others drain: what the learner has learned is kept
+                    self._broken = self._broken if self._broken is not None else fatal
+                    self._over.set()
+            else:
+                self._left_out.add(name)
+                if name == "learner":
+                    self._learner_status = status
+                    self._over.set()
+                return
+
+    def _goes_on_without(self, name: str) -> bool:
+        """Something useful is left: a worker has others beside it, and evaluations are only watched."""
+        if name in ("learner", "buffer"):
+            return False
+        workers = {other for other in self._children if other.startswith("worker-")}
+        return name not in workers or bool(workers - self._left_out - {name})
+
+    async def _leave_out(self, fatal: FatalExit) -> None:
+        """For a window's length; for good where no restart would change anything."""
+        name, again_s = fatal.spec.name, fatal.spec.policy.window_s
+        self._left_out.add(name)
+        if fatal.exit_code != RestartLimit.exit_code:
+            log.warning(f"{fatal}; the run goes on without it", **self._last_words(name))
+            await self._over.wait()
+            return
+        log.warning(f"{fatal}; the run goes on without it, and tries again in {again_s:g} s", **self._last_words(name))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(again_s):
+                await self._over.wait()
+        self._left_out.discard(name)
+        self._children[name] = Child(fatal.spec, on_start=self._note)
+
+    def _last_words(self, name: str) -> dict[str, str]:
+        return {"its_last_line": lines[-1]} if (lines := self._children[name].last_lines(1)) else {}
+
+    async def _end_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        log.info("draining; another Ctrl-C ends everything at once")
+        self._over.set()
+
+    async def _end(self, running: Mapping[str, asyncio.Task[None]]) -> None:
+        """The buffer goes last: the others still hand back tickets and write their last checkpoint."""
+        async with asyncio.TaskGroup() as ending:
+            for name in running:
+                if name != "buffer":
+                    ending.create_task(self._terminate(name, running[name]), name=f"end of {name}")
+        if "buffer" in running:
+            await self._terminate("buffer", running["buffer"])
+
+    async def _terminate(self, name: str, running: asyncio.Task[None]) -> None:
+        child = self._children[name]
+        child.terminate()
+        if (await asyncio.wait([running], timeout=child.spec.grace_s))[1]:
+            log.warning(f"{name} did not drain within {child.spec.grace_s:g} s and is killed")
+            child.kill()
+
+    def _note(self, name: str, pid: int) -> None:
+        self._pids[name] = pid
+        path = self._folder / "processes.json"
+        with missed_aloud(path, log.warning):  # it is for people and tools: the run goes on without
+            write_whole(path, json.dumps(self._pids, indent=2) + "\n")
+
+    def _explain(self, fatal: FatalExit) -> int:
+        name = fatal.spec.name
+        if tail := self._children[name].last_lines(LOG_TAIL):
+            print(f"The last lines of {fatal.spec.log}:", file=sys.stderr)
+            print("\n".join(f"  {line}" for line in tail), file=sys.stderr)
+        others = "; no other worker is left" if self._left_out - {name} else ""
+        print(f"async-rl: {fatal}{others}", file=sys.stderr)
+        return fatal.exit_code
+
+
+def _exit_code(status: int) -> int:
+    """As a shell would say it. Being ended by our own SIGTERM, for lack of a handler, is no failure."""
+    code = status if status >= 0 else 128 - status
+    return 0 if code == 128 + signal.SIGTERM else code

@@ -1,0 +1,23 @@
+"""The folder of a run: it can be written in, or a person is told before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from async_rl.durable.private_files import make_private_folder
+from async_rl.errors import ConfigError
+
+
+def make_run_folder(folder: Path) -> None:
+    """Raises ConfigError where it cannot be made or written in."""
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise _refused(folder, error.strerror) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _refused(folder, "its permissions do not allow it")
+
+
+def _refused(folder: Path, why: str | None) -> ConfigError:
+    return ConfigError(f"the run's folder {folder} cannot be written in: {why}; choose another run.folder")

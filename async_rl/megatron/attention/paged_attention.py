@@ -1,0 +1,264 @@
+"""Attention of the inference engine: queries of this step against keys and values that lie in pages.
+
+Megatron calls one method for it and means FlashAttention. This is the same method with torch alone: on a CPU, and on GPUs
+without FlashAttention, all requests that decode one token share one padded gather and one attention call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import structlog
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from async_rl.megatron.attention.self_attention import FUSED_DTYPES, can_use_varlen, varlen_kernel
+from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
+
+log = structlog.get_logger("async_rl.megatron")
+
+FLASH_PAGE = 256
+"""FlashAttention 2, which is also torch's, reads pages of a multiple of this many tokens only."""
+
+MAX_PADDED_SCORES = 1 << 22
+"""Prompts are padded to one batch only while their attention scores stay this few; longer ones go one by one."""
+
+
+class PagedSelfAttention(SelfAttention):
+    """Self-attention whose paged kernel needs no extension."""
+
+    def flash_decode_and_prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        seqlens_k: Tensor,
+        block_table: Tensor,
+        is_decode_only: bool,
+        softmax_offset: Tensor | None = None,
+    ) -> Tensor:
+        """q [tokens, 1, heads, dim]; k, v [pages, page, kv heads, dim]; returns like q."""
+        if softmax_offset is not None:
+            raise NotImplementedError("softmax_offset (attention sinks) is not supported by the paged attention")
+        if q.shape[1] != 1:
+            raise NotImplementedError("several query tokens per decoding request (speculation) are not supported")
+        if can_use_varlen(q) and varlen_reads_pages(q.device, q.dtype, k.shape[1], *q.shape[2:], k.shape[2]):
+            if is_decode_only:
+                cu_seqlens_q = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+            return _varlen_paged(q[:, 0], k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqlens_k, block_table)[:, None]
+        plan = _plan_of_step(block_table, cu_seqlens_q, seqlens_k, k.shape[1], is_decode_only)
+        return plan.attend(q[:, 0], k, v)[:, None]
+
+
+def attention_for(device: torch.device) -> type[SelfAttention]:
+    """Megatron's own kernel call where FlashAttention exists, ours elsewhere."""
+    if device.type == "cuda" and HAVE_FLASH_ATTENTION:
+        return SelfAttention
+    # Megatron asserts FlashAttention before it calls the method that we replace.
+    attention_module.HAVE_FA3 = True
+    return PagedSelfAttention
+
+
+def page_tokens(device: torch.device, wanted: int) -> int:
+    """The page size to use where `wanted` was asked for."""
+    return wanted if device.type == "cpu" else -(-wanted // FLASH_PAGE) * FLASH_PAGE
+
+
+def kernel_name(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> str:
+    """What `attention_for` leads to, for the log."""
+    if attention_for(device) is SelfAttention:
+        return "flash-attention"
+    is_fused = device.type == "cuda" and dtype in FUSED_DTYPES and varlen_reads_pages(device, dtype, page, heads, dim, kv_heads)
+    return "torch varlen" if is_fused else "torch gather"
+
+
+@cache
+def varlen_reads_pages(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> bool:
+    """Whether torch's kernel takes our pages: found out by asking it once, because its limits differ between releases."""
+    if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_kernel()).parameters.keys():
+        return False
+    query = torch.zeros(1, heads, dim, device=device, dtype=dtype)
+    pool = torch.zeros(1, page, kv_heads, dim, device=device, dtype=dtype)
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    bounds = torch.arange(2, dtype=torch.int32, device=device)
+    try:
+        _varlen_paged(query, pool, pool, bounds, 1, 1, one, torch.zeros(1, 1, dtype=torch.int32, device=device))
+    except (RuntimeError, ValueError) as error:
+        log.warning("torch's paged attention cannot be used; pages are gathered instead", reason=str(error).partition("\n")[0])
+        return False
+    return True
+
+
+def _varlen_paged(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, max_q: int, max_k: int, seqlens_k: Tensor, block_table: Tensor
+) -> Tensor:
+    out = varlen_kernel()(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        None,
+        max_q,
+        max_k,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        seqused_k=seqlens_k,
+        block_table=block_table.clamp(min=0),
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Requests that are attended together."""
+
+    queries: Tensor
+    """Rows of q, [requests, queries each]; short requests repeat their first row, and `scatter` skips that."""
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, queries each (or 1), longest]"""
+    is_real: Tensor | None
+    """Which of `queries` are not padding; None means all."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        groups, dim = k.shape[-2:]
+        requests, width = self.queries.shape
+        # Heads that share a key head stand beside it as further queries, so that nothing is repeated.
+        shared = q.shape[1] // groups
+        own = q[self.queries].view(requests, width, groups, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
+        mask = self.mask if width == 1 else self.mask.repeat_interleave(shared, dim=2)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=mask)
+        attended = attended.view(requests, groups, width, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        if self.is_real is None:
+            out[self.queries] = attended
+        else:
+            out[self.queries[self.is_real]] = attended[self.is_real]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """Everybody has one query, in the order of the pages: nothing is to be picked and put back."""
+
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, 1, longest]"""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        requests, heads, dim = q.shape
+        groups = k.shape[-2]
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
+        own = q.view(requests, groups, heads // groups, dim)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=self.mask)
+        return attended.view(requests, heads, dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Who attends with whom in one engine step: the same for all layers, so made once."""
+
+    parts: tuple[_Part, ...]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.zeros_like(q)
+        for part in self.parts:
+            part.attend(q, k, v, out)
+        return out
+
+
+def _gathered(pool: Tensor, rows: Tensor) -> Tensor:
+    """[requests, heads, longest, dim]"""
+    groups, dim = pool.shape[-2:]
+    picked = pool.view(-1, groups * dim).index_select(0, rows.view(-1))
+    return picked.view(*rows.shape, groups, dim).transpose(1, 2)
+
+
+def _plan_of_step(
+    block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool
+) -> _Plan | _Decoding:
+    """The plan rides on the step's block table: a tensor object that all layers of one step share, and no other step."""
+    plan: _Plan | _Decoding | None = getattr(block_table, "async_rl_plan", None)
+    if plan is None:
+        if is_decode_only and bool((seqlens_k > 0).all()):
+            plan = _decoding(block_table, seqlens_k, page)
+        else:
+            plan = _make_plan(block_table, cu_seqlens_q, seqlens_k, page, is_decode_only)
+        block_table.async_rl_plan = plan  # pyright: ignore[reportAttributeAccessIssue]
+    return plan
+
+
+def _decoding(block_table: Tensor, seqlens_k: Tensor, page: int) -> _Decoding:
+    position = torch.arange(int(seqlens_k.max()), device=block_table.device)
+    keys = _rows(block_table, position, page)
+    return _Decoding(keys=keys, mask=(position < seqlens_k[:, None])[:, None, None])
+
+
+def _rows(block_table: Tensor, position: Tensor, page: int) -> Tensor:
+    """Where the keys at these positions lie in the flattened pages."""
+    pages = block_table[:, : -(-len(position) // page)].clamp(min=0).long()
+    return pages[:, position // page] * page + position % page
+
+
+def _make_plan(block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool) -> _Plan:
+    lengths = seqlens_k.tolist()
+    if is_decode_only:
+        starts, counts = list(range(len(lengths))), [1] * len(lengths)
+    else:
+        bounds = cu_seqlens_q.tolist()
+        starts, counts = bounds[:-1], [stop - start for start, stop in pairwise(bounds)]
+    work = [
+        (request, start, count, length)
+        for request, (start, count, length) in enumerate(zip(starts, counts, lengths, strict=True))
+        if count > 0 and length > 0
+    ]
+    decoding = [item for item in work if item[2] == 1]
+    prompts = [item for item in work if item[2] > 1]
+    batches = [decoding, *_batches_of_prompts(prompts)]
+    return _Plan(tuple(_make_part(batch, block_table, page) for batch in batches if batch))
+
+
+_Work = tuple[int, int, int, int]
+"""request, first row of q, number of queries, number of keys"""
+
+
+def _batches_of_prompts(prompts: list[_Work]) -> list[list[_Work]]:
+    """Neighbours in length together, so that padding stays small."""
+    batches: list[list[_Work]] = []
+    for item in sorted(prompts, key=lambda item: item[3]):
+        _, _, queries, keys = item
+        if batches and (len(batches[-1]) + 1) * queries * keys <= MAX_PADDED_SCORES and keys <= 2 * batches[-1][0][3]:
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches
+
+
+def _make_part(work: list[_Work], block_table: Tensor, page: int) -> _Part:
+    device = block_table.device
+    requests, first, queries, keys = torch.tensor(work, device=device).unbind(1)
+    width, longest = int(max(item[2] for item in work)), int(max(item[3] for item in work))
+    offset = torch.arange(width, device=device)
+    is_real = offset < queries[:, None]
+    rows = first[:, None] + torch.where(is_real, offset, 0)
+
+    position = torch.arange(longest, device=device)
+    # Query j of n, standing at position keys - n + j, sees the keys up to itself.
+    last_seen = (keys - queries)[:, None] + torch.where(is_real, offset, 0)
+    mask = position <= last_seen[:, :, None]
+    return _Part(
+        queries=rows,
+        keys=_rows(block_table[requests], position, page),
+        mask=mask[:, None],
+        is_real=None if bool(is_real.all()) else is_real,
+    )

@@ -1,0 +1,181 @@
+"""Attention over packed rows: what Megatron's local layers lack without Transformer Engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from async_rl.megatron.attention.context_parallel import DividedPacking, Division
+from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
+
+FUSED_DTYPES = (torch.bfloat16, torch.float16)
+"""What torch's fused kernels compute in."""
+WORTHWHILE_PADDING = 2.0
+"""Sequences are computed as one padded batch while that is at most this many times their tokens."""
+
+
+class PackedAttention(MegatronModule):
+    """Causal core attention over packed ("thd") rows and over plain batches, in torch alone."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: object,
+    ) -> None:
+        super().__init__(config)
+        refuse_unsupported(config)
+        if attention_type != "self" or attn_mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
+            raise NotImplementedError(f"PackedAttention does causal self-attention only, not {attention_type} {attn_mask_type}")
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: object,
+    ) -> Tensor:
+        """[tokens, heads, dim] -> [tokens, heads * dim] when packed; [length, batch, ...] alike otherwise."""
+        if attention_bias is not None:
+            raise NotImplementedError("PackedAttention has no attention bias")
+        if packed_seq_params is None:
+            return self._plain(query, key, value)
+        return self._packed(query, key, value, packed_seq_params)
+
+    def _plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale, enable_gqa=True)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
+        if isinstance(packing, DividedPacking) and packing.division is not None:
+            return _divided(query, key, value, packing.division, self._scale).flatten(1)
+        if can_use_varlen(query):
+            return varlen_attention(query, key, value, packing, self._scale).flatten(1)
+        lengths = [stop - start for start, stop in pairwise(packing.cu_seqlens_q.tolist())]
+        if len(lengths) * max(lengths) <= WORTHWHILE_PADDING * len(query):
+            return _padded(query, key, value, packing, self._scale).flatten(1)
+        # `split` and not slices: the gradient of a slice is as large as what it was cut from.
+        pieces = [
+            _attend(q[None], k[None], v[None], self._scale)[0]
+            for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+        ]
+        return torch.cat(pieces).flatten(1)
+
+
+def refuse_unsupported(config: TransformerConfig) -> None:
+    """What these kernels would silently get wrong."""
+    for name in ("window_size", "multi_latent_attention", "attention_output_gate"):
+        if getattr(config, name, None):
+            raise NotImplementedError(f"{name} is not supported by the attention of the local layer spec")
+    if getattr(config, "softmax_type", "vanilla") != "vanilla":
+        raise NotImplementedError(
+            f"softmax_type {config.softmax_type!r} is not supported by the attention of the local layer spec"
+        )
+
+
+def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+    """All sequences at once, as a batch. Nobody attends to what stands behind a sequence's end: that is what causal means."""
+    starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
+    offsets = torch.arange(packing.max_seqlen_q, device=query.device)
+    places = (starts[:, None] + offsets).clamp_(max=len(query) - 1)
+    q, k, v = (tensor.index_select(0, places.flatten()).unflatten(0, places.shape) for tensor in (query, key, value))
+    kept = (offsets < lengths[:, None]).flatten().nonzero()[:, 0]
+    return _attend(q, k, v, scale).flatten(0, 1).index_select(0, kept)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """[sequences, length, heads, dim] -> alike. Where there are fewer queries than keys, they are those of the last tokens."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    asking, asked = query.shape[2], key.shape[2]
+    # torch would align the beginnings
+    mask = torch.ones(asking, asked, dtype=torch.bool, device=query.device).tril(asked - asking) if asking < asked else None
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
+def _divided(query: Tensor, key: Tensor, value: Tensor, division: Division, scale: float | None) -> Tensor:
+    """This rank's two chunks of every sequence, each with the keys and values of all ranks up to its end."""
+    keys, values = division.in_order(key), division.in_order(value)
+    chunks = 2 * division.group.size()
+    own_parts, chunk = division.parts[division.own], division.lengths // chunks
+    out = torch.empty_like(query)
+    for part in (division.group.rank(), chunks - 1 - division.group.rank()):
+        here, seen = (own_parts == part).nonzero()[:, 0], (division.parts <= part).nonzero()[:, 0]
+        prefix = _prefixes(chunk, chunk * (part + 1))
+        out = out.index_copy(0, here, _attend_to_prefixes(query[here], keys[seen], values[seen], prefix, scale))
+    return out
+
+
+def _prefixes(queries: Tensor, keys: Tensor) -> PackedSeqParams:
+    """Sequences of which the last so many tokens ask and all are asked."""
+    starts = [functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32) for lengths in (queries, keys)]
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=starts[0],
+        cu_seqlens_kv=starts[1],
+        max_seqlen_q=int(queries.max()),
+        max_seqlen_kv=int(keys.max()),
+    )
+
+
+def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: PackedSeqParams, scale: float | None) -> Tensor:
+    if can_use_varlen(query):  # which aligns the ends of queries and keys
+        return varlen_attention(query, key, value, prefix, scale)
+    askers, asked = prefix.cu_seqlens_q.diff().tolist(), prefix.cu_seqlens_kv.diff().tolist()
+    pieces = [
+        _attend(q[None], k[None], v[None], scale)[0]
+        for q, k, v in zip(query.split(askers), key.split(asked), value.split(asked), strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def can_use_varlen(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in FUSED_DTYPES
+
+
+def varlen_kernel() -> Callable[..., Any]:
+    """Import torch's attention over sequences of several lengths: on a GPU, since torch's compiler comes with it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+    """One fused kernel for the whole row. Its arguments grow with every torch release: what is missing is made up for."""
+    kernel = varlen_kernel()
+    known = inspect.signature(kernel).parameters
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if query.shape[1] != key.shape[1]:
+        if "enable_gqa" in known:
+            options["enable_gqa"] = True
+        else:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    if scale is not None:
+        if "scale" in known:
+            options["scale"] = scale
+        else:
+            query = query * (scale * query.shape[-1] ** 0.5)
+    out = kernel(
+        query, key, value, packing.cu_seqlens_q, packing.cu_seqlens_kv, packing.max_seqlen_q, packing.max_seqlen_kv, **options
+    )
+    assert isinstance(out, Tensor)
+    return out

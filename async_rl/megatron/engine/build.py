@@ -1,0 +1,181 @@
+"""Builds an inference engine over a model: which of the two depends on the version of megatron-core.
+
+before 0.17   scheduling.py decides who runs, shares prefixes and preempts
+since 0.17    Megatron's own engine does
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from async_rl.errors import ConfigError
+from async_rl.megatron import host
+from async_rl.megatron.compat import GPTModel
+from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, Memory, NoText, Sampler
+from async_rl.models.shape import ModelShape
+
+with host.importing():
+    from megatron.core.inference.contexts import DynamicInferenceContext, dynamic_context
+    from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import GPTInferenceWrapper
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The parts of `worker:` that a Megatron engine is built from."""
+
+    kv_cache_gb: float
+    block_tokens: int
+    max_requests: int
+    prompt_tokens_per_step: int
+    reuse_prefixes: bool
+
+
+class ConfiguredEngine(Engine):
+    """Since megatron-core 0.17 the engine shares prefixes and evicts requests itself; it keeps those for later on its own."""
+
+    def forget_prefixes(self) -> None:
+        blocks = self.context.kv_block_allocator
+        if not blocks.enable_prefix_caching:
+            return
+        with torch.inference_mode():
+            blocks._deregister_blocks(((blocks.block_ref_counts == 0) & (blocks.block_hashes != -1)).nonzero()[:, 0])
+            blocks.block_hashes.fill_(-1)
+            blocks.block_parent_id.fill_(-1)
+            blocks.block_child_count.fill_(0)
+        blocks.kv_hash_to_block_id.clear()
+        if (partial := self.context.chunked_prefill_request_id) != -1:
+            self.get_request(partial).precomputed_block_hashes.clear()
+
+    @property
+    def memory(self) -> Memory:
+        blocks = self.context.kv_block_allocator
+        idle = int(blocks.get_evictable_block_count()) if blocks.enable_prefix_caching else 0
+        return Memory(
+            blocks=blocks.total_count - 1,
+            used=blocks.get_total_used() - idle,
+            prefix_tokens_reused=self._prefill_tokens_skipped,
+            preemptions=self.evicted_request_count,
+        )
+
+
+def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings: EngineSettings) -> Engine:
+    """An engine over `model` on the calling thread. It asks `sampler` for tokens and for who is done."""
+    block_bytes = _block_bytes(model, shape, settings.block_tokens)
+    num_blocks = int(settings.kv_cache_gb * 2**30) // block_bytes
+    needed = -(-shape.max_positions // settings.block_tokens) + 1
+    if num_blocks < needed + 1:
+        raise ConfigError(
+            f"worker.kv_cache_gb: {settings.kv_cache_gb:g} GB hold {num_blocks} blocks of {settings.block_tokens} tokens, but "
+            f"one sequence of {shape.max_positions} tokens needs {needed + 1}; give it at least "
+            f"{(needed + 1) * block_bytes / 2**30:.3g} GB"
+        )
+    if host.is_needed():
+        dynamic_context.triton_append_key_value_cache = None
+    model.eval()
+    _without_autograd(model)
+    with host.on_host(), host.quiet(), torch.inference_mode():
+        build = _build_with_config if _has_inference_config() else _build_with_arguments
+        engine = build(model, shape, settings)
+        # Attention reads whole pages and masks what no token was written to: garbage there must not be NaN.
+        engine.context.memory_buffer.zero_()
+    engine.controller.sampler = sampler
+    engine.controller.vocab_size = shape.vocab_size
+    engine.controller.set_stop_word_finished_ids_callback(engine.finished)
+    return engine
+
+
+def _without_autograd(model: GPTModel) -> None:
+    """Megatron's linear layers multiply inside an autograd function of theirs, which costs more Python than the product."""
+    for layer in model.modules():
+        if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+            layer._forward_impl = _product
+
+
+def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+    return functional.linear(input, weight, bias)
+
+
+def _has_inference_config() -> bool:
+    return (
+        importlib.util.find_spec("megatron.core.inference.config") is not None
+        and "inference_config" in inspect.signature(DynamicInferenceContext.__init__).parameters
+    )
+
+
+def _block_bytes(model: GPTModel, shape: ModelShape, block_tokens: int) -> int:
+    own_heads = shape.kv_heads // model.config.tensor_model_parallel_size
+    return 2 * shape.layers * block_tokens * own_heads * shape.head_dim * model.config.params_dtype.itemsize
+
+
+def _max_tokens(settings: EngineSettings) -> int:
+    """Of one step: everybody may decode, and there is always room for a part of a prompt."""
+    return settings.max_requests + settings.prompt_tokens_per_step
+
+
+def _build_with_arguments(model: GPTModel, shape: ModelShape, settings: EngineSettings) -> Engine:
+    from megatron.core.inference.model_inference_wrappers.inference_wrapper_config import InferenceWrapperConfig
+
+    from async_rl.megatron.engine.scheduling import SchedulingEngine, SharingContext
+
+    dtype = model.config.params_dtype
+    context = SharingContext(
+        params_dtype=dtype,
+        num_layers=shape.layers,
+        kv_channels=shape.head_dim,
+        num_attention_heads=shape.kv_heads,  # this argument means the heads of the cache
+        max_sequence_length=shape.max_positions,
+        buffer_size_gb=settings.kv_cache_gb,
+        block_size_tokens=settings.block_tokens,
+        max_requests=settings.max_requests,
+        max_tokens=_max_tokens(settings),
+        tensor_model_parallel_size=model.config.tensor_model_parallel_size,
+        pipeline_model_parallel_size=1,
+        materialize_only_last_token_logits=True,
+    )
+    wrapper = InferenceWrapperConfig(
+        hidden_size=shape.hidden,
+        params_dtype=dtype,
+        inference_batch_times_seqlen_threshold=-1,
+        padded_vocab_size=model.vocab_size,
+        inference_max_requests=settings.max_requests,
+        inference_max_seq_length=shape.max_positions,
+    )
+    return SchedulingEngine(
+        Controller(GPTInferenceWrapper(model, wrapper, context), NoText()),
+        context,
+        random_seed=0,
+        enable_chunked_prefill=True,
+        prompt_tokens_per_step=settings.prompt_tokens_per_step,
+        reuse_prefixes=settings.reuse_prefixes,
+    )
+
+
+def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSettings) -> Engine:
+    from megatron.core.inference.config import (  # pyright: ignore[reportMissingImports]
+        InferenceConfig,
+        PrefixCachingEvictionPolicy,
+    )
+
+    context = Context(
+        model.config,
+        InferenceConfig(
+            max_sequence_length=shape.max_positions,
+            buffer_size_gb=settings.kv_cache_gb,
+            block_size_tokens=settings.block_tokens,
+            max_requests=settings.max_requests,
+            max_tokens=_max_tokens(settings),
+            materialize_only_last_token_logits=True,
+            enable_chunked_prefill=True,
+            enable_prefix_caching=settings.reuse_prefixes,
+            prefix_caching_eviction_policy=PrefixCachingEvictionPolicy.LRU,
+        ),
+    )
+    return ConfiguredEngine(Controller(GPTInferenceWrapper(model, context), NoText()), context)

@@ -1,0 +1,239 @@
+"""Who runs: for versions of megatron-core whose engine neither shares prefixes nor survives a full cache in every case.
+
+waiting ──▶ a chunk of the prompt per step ──▶ decoding ──▶ ended
+   ▲            └ blocks of a known prefix are shared         │
+   └───────────────── preempted: no room in the cache ◀───────┘
+
+Preempted requests simply leave; the caller submits them again with what they have so far (Stepped.preempted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from async_rl.megatron.attention.rotary import Rotation
+from async_rl.megatron.engine.dynamic_engine import Context, Engine, Memory
+from async_rl.megatron.engine.kv_blocks import Name, SharedBlocks, names_of
+
+
+class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
+    """Its blocks may belong to several requests."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        own = self.block_allocator
+        self.block_allocator = SharedBlocks(self, own.total_count, own.paused_count)
+
+    def initialize_attention_state(self, **arguments: Any) -> None:
+        self._rotation: Rotation | None = None
+        super().initialize_attention_state(**arguments)
+
+    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, *_: Any, **__: Any) -> Tensor:
+        return self._rotation_of_step(query, query_emb).turn(query)
+
+    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, *_: Any, **__: Any) -> Tensor:
+        return self._rotation_of_step(key, key_emb).turn(key)
+
+    def _rotation_of_step(self, heads: Tensor, angles: Tensor) -> Rotation:
+        if self._rotation is None:
+            positions = self.token_to_pos_ids[: self.padded_active_token_count]
+            self._rotation = Rotation.at(positions, angles, heads.dtype)
+        return self._rotation
+
+    def begin_with(self, request: Any, blocks: Sequence[int]) -> None:
+        """Let a request that is about to be added begin with blocks that are written already.
+
+        For Megatron it looks like a request whose prompt was computed up to here in earlier steps: one that has a row, and
+        in that row a token that the next chunk overwrites.
+        """
+        self.block_allocator.hold(blocks)
+        row = self.total_request_count
+        self.request_ids[row] = request.request_id
+        self.request_to_kv_block_ids[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        self.total_request_count += 1
+        self.active_token_count += 1
+        request.finished_chunk_token_count = len(blocks) * self.block_size_tokens
+        request.remaining_prompt_tokens = request.prompt_tokens[request.finished_chunk_token_count :]
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """What can be shared of a request's blocks."""
+
+    epoch: int
+    """Which weights it entered with: blocks that others wrote to since then are nobody else's."""
+    names: list[Name]
+
+
+class SchedulingEngine(Engine):
+    context: SharingContext
+
+    def __init__(self, *args: Any, prompt_tokens_per_step: int, reuse_prefixes: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prompt_tokens_per_step = prompt_tokens_per_step
+        self._reuse_prefixes = reuse_prefixes
+        self._epoch = 0
+        """Counts the weights that blocks were written with."""
+        self._prefixes: dict[int, _Prefix] = {}
+        """Of the requests that run, and of the one that would be next."""
+        self._prefix_tokens_reused = 0
+        self._preemptions = 0
+
+    @property
+    def memory(self) -> Memory:
+        blocks = self.context.block_allocator
+        return Memory(
+            blocks=blocks.total_count - 1,
+            used=blocks.get_total_used(),
+            prefix_tokens_reused=self._prefix_tokens_reused,
+            preemptions=self._preemptions,
+        )
+
+    def forget_prefixes(self) -> None:
+        self._epoch += 1
+        self._prefixes = {request: prefix for request, prefix in self._prefixes.items() if request in self.requests}
+        self.context.block_allocator.forget()
+        if self.context.chunked_prefill_request_id != -1:
+            self._restart_partial()
+
+    def _restart_partial(self) -> None:
+        """A prompt that is half computed has sampled nothing yet: it begins again, under one set of weights."""
+        context = self.context
+        request: Any = self.get_request(context.chunked_prefill_request_id)
+        request.remaining_prompt_tokens, request.finished_chunk_token_count = request.prompt_tokens, 0
+        context.chunked_prefill_request_id = -1
+        # Its row is the last one, and holds the token that its next chunk would overwrite.
+        context.total_request_count -= 1
+        context.active_token_count -= 1
+        with torch.inference_mode():
+            context.release_memory_blocks_from_request_indexes(torch.tensor([context.total_request_count]))
+
+    def withdraw(self, request: int) -> bool:
+        if not super().withdraw(request):
+            return False
+        self._prefixes.pop(request, None)
+        return True
+
+    def advance(self) -> list[int]:
+        self.schedule_waiting_requests()
+        self._leaving = set()
+        result = _run(self.controller.async_generate_output_tokens_dynamic_batch())
+        for request, token in zip(result["active_request_ids"].tolist(), result["sample"].tolist(), strict=True):
+            if request in self._leaving:
+                del self.requests[request]
+            elif request != self.context.chunked_prefill_request_id:
+                self.get_request(request).generated_tokens.append(token)
+        return list(self._leaving)
+
+    # -- before a step --------------------------------------------------------------------------------------------------
+
+    def schedule_waiting_requests(self) -> None:
+        budget, context = self._prompt_tokens_per_step, self.context
+        while self.waiting_request_ids and budget > 0:
+            request: Any = self.get_request(self.waiting_request_ids[0])
+            if request.request_id != context.chunked_prefill_request_id and not self._has_entered(request):
+                return
+            chunk = min(budget, request.remaining_prompt_length)
+            budget -= chunk
+            is_partial = chunk < request.remaining_prompt_length
+            context.chunked_prefill_request_id = request.request_id if is_partial else -1
+            context.add_request(request, chunk)
+            request.remaining_prompt_tokens = request.remaining_prompt_tokens[chunk:]
+            request.finished_chunk_token_count += chunk
+            # Found from now on: a sibling in the same step reads what every layer has written before it attends.
+            prefix = self._prefixes[request.request_id]
+            self._name_blocks(prefix, context.total_request_count - 1, request.finished_chunk_token_count)
+            if not is_partial:
+                self.waiting_request_ids.popleft()
+
+    def _has_entered(self, request: Any) -> bool:
+        """Give a request its row, if there is one, and room for its prompt and for everybody's next block."""
+        context, blocks, length = self.context, self.context.block_allocator, len(request.prompt_tokens)
+        running = context.total_request_count
+        if running == context.max_requests:
+            return False
+        prefix = self._prefix_of(request)
+        # The last token of a prompt is always computed: the first one that is sampled depends on it.
+        shared = blocks.find(prefix.names[: (length - 1) // context.block_size_tokens])
+        needed = -(-length // context.block_size_tokens) - len(shared) + blocks.idle_among(shared)
+        next_blocks = running + 1 if running else 0
+        if needed + next_blocks > blocks.total_avail:
+            return False
+        if shared:
+            context.begin_with(request, shared)
+            self._prefix_tokens_reused += len(shared) * context.block_size_tokens
+        return True
+
+    def _prefix_of(self, request: Any) -> _Prefix:
+        prefix = self._prefixes.get(request.request_id)
+        if prefix is None or prefix.epoch != self._epoch:
+            tokens = request.prompt_tokens.tolist() if self._reuse_prefixes else []
+            prefix = _Prefix(self._epoch, names_of(tokens, self.context.block_size_tokens))
+            self._prefixes[request.request_id] = prefix
+        return prefix
+
+    def _name_blocks(self, prefix: _Prefix, row: int, computed: int) -> None:
+        if prefix.names:
+            full = computed // self.context.block_size_tokens
+            blocks = self.context.request_to_kv_block_ids[row, :full].tolist()
+            self.context.block_allocator.name(blocks, prefix.names)
+
+    # -- after sampling, before Megatron takes leave of what has ended -----------------------------------------------------
+
+    def finished(self, requests: list[int]) -> set[int]:
+        leaving = super().finished(requests)
+        rows = {request: row for row, request in enumerate(requests)}
+        for request in leaving:
+            self._release(request, rows.pop(request))
+        while self._blocks_needed(rows) > self.context.block_allocator.total_avail:
+            youngest = max(rows)
+            self._release(youngest, rows.pop(youngest))
+            self.preempted.append(youngest)
+            self._preemptions += 1
+            leaving.add(youngest)
+            if youngest == self.context.chunked_prefill_request_id:
+                self.context.chunked_prefill_request_id = -1
+                self.waiting_request_ids.popleft()
+        self._leaving = leaving
+        return leaving
+
+    def _blocks_needed(self, rows: Mapping[int, int]) -> int:
+        """For everybody's next token, and for the rest of the prompt that is being computed."""
+        context, partial = self.context, self.context.chunked_prefill_request_id
+        promised = 0
+        if partial != -1:
+            request: Any = self.get_request(partial)
+            held = -(-request.finished_chunk_token_count // context.block_size_tokens)
+            promised = -(-len(request.prompt_tokens) // context.block_size_tokens) - held
+        if promised + len(rows) <= context.block_allocator.total_avail:
+            return 0  # no need to look
+        is_full = (context.request_last_kv_block_offset == context.block_size_tokens - 1).tolist()
+        return promised + sum(is_full[row] for request, row in rows.items() if request != partial)
+
+    def _release(self, request: int, row: int) -> None:
+        """Free its blocks before Megatron does, which then finds none; what others may begin with can still be found."""
+        prefix = self._prefixes.pop(request)
+        if self._reuse_prefixes and prefix.epoch == self._epoch and request != self.context.chunked_prefill_request_id:
+            known: Any = self.get_request(request)
+            # Without the token that was just sampled: its keys and values were not needed yet.
+            computed = [*known.prompt_tokens.tolist(), *known.generated_tokens]
+            prefix.names = names_of(computed, self.context.block_size_tokens, prefix.names)
+            self._name_blocks(prefix, row, len(computed))
+        self.context.release_memory_blocks_from_request_indexes(torch.tensor([row]))
+
+
+def _run(coroutine: Coroutine[Any, Any, Value]) -> Value:
+    """To its end. It only yields to others, of whom there are none: an event loop would add its cost to every step."""
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value

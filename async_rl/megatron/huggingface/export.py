@@ -1,0 +1,101 @@
+"""Writes a Hugging Face folder: safetensors in parts, their index, and a config.json that says the same.
+
+The folder is written under another name and renamed when it is complete: what bears the final name can be opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
+from async_rl.errors import ConfigError
+from async_rl.megatron.huggingface.tensors import from_canonical
+from async_rl.models.hf_config import written_config
+from async_rl.models.safetensors import divide
+from async_rl.models.shape import ModelShape
+from async_rl.tokenization.character_files import write_character_files
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What lies beside the weights, and cannot be told from them."""
+
+    tokenizer: TokenizerConfig | None = None
+    """Its files are copied, or written."""
+    generation: Mapping[str, Any] | None = None
+    """The generation_config.json."""
+
+
+def write_folder(
+    folder: Path, shape: ModelShape, weights: Mapping[str, Tensor], *, dtype: torch.dtype, part_bytes: int, beside: Beside
+) -> None:
+    """`weights` are full parameters under canonical names. Raises ConfigError when they are no causal language model, or when
+    the folder exists or cannot be written.
+    """
+    if shape.head != "tokens":
+        raise ConfigError(f"a model whose head is {shape.head!r} cannot be exported: Hugging Face's families predict tokens")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; name a folder that does not")
+    config = written_config(shape, dtype=str(dtype).removeprefix("torch."))
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _write_weights(partial, from_canonical(weights, shape), dtype, part_bytes)
+        _write_beside(partial, config, beside)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)  # a disk that was full needs the room
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
+
+
+def _write_beside(folder: Path, config: Mapping[str, Any], beside: Beside) -> None:
+    generation = dict(beside.generation) if beside.generation is not None else {}
+    tokens = {key: value for key, value in generation.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(folder / "config.json", {**config, **tokens})
+    if generation:
+        _write_json(folder / "generation_config.json", generation)
+    if beside.tokenizer is not None:
+        _write_tokenizer(folder, beside.tokenizer)
+
+
+def _write_tokenizer(folder: Path, tokenizer: TokenizerConfig) -> None:
+    if isinstance(tokenizer, CharacterTokenizer):
+        write_character_files(folder, tokenizer.alphabet)
+        return
+    for name in TOKENIZER_FILES:
+        if (tokenizer.folder / name).is_file():
+            shutil.copy2(tokenizer.folder / name, folder / name)
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, part_bytes: int) -> None:
+    sizes = {name: math.prod(tensor.shape) * dtype.itemsize for name, tensor in tensors.items()}
+    parts = divide(sizes, part_bytes)
+    places: dict[str, str] = {}
+    for number, names in enumerate(parts, start=1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if len(parts) > 1 else "model.safetensors"
+        save_file({name: tensors[name].to(dtype).contiguous() for name in names}, folder / file, {"format": "pt"})
+        places |= dict.fromkeys(names, file)
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,271 @@
+"""Full parameters of a live model, by canonical name: initialising, gathering and loading what ranks hold in parts."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.parallel import current_division, expert_group, pipeline_group, tensor_group
+from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.models.shape import ModelShape
+from async_rl.models.stored_weights import StoredWeights
+from async_rl.transport.plan import Box
+
+
+def specs(shape: ModelShape, dtype: torch.dtype) -> list[ParameterSpec]:
+    """What a push of this model's weights consists of, in order."""
+    name_of_dtype = str(dtype).removeprefix("torch.")
+    return [ParameterSpec(name=row.name, shape=row.shape, dtype=name_of_dtype) for row in table(shape)]
+
+
+def padded_vocab(shape: ModelShape, tensor_ranks: int) -> int:
+    return -(-shape.vocab_size // tensor_ranks) * tensor_ranks
+
+
+# -- slicing ------------------------------------------------------------------------------------------------------------
+
+
+def slice_for(full: Tensor, split: Split, rank: int, ranks: int) -> Tensor:
+    """What tensor rank `rank` of `ranks` holds of a full parameter."""
+    if split is Split.WHOLE or ranks == 1:
+        return full
+    if split is Split.COLUMNS:
+        return full.chunk(ranks, dim=1)[rank]
+    if split is Split.GATED:
+        gate, up = full.chunk(2)
+        return torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])
+    if split is Split.VOCABULARY and (missing := -len(full) % ranks):
+        full = torch.cat([full, full.new_zeros(missing, *full.shape[1:])])
+    return full.chunk(ranks)[rank]
+
+
+def join(slices: list[Tensor], split: Split, shape: tuple[int, ...]) -> Tensor:
+    """The full parameter, from what the tensor ranks hold."""
+    if split is Split.WHOLE:
+        return slices[0]
+    if split is Split.COLUMNS:
+        return torch.cat(slices, dim=1)
+    if split is Split.GATED:
+        halves = [part.chunk(2) for part in slices]
+        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
+    return torch.cat(slices)[: shape[0]]
+
+
+# -- a live model -------------------------------------------------------------------------------------------------------
+
+_FUSED_NORMS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+"""Transformer Engine keeps the norms inside the linear layers that follow them."""
+
+
+def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """This rank's parameters by canonical name. On a last stage with tied embeddings, the copy of the embedding is OUTPUT.
+
+    `model` may be a ModuleList: the pieces of a rank that has several pipeline stages.
+    """
+    pieces = model if isinstance(model, nn.ModuleList) else [model]
+    return {name: parameter for piece in pieces for name, parameter in _named(bare(piece))}
+
+
+def bare(model: nn.Module) -> Any:
+    """The GPTModel inside Megatron's wrappers, which all call it `module`."""
+    while not hasattr(model, "decoder"):
+        model = model.module  # pyright: ignore[reportAssignmentType]
+    return model
+
+
+def _named(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    layers = [*model.decoder.layers]
+    first_layer = int(layers[0].layer_number) - 1 if layers else 0
+    first_experts = [int(layer.mlp.local_expert_indices[0]) for layer in layers if hasattr(layer.mlp, "local_expert_indices")]
+    first_expert = first_experts[0] if first_experts else 0
+    for name, parameter in model.named_parameters():
+        yield _canonical(name, first_layer, first_expert), parameter
+
+
+def _canonical(name: str, first_layer: int, first_expert: int) -> str:
+    found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    if found is None:
+        return name
+    rest = _FUSED_NORMS.get(found[2], found[2])
+    if expert := _SEQUENTIAL_EXPERT.fullmatch(rest) or _GROUPED_EXPERT.fullmatch(rest):
+        rest = f"mlp.experts.{int(expert['number']) + first_expert}.{expert['matrix']}"
+    return f"decoder.layers.{int(found[1]) + first_layer}.{rest}"
+
+
+_SEQUENTIAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<number>\d+)\.(?P<matrix>.+)")
+_GROUPED_EXPERT = re.compile(r"mlp\.experts\.(?P<matrix>linear_fc\d\.weight)(?P<number>\d+)")
+"""Transformer Engine keeps a matrix of all experts in one layer."""
+
+
+def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, nn.Parameter]]:
+    """The table's rows that have a parameter on this rank; a tied embedding can have two."""
+    local = local_parameters(model)
+    for row in table(shape):
+        if (own := local.pop(row.name, None)) is not None:
+            yield row, own
+        if row.name == EMBEDDING and shape.tied_embeddings and (copy := local.pop(OUTPUT, None)) is not None:
+            yield row, copy
+    if local:
+        raise ValueError(f"the model has parameters that its shape does not explain: {', '.join(sorted(local))}")
+
+
+def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int) -> None:
+    """Fill with initial weights that are the same for every division among ranks: each name has its own generator."""
+    rank, ranks = _tensor_rank()
+    with torch.no_grad():
+        for row, own in _targets(model, shape):
+            own.copy_(slice_for(initial_value(row, seed), row.split, rank, ranks))
+
+
+def initial_value(row: Parameter, seed: int) -> Tensor:
+    if row.initial == "ones":
+        return torch.ones(row.shape)
+    if row.initial == "zeros":
+        return torch.zeros(row.shape)
+    # torch's CPU generator looks at 32 bits of a seed only, so both parts must be mixed into those.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {row.name}".encode()))
+    return torch.randn(row.shape, generator=generator) * row.initial
+
+
+def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
+    """Copy full parameters into the live ones, each rank its own part; no parameter moves in memory."""
+    check_complete(shape, tensors)
+    rank, ranks = _tensor_rank()
+    with torch.no_grad():
+        for row, own in _targets(model, shape):
+            own.copy_(slice_for(tensors[row.name], row.split, rank, ranks))
+
+
+def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless `tensors` are exactly this model's parameters."""
+    wanted = {row.name: row.shape for row in table(shape)}
+    found = tensors.sizes if isinstance(tensors, StoredWeights) else _sizes(tensors)
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        first = wrong[0]
+        raise ValueError(
+            f"{len(wrong)} parameters do not fit the model, the first is {first}: "
+            f"expected {wanted.get(first, 'none')}, found {found.get(first, 'none')}"
+        )
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None:
+    """A snapshot of all full parameters on rank 0; None on the others. Every rank must call it.
+
+    The tensors are copies: training on does not change them.
+    """
+    own = {row.name: parameter.detach() for row, parameter in _targets(model, shape)}
+    like = next(iter(own.values()))
+    gathered: dict[str, Tensor] = {}
+    for row in table(shape):
+        full = _on_first_of_stage(own.get(row.name), row, shape, like) if _stage_of(row, shape) == _stage() else None
+        if (arrived := _to_first_stage(full, row, shape, like)) is not None:
+            gathered[row.name] = arrived
+    return gathered if dist.get_rank() == 0 else None
+
+
+def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
+    """What this rank holds of the full parameters, in place. What it has two copies of counts once."""
+    rank, ranks = _tensor_rank()
+    return {box: part for row, own in _targets(model, shape) for box, part in boxes_of(row, own.detach(), rank, ranks)}
+
+
+def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
+    """Where in a full parameter lies what tensor rank `rank` of `ranks` holds of it."""
+    whole = Box(name=row.name, start=(0,) * len(row.shape), shape=row.shape)
+    if row.split is Split.WHOLE or ranks == 1:
+        yield whole, own
+    elif row.split is Split.COLUMNS:
+        columns = own.shape[1]
+        yield replace(whole, start=(0, rank * columns), shape=(row.shape[0], columns)), own
+    elif row.split is Split.GATED:
+        for half, part in enumerate(own.chunk(2)):
+            first = half * row.shape[0] // 2 + rank * len(part)
+            yield whole.cut(first, first + len(part)), part
+    else:
+        first = rank * len(own)
+        last = min(first + len(own), row.shape[0])  # what lies beyond pads the vocabulary
+        if first < last:
+            yield whole.cut(first, last), own[: last - first]
+
+
+def _tensor_rank() -> tuple[int, int]:
+    return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+
+
+def _stage() -> int:
+    return parallel_state.get_pipeline_model_parallel_rank()
+
+
+def _stage_of(row: Parameter, shape: ModelShape) -> int:
+    division = current_division()
+    if row.layer is None:
+        return 0 if row.name == EMBEDDING else division.pipeline - 1
+    pieces = division.pipeline * division.virtual_stages
+    return row.layer * pieces // shape.layers % division.pipeline
+
+
+def _is_first_of_stage() -> bool:
+    return _tensor_rank()[0] == 0 and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+
+
+def _on_first_of_stage(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    """The full parameter on the first rank of the stage that has it; None on the others."""
+    if row.expert is not None:
+        return _from_expert_rank(own, row, shape, like)
+    assert own is not None
+    rank, ranks = _tensor_rank()
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+        return None
+    if ranks == 1 or row.split is Split.WHOLE:
+        return own.clone() if rank == 0 else None
+    parts = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(parts, own.contiguous(), group=tensor_group())
+    return join(parts, row.split, row.shape) if rank == 0 else None
+
+
+def _from_expert_rank(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    if parallel_state.get_expert_data_parallel_rank() != 0:
+        return None
+    assert row.expert is not None
+    assert shape.experts is not None
+    group = expert_group()
+    holder = row.expert * group.size() // shape.experts.number
+    if group.rank() == 0:
+        return own.clone() if own is not None else _received(row, like, group, holder)
+    if group.rank() == holder:
+        assert own is not None
+        dist.send(own.contiguous(), group=group, group_dst=0)
+    return None
+
+
+def _to_first_stage(full: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
+    """From the first rank of the stage that owns a parameter to that of the first stage, rank 0 of all."""
+    owner, group = _stage_of(row, shape), pipeline_group()
+    if owner == 0 or not _is_first_of_stage():
+        return full
+    if _stage() == owner:
+        assert full is not None
+        dist.send(full.contiguous(), group=group, group_dst=0)
+    return _received(row, like, group, owner) if _stage() == 0 else None
+
+
+def _received(row: Parameter, like: Tensor, group: dist.ProcessGroup, source: int) -> Tensor:
+    full = torch.empty(row.shape, dtype=like.dtype, device=like.device)
+    dist.recv(full, group=group, group_src=source)
+    return full

@@ -1,0 +1,97 @@
+"""Every parameter of a model under a layout-free name, with its full shape and how ranks divide it. No torch.
+
+A canonical name is Megatron's own with the numbers of layer and expert in the whole model, at full size: no padding of the
+vocabulary, no tensor slices. Initial weights, gathering, loading, weight pushes, checkpoints and Hugging Face folders all
+follow this table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from async_rl.models.shape import ModelShape
+
+
+class Split(Enum):
+    """How tensor-parallel ranks divide a parameter."""
+
+    WHOLE = "every rank holds all of it"
+    ROWS = "dimension 0; query-key-value rows stand group by group, so that equal parts are whole groups"
+    GATED = "dimension 0 of each half: the gate's rows, then the up projection's"
+    COLUMNS = "dimension 1"
+    VOCABULARY = "dimension 0, padded with zero rows until ranks get equal parts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One row of the table."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: Split
+    initial: float | Literal["ones", "zeros"]
+    """A number is the standard deviation of normal weights."""
+    layer: int | None = None
+    expert: int | None = None
+    """Of which expert; each is whole on one rank of the expert group."""
+
+
+def table(shape: ModelShape) -> list[Parameter]:
+    """Every parameter of the model, in the order in which data flows through it."""
+    hidden, std = shape.hidden, shape.init_std
+    vocabulary = (shape.vocab_size, hidden)
+    rows = [Parameter(name=EMBEDDING, shape=vocabulary, split=Split.VOCABULARY, initial=std)]
+    for layer in range(shape.layers):
+        rows += _layer(shape, layer)
+    rows.append(Parameter(name="decoder.final_layernorm.weight", shape=(hidden,), split=Split.WHOLE, initial="ones"))
+    if not shape.tied_embeddings and shape.head != "scalar":
+        rows.append(Parameter(name=OUTPUT, shape=vocabulary, split=Split.VOCABULARY, initial=std))
+    if shape.head != "tokens":
+        # All values start close to 0: what a critic or a reward model says first should not be noise.
+        rows.append(Parameter(name=VALUE_WEIGHT, shape=(1, hidden), split=Split.WHOLE, initial=1 / (hidden + 1)))
+        rows.append(Parameter(name=VALUE_BIAS, shape=(1,), split=Split.WHOLE, initial="zeros"))
+    return rows
+
+
+EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT = "output_layer.weight"
+VALUE_WEIGHT = "value_head.weight"
+VALUE_BIAS = "value_head.bias"
+VALUE_HEAD = (VALUE_WEIGHT, VALUE_BIAS)
+
+
+def _layer(shape: ModelShape, layer: int) -> Iterator[Parameter]:
+    hidden, head = shape.hidden, shape.head_dim
+    queries, qkv = shape.heads * head, (shape.heads + 2 * shape.kv_heads) * head
+    # The two matrices that write into the residual stream start smaller, so that its variance does not grow with depth.
+    residual_std = shape.init_std / math.sqrt(2 * shape.layers)
+
+    def row(
+        name: str, sizes: tuple[int, ...], split: Split, initial: float | Literal["ones", "zeros"], expert: int | None = None
+    ) -> Parameter:
+        return Parameter(
+            name=f"decoder.layers.{layer}.{name}", shape=sizes, split=split, initial=initial, layer=layer, expert=expert
+        )
+
+    yield row("input_layernorm.weight", (hidden,), Split.WHOLE, "ones")
+    yield row("self_attention.linear_qkv.weight", (qkv, hidden), Split.ROWS, shape.init_std)
+    if shape.qkv_bias:
+        yield row("self_attention.linear_qkv.bias", (qkv,), Split.ROWS, "zeros")
+    if shape.qk_norm:
+        yield row("self_attention.q_layernorm.weight", (head,), Split.WHOLE, "ones")
+        yield row("self_attention.k_layernorm.weight", (head,), Split.WHOLE, "ones")
+    yield row("self_attention.linear_proj.weight", (hidden, queries), Split.COLUMNS, residual_std)
+    yield row("pre_mlp_layernorm.weight", (hidden,), Split.WHOLE, "ones")
+    if shape.experts is None or layer not in shape.experts.layers:
+        yield row("mlp.linear_fc1.weight", (2 * shape.ffn, hidden), Split.GATED, shape.init_std)
+        yield row("mlp.linear_fc2.weight", (hidden, shape.ffn), Split.COLUMNS, residual_std)
+        return
+    yield row("mlp.router.weight", (shape.experts.number, hidden), Split.WHOLE, shape.init_std)
+    for expert in range(shape.experts.number):
+        own, ffn = f"mlp.experts.{expert}", shape.experts.ffn
+        yield row(f"{own}.linear_fc1.weight", (2 * ffn, hidden), Split.WHOLE, shape.init_std, expert)
+        yield row(f"{own}.linear_fc2.weight", (hidden, ffn), Split.WHOLE, residual_std, expert)

@@ -1,0 +1,1 @@
+"""What a model is, without torch: `shape.py` first, then `hf_config.py`."""

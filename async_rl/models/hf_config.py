@@ -1,0 +1,212 @@
+"""A Hugging Face folder's config.json, read and written: which families there are, and what of them is not supported.
+
+One that is read loses nothing that the model computes with; what cannot be kept is refused by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from async_rl.errors import ConfigError
+from async_rl.models.shape import Experts, ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What tells models of one `model_type` from those of another."""
+
+    name: str
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    experts: bool = False
+
+
+FAMILIES = (
+    Family(name="llama", architecture="LlamaForCausalLM"),
+    Family(name="qwen2", architecture="Qwen2ForCausalLM", qkv_bias=True),
+    Family(name="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True),
+    Family(name="qwen3_moe", architecture="Qwen3MoeForCausalLM", qk_norm=True, experts=True),
+)
+
+
+def family_of(shape: ModelShape) -> Family:
+    """Raises ConfigError where no family computes as this model does."""
+    asked = (shape.qkv_bias, shape.qk_norm, shape.experts is not None)
+    for family in FAMILIES:
+        if asked == (family.qkv_bias, family.qk_norm, family.experts):
+            return family
+    raise ConfigError("no Hugging Face family has this combination of biases, norms and experts")
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no object")
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """Raises ConfigError naming what is not supported, or missing."""
+    found, path = read_config(folder), folder / "config.json"
+    if problems := list(refusals(found)):
+        raise ConfigError(f"{path} has {' and '.join(problems)}")
+    try:
+        return _shape(found)
+    except KeyError as error:
+        raise ConfigError(f"{path} says nothing of {error.args[0]}") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"{path} has a value that is not a size: {error}") from error
+
+
+def read_dtype(folder: Path) -> str:
+    """Of the weights, by its name in torch. Files that do not say, or say null, mean float32."""
+    found = read_config(folder)
+    return next((said for key in ("dtype", "torch_dtype") if (said := found.get(key)) is not None), "float32")
+
+
+def refusals(found: Mapping[str, Any]) -> Iterator[str]:
+    """Everything in a config.json that would be computed wrongly, by name."""
+    name = found.get("model_type")
+    family = next((family for family in FAMILIES if family.name == name), None)
+    if family is None:
+        yield f"model_type {name!r}; supported are {', '.join(family.name for family in FAMILIES)}"
+        return
+    if (activation := found.get("hidden_act", "silu")) != "silu":
+        yield f"hidden_act {activation!r}, where only 'silu' is supported"
+    if found.get("quantization_config"):
+        yield "a quantization_config: only weights that are not quantized are supported"
+    kinds = {kind for kind in found.get("layer_types") or () if kind != "full_attention"}
+    if kinds or found.get("use_sliding_window") or (family.name == "llama" and found.get("sliding_window")):
+        yield f"{' and '.join(sorted(kinds)) or 'a sliding window'}, which is not supported"
+    if biased := [key for key in ("attention_bias", "mlp_bias") if found.get(key)]:
+        yield f"{' and '.join(biased)}, which is not supported"
+    yield from _rope_refusals(_rope(found))
+    if family.experts and found.get("norm_topk_prob") and found.get("num_experts_per_tok") == 1:
+        yield "norm_topk_prob with one expert per token, whose router could not learn"
+
+
+def _rope_refusals(rope: Mapping[str, Any]) -> Iterator[str]:
+    kind = rope["rope_type"]
+    if any(isinstance(value, dict) for value in rope.values()):
+        yield "rope_parameters per kind of layer, which is not supported"
+    elif kind not in ("default", "llama3"):
+        yield f"rope_type {kind!r}, where only 'default' and 'llama3' are supported"
+    elif kind == "llama3":
+        for key, value in _LLAMA3.items():
+            if rope.get(key) != value:
+                yield f"rope_type 'llama3' with {key} {rope.get(key)}, where only {value:g} is supported"
+    if rope["partial_rotary_factor"] != 1.0:
+        yield f"partial_rotary_factor {rope['partial_rotary_factor']}, where only 1 is supported"
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What all models have that use it. Megatron knows nothing else."""
+
+
+def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Since transformers 5 everything stands in `rope_parameters`; before, the base stood outside of `rope_scaling`."""
+    outside = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if key in found}
+    old, new = _section(found, "rope_scaling"), _section(found, "rope_parameters")
+    kind = old.get("type", "default")
+    return {"rope_type": kind, "rope_theta": 10_000.0, "partial_rotary_factor": 1.0, **outside, **old, **new}
+
+
+def _section(found: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Files often say null where they mean nothing."""
+    value = found.get(key)
+    return value if value is not None else {}
+
+
+def _shape(found: Mapping[str, Any]) -> ModelShape:
+    family = next(family for family in FAMILIES if family.name == found["model_type"])
+    heads, rope = found["num_attention_heads"], _rope(found)
+    kv_heads, head_dim = found.get("num_key_value_heads"), found.get("head_dim")
+    return ModelShape(
+        hidden=found["hidden_size"],
+        layers=found["num_hidden_layers"],
+        heads=heads,
+        kv_heads=kv_heads if kv_heads is not None else heads,
+        head_dim=head_dim if head_dim is not None else found["hidden_size"] // heads,
+        ffn=found["intermediate_size"],
+        vocab_size=found["vocab_size"],
+        max_positions=found["max_position_embeddings"],
+        rope_theta=float(rope["rope_theta"]),
+        rope_factor=float(rope["factor"]) if rope["rope_type"] == "llama3" else None,
+        norm_eps=found["rms_norm_eps"],
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        experts=_experts(found) if family.experts else None,
+        tied_embeddings=found.get("tie_word_embeddings", False),
+        init_std=found.get("initializer_range", 0.02),
+    )
+
+
+def _experts(found: Mapping[str, Any]) -> Experts:
+    # transformers 5 writes num_local_experts for what it reads as num_experts
+    number = found["num_experts"] if "num_experts" in found else found["num_local_experts"]
+    step, without = found.get("decoder_sparse_step", 1), found.get("mlp_only_layers") or ()
+    return Experts(
+        number=number,
+        per_token=found["num_experts_per_tok"],
+        ffn=found["moe_intermediate_size"],
+        layers=tuple(layer for layer in range(found["num_hidden_layers"]) if layer not in without and (layer + 1) % step == 0),
+        weights_sum_to_one=found.get("norm_topk_prob", False),
+    )
+
+
+# -- writing --------------------------------------------------------------------------------------------------------------
+
+
+def written_config(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
+    """A config.json that transformers of both major versions, and what reads as they do, understand."""
+    family = family_of(shape)
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if shape.rope_factor is not None:
+        rope = {"rope_type": "llama3", "factor": shape.rope_factor, **_LLAMA3}
+    written: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ffn,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_positions,
+        "rope_parameters": {"rope_theta": shape.rope_theta, **rope},
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": rope if shape.rope_factor is not None else None,
+        "rms_norm_eps": shape.norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": shape.tied_embeddings,
+        "initializer_range": shape.init_std,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+    }
+    if shape.experts is not None:
+        written |= {
+            "num_experts": shape.experts.number,
+            "num_local_experts": shape.experts.number,
+            "num_experts_per_tok": shape.experts.per_token,
+            "moe_intermediate_size": shape.experts.ffn,
+            "norm_topk_prob": shape.experts.weights_sum_to_one,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [layer for layer in range(shape.layers) if layer not in shape.experts.layers],
+        }
+    return written

@@ -1,0 +1,1 @@
+"""Heartbeats and deadlines of threads and processes: `watchdog.py` first."""

@@ -1,0 +1,97 @@
+"""A thread that lives as long as its owner: its death, or work without an end, ends the process with the thread's name."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Self
+
+from async_rl.errors import ServiceStopped
+from async_rl.supervision.liveness.watchdog import end_process, watched
+from async_rl.supervision.liveness.whereabouts import frame_of_thread, place_of
+
+
+class ServiceThread:
+    """Runs `work(thread)` until `stop` was called. Returning or raising before that is a failure, and so is work that lasts
+    longer than `deadline_s`: `on_failure` is called with one sentence, by default `end_process`.
+
+    A thread that waits has no deadline. Around what it does between two waits stands `with thread.working("the parcel"):`;
+    long work calls `beat` on its way, which gives it the whole deadline again.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[ServiceThread], object],
+        *,
+        name: str,
+        deadline_s: float | None = None,
+        on_failure: Callable[[ServiceStopped], object] = end_process,
+    ) -> None:
+        self.name = name
+        self._work, self._deadline_s, self._on_failure = work, deadline_s, on_failure
+        self._stopping = threading.Event()
+        self._busy: tuple[str, float] | None = None
+        """With what, and since when."""
+        self._watch = ExitStack()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        self._watch.enter_context(watched(self._check))
+        return self
+
+    @property
+    def is_stopping(self) -> bool:
+        """For loops: `while not thread.is_stopping`."""
+        return self._stopping.is_set()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; True as soon as the thread is to stop."""
+        return self._stopping.wait(seconds)
+
+    def stop(self) -> None:
+        """From now on it may end. What it waits for must be ended by whoever calls this."""
+        self._stopping.set()
+        self._watch.close()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @contextmanager
+    def working(self, what: str) -> Generator[None]:
+        self._busy = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._busy = None
+
+    def beat(self) -> None:
+        if self._busy is not None:
+            self._busy = (self._busy[0], time.monotonic())
+
+    def _run(self) -> None:
+        reason = "it ended"
+        try:
+            self._work(self)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            if not self.is_stopping:
+                traceback.print_exc()
+        if not self.is_stopping:
+            self._on_failure(ServiceStopped(f"the thread {self.name!r} must run for as long as its process, but {reason}"))
+
+    def _check(self) -> None:
+        if self._deadline_s is None or (busy := self._busy) is None:
+            return
+        what, since = busy
+        if (seconds := time.monotonic() - since) > self._deadline_s:
+            self._busy = None
+            place = place_of(frame_of_thread(self._thread.ident)) if self._thread.ident is not None else None
+            self._on_failure(
+                ServiceStopped(f"the thread {self.name!r} has been at {what} for {seconds:.0f} s without an end, at {place}")
+            )

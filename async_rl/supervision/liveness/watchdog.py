@@ -1,0 +1,227 @@
+"""One thread that sees whether everything else in the process still moves: event loops, long-lived threads.
+
+Each thing to be watched is a check that the thread calls again and again. What stands still is told, and past its deadline
+the process ends with its name: a supervisor starts it again, and what it held in Redis is released by leases. The same thread
+gives the process' sign of life to its supervisor (processes/children.py), so that its own death is noticed too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from async_rl.errors import AsyncRLError, ServiceStopped
+from async_rl.supervision.liveness.whereabouts import Place, frame_of_thread, is_importing, place_of
+
+BEAT_S = 1.0
+REPORT_AFTER_S = 5.0
+IMPORTS = 5
+
+Check = Callable[[], None]
+"""Quick. What it raises ends the process."""
+
+
+class _Watchdog:
+    """The process' one; its thread lives while there is something to watch."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._checks: dict[object, tuple[Check, float]] = {}
+        self._thread: threading.Thread | None = None
+        self._running: object | None = None
+        """The key of the check that is being made."""
+
+    def add(self, key: object, check: Check, every_s: float) -> None:
+        with self._changed:
+            self._checks[key] = (check, every_s)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def remove(self, key: object) -> None:
+        """Waits for this check, if it is being made, and for the thread, if it was the last one."""
+        with self._changed:
+            self._checks.pop(key, None)
+            self._changed.notify_all()
+            if threading.current_thread() is self._thread:
+                return
+            self._changed.wait_for(lambda: self._running is not key)
+            ended = self._thread if not self._checks else None
+            if ended is not None:
+                self._thread = None
+        if ended is not None:
+            ended.join()
+
+    def _watch(self) -> None:
+        while (due := self._due()) is not None:
+            for key, check in due.items():
+                with self._changed:
+                    if key not in self._checks:
+                        continue
+                    self._running = key
+                try:
+                    _make(check)
+                finally:
+                    with self._changed:
+                        self._running = None
+                        self._changed.notify_all()
+
+    def _due(self) -> dict[object, Check] | None:
+        """After a pause, or when checks come and go; None when nothing is left to be watched."""
+        with self._changed:
+            pause_s = min((every_s for _, every_s in self._checks.values()), default=BEAT_S)
+            if self._thread is threading.current_thread():
+                self._changed.wait(pause_s)
+            if self._thread is not threading.current_thread():
+                return None
+            return {key: check for key, (check, _) in self._checks.items()}
+
+
+def _make(check: Check) -> None:
+    try:
+        check()
+    except AsyncRLError as error:
+        end_process(error)
+    except BaseException as error:
+        end_process(ServiceStopped(f"the watchdog broke: {type(error).__name__}: {error}"))
+
+
+_watchdog = _Watchdog()
+
+
+@contextmanager
+def watched(check: Check, *, every_s: float = BEAT_S) -> Generator[None]:
+    """While inside, the process' watchdog calls `check`; what it raises ends the process with its sentence and exit code."""
+    key = object()
+    _watchdog.add(key, check, every_s)
+    try:
+        yield
+    finally:
+        _watchdog.remove(key)
+
+
+def end_process(error: AsyncRLError) -> NoReturn:
+    """At once and from any thread: one sentence on stderr, and the exit code of the error.
+
+    Nothing is drained: whoever calls this has found that what would drain does not move.
+    """
+    try:
+        print(f"{_program()}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(error.exit_code)
+
+
+def _program() -> str:
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
+# -- event loops --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """An event loop that does not turn: a blocking call on it stops everything else in the process, silently."""
+
+    seconds: float
+    place: Place | None
+    """The line that blocks; None where it cannot be told."""
+    task: asyncio.Task[Any] | None
+    """The one that runs it, unless a callback does."""
+    is_importing: bool
+    """A module is being imported."""
+
+    def exceeds(self, limit_s: float) -> bool:
+        """Importing a large library may take five times as long: it happens once in a process."""
+        return self.seconds >= limit_s * (IMPORTS if self.is_importing else 1)
+
+    def __str__(self) -> str:
+        running = f", in {self.task.get_name()!r}" if self.task is not None else ""
+        return f"The event loop has stood still for {self.seconds:.0f} s at {self.place}{running}"
+
+
+def ends_after(limit_s: float) -> Callable[[Stall], None]:
+    """For `on_beat`: raises ServiceStopped, which ends the process, once the loop has stood still for so long."""
+
+    def judge(stall: Stall) -> None:
+        if stall.exceeds(limit_s):
+            raise ServiceStopped(str(stall))
+
+    return judge
+
+
+@contextmanager
+def stall_watchdog(
+    report_after_s: float = REPORT_AFTER_S,
+    file: TextIO | None = None,
+    *,
+    on_stall: Callable[[Stall], None] = lambda stall: None,
+    on_beat: Callable[[Stall], None] = lambda stall: None,
+) -> Generator[None]:
+    """For the running loop. Once a stall, after `report_after_s`, all stacks are written to stderr and `on_stall` is called;
+    from then on `on_beat` is called every second. Both are called on the watchdog's thread and may block for a while.
+    """
+    watch = _LoopWatch(report_after_s, file if file is not None else sys.stderr, on_stall, on_beat)
+    with watched(watch.check, every_s=min(BEAT_S, report_after_s / 5)):
+        yield
+
+
+class _LoopWatch:
+    def __init__(
+        self, report_after_s: float, file: TextIO, on_stall: Callable[[Stall], None], on_beat: Callable[[Stall], None]
+    ) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._report_after_s, self._file = report_after_s, file
+        self._on_stall, self._on_beat = on_stall, on_beat
+        self._turned = threading.Event()
+        self._asked_at = time.monotonic()
+        self._is_told = False
+        self._ask()
+
+    def check(self) -> None:
+        seconds = time.monotonic() - self._asked_at
+        if self._turned.is_set():
+            if self._is_told:
+                self._write(f"The event loop turns again after {seconds:.1f} s\n")
+            self._is_told = False
+            self._ask()
+        elif seconds >= self._report_after_s:
+            frame = frame_of_thread(self._thread)
+            self._see(
+                Stall(
+                    seconds=seconds,
+                    place=place_of(frame),
+                    task=asyncio.current_task(self._loop),
+                    is_importing=is_importing(frame),
+                )
+            )
+
+    def _see(self, stall: Stall) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._write(f"{stall}; it is here:\n")
+            faulthandler.dump_traceback(self._file, all_threads=True)
+            self._on_stall(stall)
+        self._on_beat(stall)
+
+    def _ask(self) -> None:
+        self._turned.clear()
+        self._asked_at = time.monotonic()
+        try:
+            self._loop.call_soon_threadsafe(self._turned.set)
+        except RuntimeError:  # the loop was closed: nothing stands still any more
+            self._turned.set()
+
+    def _write(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()

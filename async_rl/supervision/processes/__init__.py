@@ -1,0 +1,1 @@
+"""Child processes, started, restarted and ended: `children.py` first."""

@@ -1,0 +1,117 @@
+"""The parent of ranks that share one machine: python -m async_rl.supervision.processes.ranks RANKS LOGS MODULE ARGUMENTS...
+
+The ranks find each other over a file that only this user can reach: no port is opened for that. Rank 0 keeps the terminal, the
+others write to LOGS. The group lives and dies as one: what ends one rank ends the others, and its exit code is the group's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from async_rl.durable.private_files import keep_files_private
+from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
+from async_rl.supervision.processes.restarts import RestartPolicy
+from async_rl.supervision.processes.signals import drain_on_signals
+
+STORE_VARIABLE = "ASYNC_RL_RANKS_STORE"
+"""The file over which ranks on one machine meet (torch's FileStore)."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", STORE_VARIABLE)
+"""What says to a process that it is one of several ranks."""
+
+LEFT_ALONE_S = 5.0
+"""Ranks that lose one notice, say so and end by themselves; and a mistake that all of them find is told by rank 0."""
+TERMINATION_S = 5.0
+"""Between SIGTERM and SIGKILL, for ranks that did not."""
+LINES_SHOWN = 30
+
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+def specs(command: Sequence[str], ranks: int, *, store: Path, logs: Path, inherited: Mapping[str, str]) -> list[ChildSpec]:
+    """The ranks of `command`, as processes."""
+    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_VARIABLE: str(store)}
+    shared = {"GLOO_SOCKET_IFNAME": _LOOPBACK, **inherited, **group}
+    return [
+        ChildSpec(
+            name=f"rank {rank}",
+            command=command,
+            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            log=logs / f"rank-{rank}.log" if rank > 0 else None,
+            policy=RestartPolicy(limit=0),  # they start again together, which is for their supervisor to decide
+        )
+        for rank in range(ranks)
+    ]
+
+
+class RankProcesses:
+    """`run` once. All ranks get SIGTERM when `stop` is set; rank 0 decides how the group drains."""
+
+    def __init__(self, specs: Sequence[ChildSpec]) -> None:
+        self._children = [Child(spec, on_start=lambda _name, _pid: None) for spec in specs]
+        self._statuses: dict[int, int] = {}
+        """In the order in which the ranks ended."""
+        self._breaks_up = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """The exit code of the rank that failed first, as a shell would say it; 0 when none did."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._keep(rank)) for rank in range(len(self._children))]
+            stopping = tasks.create_task(self._end_on(stop))
+            await self._breaks_up.wait()
+            if self._statuses.get(0, 0) == 0:
+                await asyncio.wait(running, timeout=LEFT_ALONE_S)
+            failures = {rank: status for rank, status in self._statuses.items() if status != 0}
+            stopping.cancel()
+            self._terminate()
+            await asyncio.wait(running, timeout=TERMINATION_S)
+            for child in self._children:
+                child.kill()
+        for rank, status in failures.items():
+            self._explain(rank, status)
+            return status if status > 0 else 128 - status
+        return 0
+
+    async def _keep(self, rank: int) -> None:
+        try:
+            status = await self._children[rank].supervise()
+        except FatalExit as fatal:
+            status = fatal.status
+        self._statuses[rank] = status
+        if rank == 0 or status != 0:
+            self._breaks_up.set()
+
+    async def _end_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._terminate()
+
+    def _terminate(self) -> None:
+        for child in self._children:
+            child.terminate()
+
+    def _explain(self, rank: int, status: int) -> None:
+        """Rank 0 has told what happened to it, and what every rank finds wrong."""
+        if self._statuses[0] == status:
+            return
+        child = self._children[rank]
+        print(f"{child.spec.name} of {len(self._children)} {how_it_ended(status)}", file=sys.stderr)
+        if tail := child.last_lines(LINES_SHOWN):
+            print(f"The last lines of {child.spec.log}:", *(f"  {line}" for line in tail), sep="\n", file=sys.stderr)
+
+
+async def run(ranks: int, logs: Path, command: Sequence[str], inherited: Mapping[str, str]) -> int:
+    keep_files_private()
+    stop = drain_on_signals()
+    with TemporaryDirectory(prefix="async-rl-ranks-") as folder:  # of mode 0700
+        return await RankProcesses(specs(command, ranks, store=Path(folder) / "store", logs=logs, inherited=inherited)).run(
+            stop
+        )
+
+
+if __name__ == "__main__":
+    _, how_many, where, *module = sys.argv
+    sys.exit(asyncio.run(run(int(how_many), Path(where), [sys.executable, "-P", "-m", *module], os.environ)))

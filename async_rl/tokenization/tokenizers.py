@@ -1,0 +1,152 @@
+"""Text <-> token ids: a table of characters for small experiments, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from async_rl.config.tokenizer import CharacterTokenizer, HuggingFaceTokenizer
+from async_rl.errors import ConfigError
+from async_rl.protocols import Tokenizer
+from async_rl.types import Message, Tool, ToolCall
+
+
+def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokenizer:
+    if isinstance(config, CharacterTokenizer):
+        return Characters(config.alphabet)
+    return HuggingFace(config.folder)
+
+
+class Characters:
+    """One token per character of an alphabet, after four special tokens. Anything else becomes <unk>."""
+
+    pad_id, bos_id, end_id, unknown_id = range(4)
+    num_special = 4
+    unknown_text = "\N{REPLACEMENT CHARACTER}"
+
+    def __init__(self, alphabet: str) -> None:
+        if not alphabet or len(set(alphabet)) != len(alphabet):
+            raise ConfigError("tokenizer.alphabet must hold at least one character, and each of them once")
+        self.vocab_size = self.num_special + len(alphabet)
+        self._ids = {character: position for position, character in enumerate(alphabet, start=self.num_special)}
+        self._texts = ["", "", "", self.unknown_text, *alphabet]
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(character, self.unknown_id) for character in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Special tokens have no text, but <unk> keeps its place so that positions still count."""
+        return "".join(self._texts[token_id] if token_id < self.vocab_size else self.unknown_text for token_id in token_ids)
+
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        offered = "".join(f"tool {tool.name}: {json.dumps(tool.parameters)}\n" for tool in tools)
+        text = prompt if isinstance(prompt, str) else "".join(_line(message) for message in prompt)
+        return [self.bos_id, *self.encode(offered + text)]
+
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
+        closing = "" if after_end else "\n"
+        return self.encode(closing + "".join(_line(message) for message in messages))
+
+
+def _line(message: Message) -> str:
+    calls = "".join(f"<tool_call>{_call_text(call)}</tool_call>" for call in message.tool_calls)
+    return f"{message.role}: {message.content}{calls}\n"
+
+
+def _call_text(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": _arguments(call)}, ensure_ascii=False)
+
+
+class HuggingFace:
+    """The tokenizer and the chat template of a Hugging Face folder. Nothing is downloaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = _load(folder)
+        if self._tokenizer.eos_token_id is None:
+            raise ConfigError(f"the tokenizer in {folder} names no end token: set eos_token in its tokenizer_config.json")
+        self._folder = folder
+        self.vocab_size: int = len(self._tokenizer)
+        self.end_id: int = self._tokenizer.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt)
+        return self.encode(self._apply_template(prompt, tools))
+
+    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
+        """What the chat template writes after an answer, found by rendering an answer that is easy to find again.
+
+        Whatever a template does to earlier answers (dropping their thoughts, trimming them) happens before that place, so
+        what was sampled stays as it is.
+        """
+        answered = [Message(role="user", content="?"), Message(role="assistant", content=_ANSWER), *messages]
+        _, found, after_answer = self._apply_template(answered).partition(_ANSWER)
+        if not found:
+            raise ConfigError(f"the chat template of {self._folder} does not show what an assistant answered")
+        token_ids = self.encode(after_answer)
+        return token_ids[1:] if after_end and token_ids[:1] == [self.end_id] else token_ids
+
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Raises ValueError for a conversation that the template refuses."""
+        from jinja2 import TemplateError  # late: only who has a chat template has Jinja
+
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"the tokenizer in {self._folder} has no chat template: give prompts as text, or add one")
+        try:
+            return self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=[_tool_for_template(tool) for tool in tools] if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template cannot render this conversation: {error}") from error
+
+
+_ANSWER = "[[an answer]]"
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """What templates expect: OpenAI's fields, except that arguments are objects."""
+    written: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        written["tool_call_id"] = message.tool_call_id
+    return written
+
+
+def _tool_for_template(tool: Tool) -> dict[str, Any]:
+    described = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": described}
+
+
+def _arguments(call: ToolCall) -> Any:
+    """The object, or the text where a model wrote no JSON."""
+    try:
+        return json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # imported late: it takes seconds, and brings torch along where it is installed
+
+    if not folder.is_dir():
+        raise ConfigError(f"tokenizer.folder {folder} is not a folder")
+    try:
+        return cast("Any", AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer.folder {folder} holds no tokenizer that can be loaded: {error}") from error

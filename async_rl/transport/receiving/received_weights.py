@@ -1,0 +1,44 @@
+"""Where a version lies at a worker before it is served: parcels as they travelled, read as full parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from async_rl.models.stored_weights import StoredWeights
+from async_rl.transport.plan import Layout, Slice
+
+
+class LandedWeights(StoredWeights):
+    """Most parameters are views of the parcels; what several ranks sent a part of is put together when it is asked for."""
+
+    def __init__(self, layout: Layout, parcels: Sequence[torch.Tensor]) -> None:
+        """`parcels`: flat bytes, in the layout's order."""
+        self._layout = layout
+        self._parcels = parcels
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        return {spec.name: spec.shape for spec in self._layout.specs}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        spec, places = self._layout.spec_of[name], self._layout.places[name]
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if len(places) == 1 and places[0][1].box.shape == spec.shape:
+            return self._view(*places[0], dtype)
+        full = torch.empty(spec.shape, dtype=dtype, device=self._parcels[0].device)
+        for number, each in places:
+            box = each.box
+            part = tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))
+            full[part] = self._view(number, each, dtype)
+        return full
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.spec_of)
+
+    def __len__(self) -> int:
+        return len(self._layout.specs)
+
+    def _view(self, number: int, each: Slice, dtype: torch.dtype) -> torch.Tensor:
+        return self._parcels[number][each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)

@@ -1,0 +1,51 @@
+"""When live versions are written down."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from async_rl.errors import WireError
+from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
+from async_rl.transport.sending.rank_sender import Depot
+from async_rl.types import VersionRecord
+
+_log = structlog.get_logger(__name__)
+
+
+class Shelf:
+    def __init__(self, depot: Depot, every: int) -> None:
+        self._depot, self._every = depot, every
+        self._live: VersionRecord | None = None
+        self._num_live = 0
+        self._is_due = asyncio.Event()
+
+    def went_live(self, record: VersionRecord) -> None:
+        """Repeating it is harmless."""
+        if self._depot.snapshots is None or record == self._live:
+            return
+        self._live, self._num_live = record, self._num_live + 1
+        if (self._num_live - 1) % self._every == 0:
+            self._is_due.set()
+
+    async def run(self) -> None:
+        """
+        consumes: live versions    waits for:    every so-manyth of them
+        produces: snapshots        unblocked by: `went_live`; what is live by the time that the last one is written
+        """
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            if (record := self._live) is not None:
+                await self._write(record)
+
+    async def _write(self, record: VersionRecord) -> None:
+        writing = asyncio.ensure_future(in_daemon_thread(lambda: self._depot.shelve(record), name="weight-snapshot"))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])  # a process that ends while a thread of its is in a store is aborted
+            raise
+        except WireError as error:
+            _log.warning("left no snapshot", version=record.version, reason=str(error))

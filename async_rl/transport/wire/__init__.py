@@ -1,0 +1,1 @@
+"""How bytes travel: process groups, HTTP, shared memory, CUDA IPC."""

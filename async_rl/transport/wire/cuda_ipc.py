@@ -1,0 +1,51 @@
+"""A GPU's memory in another process that uses the same GPU: CUDA's own handles, written down as data.
+
+The handles come from torch, which keeps the memory from being given to somebody else while a process has it open. Nothing here
+orders reads and writes: the owner is done writing when it tells of the memory, and its readers hold a lock (memory.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Base64Bytes, BaseModel, ConfigDict
+
+from async_rl.transport.wire.gpus import gpu_of
+
+
+class _Card(BaseModel):
+    """What another process needs to know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    gpu: str
+    handle: Base64Bytes
+    num_bytes: int
+    offset: int
+    counter: Base64Bytes
+    counter_offset: int
+    event: Base64Bytes
+    wait_for_event: bool
+
+
+def describe(data: torch.Tensor) -> bytes:
+    """Raises RuntimeError where the system does not let processes share a GPU's memory."""
+    storage: Any = data.untyped_storage()  # torch's stubs leave these methods out
+    _, handle, num_bytes, offset, counter, counter_offset, event, wait_for_event = storage._share_cuda_()
+    fields = {"handle": handle, "num_bytes": num_bytes, "offset": offset, "counter": counter}
+    fields |= {"counter_offset": counter_offset, "event": event, "wait_for_event": wait_for_event}
+    return _Card.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
+
+
+def opened(card: bytes, device: torch.device) -> torch.Tensor | None:
+    """The same bytes, seen from here; None on another GPU. Raises RuntimeError or ValueError where it cannot be opened."""
+    told = _Card.model_validate_json(card)
+    if device.type != "cuda" or told.gpu != gpu_of(device):
+        return None
+    torch.cuda.init()
+    kind: Any = torch.UntypedStorage
+    number = device.index if device.index is not None else torch.cuda.current_device()
+    storage = kind._new_shared_cuda(
+        number, told.handle, told.num_bytes, told.offset, told.counter, told.counter_offset, told.event, told.wait_for_event
+    )
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -1,0 +1,194 @@
+"""Packed parcels over HTTP, for workers that come between two pushes: nobody waits for them and they disturb no push.
+
+    GET /SECRET/VERSION   Range: bytes=0-33554431   ──▶   206, straight from the memory where the rank packed it
+                                                    ──▶   404, when the version has been given up for newer ones
+
+A version cannot be written over while a part of it is being sent, and a part has one operation timeout to get through: so a
+slow reader keeps its memory no longer than that. What it has pulled until then it throws away. So do those of a crowd that is
+too large to be served in that time: the next push serves any number at once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import Event
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from async_rl.errors import WireError
+from async_rl.supervision import ServiceThread
+from async_rl.transport.wire.rendezvous import as_wire_error
+
+Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
+"""Of a version. Raises WireError when it is not there any more."""
+
+_AT_ONCE = 8
+"""Parts on their way at the same time; more would only make each slower."""
+
+_CONNECTIONS = 64
+"""More are closed at once: each costs a thread and a descriptor before it has said anything."""
+
+_REQUEST_S = 2.0
+"""Within which a connection says what it wants: who knows the secret says it at once."""
+
+_NO_DESCRIPTORS_S = 0.1
+"""Until the next try to accept a connection, when there are no descriptors left."""
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+class Serving:
+    """One rank's server, on threads of its own, until `close`."""
+
+    def __init__(self, address: str, reading: Reading, timeout_s: float) -> None:
+        """Listens at `address` only, at a port of the system's choice."""
+        self._address, secret = address, secrets.token_urlsafe(16)
+        try:
+            self._server = _Server(address, secret, reading, timeout_s)
+        except OSError as error:
+            raise WireError(f"cannot serve weights at {address}: {error}") from error
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self._server.server_port}/{secret}"
+        """Whoever knows it can read the weights, and nobody else."""
+        self._thread = ServiceThread(lambda _: self._server.accept(), name="weight-serving").start()
+
+    def close(self) -> None:
+        self._server.closing.set()
+        self._thread.stop()
+        socket.create_connection((self._address, self._server.server_port)).close()  # wakes it up
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: str, secret: str, reading: Reading, timeout_s: float) -> None:
+        self.address_family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        self.secret, self.reading, self.timeout_s = secret, reading, timeout_s
+        self.places = threading.Semaphore(_AT_ONCE)
+        self.connections = threading.Semaphore(_CONNECTIONS)
+        self.closing = Event()
+        super().__init__((address, 0), _Answer)
+
+    def accept(self) -> None:
+        while not self.closing.is_set():
+            self.handle_request()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            self.closing.wait(_NO_DESCRIPTORS_S)
+            raise
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        return self.connections.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer would look up this machine's name, which may take long
+        self.server_port = self.socket.getsockname()[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), OSError):  # a reader that went away, or was too slow
+            super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(min(_REQUEST_S, self._served_by.timeout_s))
+
+    @property
+    def _served_by(self) -> _Server:
+        assert isinstance(self.server, _Server)
+        return self.server
+
+    def do_GET(self) -> None:
+        secret, _, version = self.path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(secret.encode(), self._served_by.secret.encode()) or not version.isdecimal():
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        self.connection.settimeout(self._served_by.timeout_s)  # for all of the answer
+        with self._served_by.places:
+            try:
+                with self._served_by.reading(int(version)) as parcel:
+                    self._send(parcel)
+            except WireError as gone:
+                self.send_error(HTTPStatus.NOT_FOUND, str(gone))
+
+    def _send(self, parcel: torch.Tensor) -> None:
+        asked = _RANGE.fullmatch(self.headers.get("Range", f"bytes=0-{len(parcel) - 1}"))
+        start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(parcel))) if asked else (0, 0)
+        if start >= stop:
+            self.send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+            return
+        self.send_response(HTTPStatus.PARTIAL_CONTENT)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(stop - start))
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(parcel)}")
+        self.end_headers()
+        self.wfile.write(parcel[start:stop].cpu().numpy().data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def pull(
+    url: str,
+    version: int,
+    data: torch.Tensor,
+    part_bytes: int,
+    timeout_s: float,
+    released: Event,
+    landed: Callable[[int], None],
+) -> None:
+    """A parcel into `data`, part by part. `landed` hears how many bytes have arrived so far."""
+    where = urlsplit(url)
+    for start in range(0, len(data), part_bytes):
+        if released.is_set():
+            raise WireError("nobody waits for it any more")
+        part = data[start : start + part_bytes]
+        with as_wire_error(f"cannot pull version {version} from {where.hostname}"):
+            host = part if part.device.type == "cpu" else torch.empty_like(part, device="cpu")
+            _get(where.hostname or "", where.port or 0, f"{where.path}/{version}", start, host, timeout_s)
+            if host is not part:
+                part.copy_(host)
+        landed(start + len(part))
+
+
+def _get(host: str, port: int, path: str, start: int, part: torch.Tensor, timeout_s: float) -> None:
+    connection = HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path, headers={"Range": f"bytes={start}-{start + len(part) - 1}"})
+        with connection.getresponse() as answer:  # which holds the socket, also when the connection is closed
+            if answer.status != HTTPStatus.PARTIAL_CONTENT:
+                raise RuntimeError(answer.reason)
+            view, filled = part.numpy().data, 0
+            while filled < len(view):
+                if not (count := answer.readinto(view[filled:])):
+                    raise RuntimeError(f"the connection ended {len(view) - filled} bytes early")
+                filled += count
+    except HTTPException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,132 @@
+"""The file of the archive that is being written, and what becomes of one whose writer died.
+
+A writer begins a file of its own and holds a lock on it until it ends, however it ends. So a writer that was only asleep
+and wakes up beside its successor spoils nothing, and a file without a lock and without an index is one to be settled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from async_rl.durable.failpoints import define, failpoint
+from async_rl.durable.whole_file import sync_folder
+from buffer.archive.segment import (
+    Entry,
+    Facts,
+    Index,
+    file_header,
+    file_number,
+    files_in,
+    number_of,
+    record_head,
+    scan,
+    write_index,
+)
+
+log = logging.getLogger(__name__)
+define("archive.begun", "archive.closed", "archive.indexed")
+
+
+class OpenSegment:
+    """Only what `sync` has seen counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self._file = _begin(folder)
+        self.ids: set[str] = set()
+        self.end = 0
+        self._entries: list[Entry] = []
+        self._durable = 0, 0
+        """How many entries, and where they end."""
+        failpoint("archive.begun")
+
+    def describe(self, about: Mapping[str, object]) -> None:
+        """Comes first."""
+        self._put(file_header(about))
+
+    def add(self, facts: Facts, payload: bytes) -> None:
+        offset = self.end
+        self._put(record_head(facts, payload, offset))
+        self._put(payload)
+        self._entries.append(Entry(facts=facts, offset=offset, length=self.end - offset))
+        self.ids.add(facts.id)
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+        if not self._durable[0]:
+            sync_folder(self.path.parent)
+        self._durable = len(self._entries), self.end
+
+    def close(self) -> Index | None:
+        """Cut off what is not durable, and index the rest; None if nothing is left."""
+        count, end = self._durable
+        index = Index(entries=tuple(self._entries[:count]), damage=(), end=end)
+        try:
+            failpoint("archive.closed")
+            with suppress(OSError):  # a disk in trouble: the next writer settles this file
+                if not count:
+                    self.path.unlink()
+                    return None
+                os.ftruncate(self._file, end)
+                write_index(self.path, index)
+                failpoint("archive.indexed")
+        finally:
+            os.close(self._file)
+        return index if count else None
+
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._file, rest, self.end)
+            self.end += written
+            rest = rest[written:]
+
+
+def settle(path: Path) -> bool:
+    """Finish a file whose writer is gone: cut off what it never finished, and index the rest.
+
+    False if its writer lives, or if nothing was in it.
+    """
+    file = os.open(path, os.O_RDWR)
+    try:
+        if not _lock(file):
+            return False
+        index = scan(path)
+        if not index.entries and not index.damage:
+            path.unlink()
+            return False
+        if unfinished := os.fstat(file).st_size - index.end:
+            log.warning("%s ended in the middle of a record: its last %d bytes are cut off", path.name, unfinished)
+            os.ftruncate(file, index.end)
+        # Its writer may have died before this. From now on these groups count as archived.
+        os.fsync(file)
+        sync_folder(path.parent)
+        write_index(path, index)
+        return True
+    finally:
+        os.close(file)
+
+
+def _begin(folder: Path) -> tuple[Path, int]:
+    """The next file, locked."""
+    number = max((number_of(path) for path in files_in(folder)), default=0)
+    while True:
+        number += 1
+        path = file_number(folder, number)
+        with suppress(FileExistsError):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            if _lock(file) and os.fstat(file).st_nlink:  # else another writer took it for an empty one of the dead
+                return path, file
+            os.close(file)
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""Reading the archive of spent groups: every group once, in the order in which they were archived.
+
+One payload is in memory at a time, plus the ids already met. Reading changes nothing, so it may go on beside a writer.
+What cannot be read is passed over, and told to whoever asks for `damage`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO, cast
+
+from async_rl.errors import ConfigError
+from async_rl.types import Message, Rollout, RolloutGroup, Sample, Status, Task
+from buffer.archive.segment import Damage, Entry, Facts, Index, files_in, index_of, opened, payload_of
+from buffer.payloads.codec import BadPayload, decode
+
+
+def read(
+    folder: Path, *, after_step: int | None = None, ids: Collection[str] | None = None, damage: list[Damage] | None = None
+) -> Iterator[tuple[int, RolloutGroup]]:
+    """The groups, each with the last step that trained it; only those of later steps, or with these ids.
+
+    `damage` receives what could not be read.
+    """
+    wanted = frozenset(ids) if ids is not None else None
+
+    def is_wanted(facts: Facts) -> bool:
+        return (after_step is None or facts.step > after_step) and (wanted is None or facts.id in wanted)
+
+    return ((facts.step, group) for facts, group in _groups(folder, is_wanted, damage if damage is not None else []))
+
+
+def find(folder: Path, group_id: str) -> tuple[int, RolloutGroup] | None:
+    return next(read(folder, ids=[group_id]), None)
+
+
+def _groups(folder: Path, is_wanted: Callable[[Facts], bool], damage: list[Damage]) -> Iterator[tuple[Facts, RolloutGroup]]:
+    met: set[str] = set()
+    for path, file, index in _files(folder):
+        damage.extend(index.damage)
+        for entry in index.entries:
+            if entry.facts.id in met or not is_wanted(entry.facts):
+                continue
+            try:
+                group = _group_at(file, entry)
+            except BadPayload as problem:
+                damage.append(Damage(file=path.name, offset=entry.offset, length=entry.length, reason=str(problem)))
+            else:
+                met.add(entry.facts.id)
+                yield entry.facts, group
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int, Index]]:
+    if not folder.is_dir():
+        raise ConfigError(f"there is no archive in {folder}; with retention.archive: true a run begins one at a checkpoint")
+    for path in files_in(folder):
+        with suppress(FileNotFoundError), opened(path) as file:  # deleted meanwhile: the archive is at its limit
+            yield path, file, index_of(path)
+
+
+def _group_at(file: int, entry: Entry) -> RolloutGroup:
+    payload = payload_of(file, entry)
+    if payload is None:
+        raise BadPayload("its bytes changed")
+    return decode(payload)
+
+
+def archived_steps(folder: Path) -> tuple[dict[str, int], int]:
+    """The last step that trained each group, and how many stretches cannot be read. From the indexes: no group is read."""
+    steps: dict[str, int] = {}
+    damaged = 0
+    for _, _, index in _files(folder):
+        damaged += len(index.damage)
+        for entry in index.entries:
+            steps.setdefault(entry.facts.id, entry.facts.step)
+    return steps, damaged
+
+
+# -- what it holds --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStats:
+    groups: int = 0
+    tokens: int = 0
+    reward: float | None = None
+    """The mean over the groups that have one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveStats:
+    files: int
+    bytes: int
+    groups: int
+    tokens: int
+    """Sampled ones."""
+    first_step: int | None
+    last_step: int | None
+    since: float | None
+    """When the oldest group was archived, in seconds since 1970."""
+    until: float | None
+    damaged: int
+    """Stretches that cannot be read, as far as the indexes know; `read` finds the others."""
+    environments: Mapping[str, EnvironmentStats]
+
+
+def archive_stats(folder: Path) -> ArchiveStats:
+    """From the indexes alone, where there are any: no group is read."""
+    facts: dict[str, Facts] = {}
+    files = size = damaged = 0
+    for path, _, index in _files(folder):
+        files, size, damaged = files + 1, size + path.stat().st_size, damaged + len(index.damage)
+        for entry in index.entries:
+            facts.setdefault(entry.facts.id, entry.facts)
+    by_environment: dict[str, list[Facts]] = {}
+    for group in facts.values():
+        by_environment.setdefault(group.environment, []).append(group)
+    steps, times = [group.step for group in facts.values()], [group.time for group in facts.values()]
+    return ArchiveStats(
+        files=files,
+        bytes=size,
+        groups=len(facts),
+        tokens=sum(group.tokens for group in facts.values()),
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+        since=min(times, default=None),
+        until=max(times, default=None),
+        damaged=damaged,
+        environments={name: _summed(groups) for name, groups in sorted(by_environment.items())},
+    )
+
+
+def _summed(groups: Collection[Facts]) -> EnvironmentStats:
+    rewards = [group.reward for group in groups if group.reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return EnvironmentStats(groups=len(groups), tokens=sum(group.tokens for group in groups), reward=mean)
+
+
+# -- as JSON lines --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    groups: int
+    rollouts: int
+    damage: tuple[Damage, ...]
+
+
+def export_jsonl(folder: Path, stream: TextIO, *, tokens: bool, after_step: int | None = None) -> Exported:
+    """One line per rollout; docs/archive.md lists its fields. `tokens` adds the token rows."""
+    damage: list[Damage] = []
+    groups = rollouts = 0
+    for step, group in read(folder, after_step=after_step, damage=damage):
+        groups += 1
+        for sibling, rollout in enumerate(group.rollouts):
+            rollouts += 1
+            line = _line(step, group, sibling, rollout) | (
+                {"samples": [_row(row) for row in rollout.samples]} if tokens else {}
+            )
+            stream.write(f"{_json(line)}\n")
+    return Exported(groups=groups, rollouts=rollouts, damage=tuple(damage))
+
+
+def _line(step: int, group: RolloutGroup, sibling: int, rollout: Rollout) -> dict[str, object]:
+    versions = [span.version for row in rollout.samples for span in row.versions]
+    return {
+        "group": group.id,
+        "sibling": sibling,
+        "step": step,
+        "worker": group.worker,
+        "task": asdict(group.task) | {"prompt": _prompt(group.task)},
+        "conversation": [_message(message) for message in rollout.conversation],
+        "status": rollout.status.value,
+        "failure": asdict(rollout.failure) if rollout.failure is not None else None,
+        "reward": rollout.reward if rollout.status is not Status.FAILED else None,
+        "reward_parts": dict(rollout.reward_parts),
+        "metrics": dict(rollout.metrics),
+        "sampled": rollout.num_sampled,
+        "oldest_version": min(versions, default=None),
+        "newest_version": max(versions, default=None),
+    }
+
+
+def _prompt(task: Task) -> str | list[dict[str, object]]:
+    return task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
+
+
+def _message(message: Message) -> dict[str, object]:
+    """What belongs to tools is there only where there is any."""
+    return {name: value for name, value in asdict(message).items() if value or name in ("role", "content")}
+
+
+def _row(sample: Sample) -> dict[str, object]:
+    return {
+        "token_ids": sample.token_ids.tolist(),
+        "loss_mask": sample.loss_mask.tolist(),
+        "logprobs": sample.logprobs.tolist(),
+        "versions": [[span.version, span.start, span.stop] for span in sample.versions],
+    }
+
+
+def _json(line: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(line, allow_nan=False)
+    except ValueError:  # JSON knows neither NaN nor infinity, and they are rare
+        return json.dumps(_finite(line))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in cast("dict[str, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in cast("list[object]", value)]
+    return value

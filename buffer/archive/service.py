@@ -1,0 +1,108 @@
+"""Moves spent groups from the buffer to the archive, beside the training and never in its way.
+
+A group leaves the buffer only when it is safe on the disk, so a crash in between brings it twice and never loses it; the
+writer knows it again. A disk that refuses delays this service alone: the buffer keeps spent groups for a bounded number
+of steps, and what waited longer is deleted and counted there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from async_rl.durable.failpoints import define, failpoint
+from buffer.archive.writing import Spent
+
+GROUPS_AT_ONCE = 32
+"""Per reading and per flush to the disk."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
+log = logging.getLogger(__name__)
+define("archive.discarded")
+T = TypeVar("T")
+
+
+class SpentGroups(Protocol):
+    """All that this service needs of the buffer."""
+
+    async def spent_groups(self, limit: int, /) -> Sequence[Spent]:
+        """Oldest first."""
+        ...
+
+    async def discard(self, fence: int, ids: Sequence[str], /) -> object: ...
+
+
+class Writer(Protocol):
+    def append(self, groups: Sequence[Spent]) -> int:
+        """Blocks until they are durable; an OSError says that they are not."""
+        ...
+
+
+async def archive_spent(buffer: SpentGroups, fence: int, writer: Writer, *, wake: asyncio.Event) -> None:
+    """Until cancelled.
+
+    consumes: spent groups (buffer.spent_groups)   waits for:    spent groups
+    produces: records (writer.append)              unblocked by: `wake`, set after each checkpoint; the end of a pause
+    """
+    pause_s = 0.0
+    while True:
+        wake.clear()
+        try:
+            await _archive_all(buffer, fence, writer)
+        except _DiskRefused as refusal:
+            if not pause_s:
+                log.warning("spent groups stay in the buffer, because the archive cannot be written: %s", refusal)
+            pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            await _woken(wake, within_s=pause_s)
+        else:
+            if pause_s:
+                log.info("the archive is written again")
+            pause_s = 0.0
+            await wake.wait()
+
+
+async def drain_spent(buffer: SpentGroups, fence: int, writer: Writer, *, within_s: float) -> bool:
+    """Archive what is left, when `archive_spent` has ended. False if it had to stop before; nothing is lost by that."""
+    try:
+        async with asyncio.timeout(within_s):
+            await _archive_all(buffer, fence, writer)
+    except (TimeoutError, _DiskRefused) as problem:
+        reason = str(problem) if isinstance(problem, _DiskRefused) else f"{within_s:g} s were not enough"
+        log.warning("spent groups stay in the buffer until the run goes on: %s", reason)
+        return False
+    return True
+
+
+class _DiskRefused(Exception):
+    """As the operating system puts it."""
+
+
+async def _archive_all(buffer: SpentGroups, fence: int, writer: Writer) -> None:
+    while groups := await buffer.spent_groups(GROUPS_AT_ONCE):
+        try:
+            await _in_thread(lambda groups=groups: writer.append(groups))
+        except OSError as error:
+            raise _DiskRefused(str(error)) from error
+        await buffer.discard(fence, [group.id for group in groups])
+        failpoint("archive.discarded")
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """A cancelled call is waited for: a thread cannot be stopped, and nobody else may write meanwhile."""
+    running = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+async def _woken(wake: asyncio.Event, *, within_s: float) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            await wake.wait()
+    except TimeoutError:
+        return

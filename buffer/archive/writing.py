@@ -1,0 +1,185 @@
+"""Appends spent groups to the archive: durable when `append` returns, each once, never more than the limits allow."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from async_rl.durable.failpoints import define, failpoint
+from async_rl.types import RolloutGroup, Status
+from buffer.archive.open_segment import OpenSegment, settle
+from buffer.archive.segment import MAX_HEAD, Facts, files_in, index_file, index_of, is_indexed
+from buffer.payloads.codec import BadPayload, decode
+
+SEGMENT_BYTES = 64 * 2**20
+FILES_WITHIN_LIMIT = 8
+"""Whole files are deleted, so a small limit gets small files."""
+FILES_REMEMBERED = 4
+"""A group comes twice only when a crash falls between its archiving and its leaving the buffer, so it comes soon."""
+LONGEST_NAME = 256
+"""Of an environment in a record; a worker could send any."""
+
+log = logging.getLogger(__name__)
+define("archive.appended", "archive.synced", "archive.removed")
+
+
+class Spent(Protocol):
+    """A group that is needed no more, as the buffer holds it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def payload(self) -> bytes: ...
+
+
+class ArchiveWriter:
+    """Blocks on the disk, so a service calls it in a thread, one call at a time."""
+
+    def __init__(
+        self, folder: Path, *, run: str, max_gb: float, max_days: float | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self._folder, self._run = folder, run
+        self._max_bytes = round(max_gb * 1e9)
+        self._max_age_s = max_days * 86400 if max_days is not None else math.inf
+        self._segment_bytes = min(segment_bytes, self._max_bytes // FILES_WITHIN_LIMIT)
+        self._is_settled = False
+        self._open: OpenSegment | None = None
+        self._closed: deque[ClosedFile] = deque()
+        self._recent: deque[set[str]] = deque(maxlen=FILES_REMEMBERED)
+        self._others_bytes = 0
+        """Of a writer that still lives: counted, left alone."""
+
+    def append(self, groups: Sequence[Spent]) -> int:
+        """How many of them were not there yet. After an OSError offer them again: none counts as archived."""
+        try:
+            self._settle()
+            written = 0
+            for group in groups:
+                if not self._has(group.id):
+                    self._write(group)
+                    written += 1
+            failpoint("archive.appended")
+            if self._open is not None:
+                self._open.sync()
+            failpoint("archive.synced")
+            self._expire()
+        except OSError:
+            self._close()  # what is not on the disk for certain is cut off
+            self._is_settled = False
+            raise
+        return written
+
+    def close(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        self.close()
+
+    def _has(self, group_id: str) -> bool:
+        if self._open is not None and group_id in self._open.ids:
+            return True
+        return any(group_id in ids for ids in self._recent)
+
+    def _write(self, group: Spent) -> None:
+        largest = len(group.payload) + MAX_HEAD
+        if self._open is not None and self._open.end + largest > self._segment_bytes:
+            self._open.sync()
+            self._close()
+        while self._closed and self._bytes + largest > self._max_bytes:
+            self._remove_oldest()
+        if self._open is None:
+            self._open = OpenSegment(self._folder)
+            self._open.describe({"run": self._run, "created": time.time(), "codec_schema": _schema(group)})
+        self._open.add(facts_of(group), group.payload)
+
+    @property
+    def _bytes(self) -> int:
+        own = self._open.end if self._open is not None else 0
+        return own + self._others_bytes + sum(file.bytes for file in self._closed)
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        file, self._open = self._open, None
+        if (index := file.close()) is not None:
+            self._recent.append({entry.facts.id for entry in index.entries})
+            self._closed.append(_closed(file.path, index.end, newest=time.time()))
+
+    def _expire(self) -> None:
+        while self._closed and self._closed[0].newest < time.time() - self._max_age_s:
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        path = self._closed.popleft().path
+        index_file(path).unlink(missing_ok=True)  # first: an index alone would stay for ever
+        failpoint("archive.removed")
+        path.unlink(missing_ok=True)
+        log.info("the archive is at its limit: %s is deleted", path)
+
+    def _settle(self) -> None:
+        """At the beginning, and again after trouble: see what is there, and finish what a dead writer left."""
+        if self._is_settled:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._closed.clear()
+        self._others_bytes = 0
+        for path in files_in(self._folder):
+            if is_indexed(path) or settle(path):
+                found = path.stat()
+                self._closed.append(_closed(path, found.st_size, newest=found.st_mtime))
+            elif path.exists():
+                self._others_bytes += path.stat().st_size
+        self._recent.clear()
+        for file in list(self._closed)[-FILES_REMEMBERED:]:
+            self._recent.append({entry.facts.id for entry in index_of(file.path).entries})
+        self._is_settled = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedFile:
+    path: Path
+    bytes: int
+    """With its index."""
+    newest: float
+    """When it was last written."""
+
+
+def _closed(path: Path, size: int, *, newest: float) -> ClosedFile:
+    with suppress(OSError):  # an index that could not be written is made another time
+        size += index_file(path).stat().st_size
+    return ClosedFile(path=path, bytes=size, newest=newest)
+
+
+def facts_of(group: Spent) -> Facts:
+    """Bytes that are no group are archived all the same; what they were is then for a person to find out."""
+    try:
+        environment, tokens, reward = _described(decode(group.payload))
+    except BadPayload:
+        environment, tokens, reward = "", 0, None
+    name = environment[:LONGEST_NAME]
+    return Facts(id=group.id, step=group.step, time=time.time(), environment=name, tokens=tokens, reward=reward)
+
+
+def _described(group: RolloutGroup) -> tuple[str, int, float | None]:
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.status is not Status.FAILED]
+    mean = sum(rewards) / len(rewards) if rewards else math.nan
+    return group.task.environment, group.num_sampled, mean if math.isfinite(mean) else None
+
+
+def _schema(group: Spent) -> int:
+    """As the envelope of the file's first group says. Each says its own, and that is the one that counts."""
+    return int.from_bytes(group.payload[4:6], "little")

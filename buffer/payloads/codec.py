@@ -1,0 +1,219 @@
+"""RolloutGroup <-> bytes. Data only: a hostile payload can at worst be refused.
+
+    magic "ARLG" | schema u16 | codec u8 | flags u8 | length u32 of the body | xxh3 u64 of the body | body
+    body = number of tokens u32 | token ids i32 ... | logprobs f32 ... | loss mask u8 ... | records
+
+Everything is little-endian. A column holds the tokens of one sample after the other, at an aligned address, so that
+reading copies nothing. The records are msgpack; codec 1 says that zstd compressed them. Columns stay raw: text shrinks to
+a third, while token ids and logprobs hardly shrink and cost ten times the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+import xxhash
+
+from async_rl.types import RolloutGroup, Sample
+from buffer.payloads.records import MAX_ITEMS, BadPayload, Packed, read_group, read_spans, write_group
+
+MAX_BYTES = 256 * 2**20
+"""Of one payload; a larger one is refused unread."""
+MAX_RECORD_BYTES = 32 * 2**20
+"""Of the records, uncompressed: a byte of msgpack can become a list of 64 bytes, and a byte of zstd thousands of bytes."""
+WORTH_COMPRESSING = 1024
+"""Bytes of records. Fewer do not shrink by half."""
+
+_HEADER = struct.Struct("<4sHBBIQ")
+_COUNT = struct.Struct("<I")
+_MAGIC = b"ARLG"
+_SCHEMA = 2
+_PLAIN, _ZSTD = 0, 1
+
+_TOKEN_ID = np.dtype("<i4")
+_LOGPROB = np.dtype("<f4")
+_MASK = np.dtype("u1")
+_TOKEN_BYTES = _TOKEN_ID.itemsize + _LOGPROB.itemsize + _MASK.itemsize
+
+_MALFORMED = (ValueError, TypeError, ArithmeticError, MemoryError, struct.error, msgpack.UnpackException)
+
+_pack = cast("Callable[[object], bytes]", cast("Any", msgpack).packb)
+_unpack = cast(
+    "Callable[[bytes | memoryview], Packed]",
+    partial(cast("Any", msgpack).unpackb, strict_map_key=True, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0),
+)
+
+
+def encode(group: RolloutGroup, *, compress_text: bool = False) -> bytes:
+    samples = [sample for rollout in group.rollouts for sample in rollout.samples]
+    columns = _columns(samples)
+    try:
+        records = _pack(write_group(group))
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise BadPayload(f"it cannot be written: {str(error)[:200]!r}") from error
+    if len(records) > MAX_RECORD_BYTES:
+        raise BadPayload(f"its texts and numbers take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")
+    codec = _PLAIN
+    if compress_text and len(records) >= WORTH_COMPRESSING:
+        codec, records = _ZSTD, _compress(records)
+    count = sum(map(len, samples))
+    return _sealed(codec, [_COUNT.pack(count), *columns, records], _COUNT.size + count * _TOKEN_BYTES + len(records))
+
+
+def decode(payload: bytes | memoryview) -> RolloutGroup:
+    """Its arrays are read-only views into the payload."""
+    schema, codec = _opened(payload)
+    read = _READERS.get((schema, codec))
+    if read is None:
+        wrote = "an older version" if schema < _SCHEMA else "a newer version; upgrade the learner"
+        raise BadPayload(f"schema {schema} with codec {codec} is unknown here; it was written by {wrote}")
+    try:
+        return read(payload)
+    except _MALFORMED as error:
+        raise BadPayload(f"the body is malformed: {type(error).__name__}") from error
+
+
+# -- the envelope ---------------------------------------------------------------------------------------------------
+def _sealed(codec: int, parts: list[Any], length: int) -> bytes:
+    """Hashed part by part and joined once: a second copy of a large payload would cost more than all the rest."""
+    if length + _HEADER.size > MAX_BYTES:
+        raise BadPayload(f"a group of {length} bytes is above the limit of {MAX_BYTES}")
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return b"".join([_HEADER.pack(_MAGIC, _SCHEMA, codec, 0, length, checksum.intdigest()), *parts])
+
+
+def _opened(payload: bytes | memoryview) -> tuple[int, int]:
+    """Schema and codec of bytes that are one of our payloads, and arrived whole."""
+    if not _HEADER.size <= len(payload) <= MAX_BYTES:
+        raise BadPayload(f"a payload has between {_HEADER.size} and {MAX_BYTES} bytes, this one has {len(payload)}")
+    magic, schema, codec, flags, length, checksum = _HEADER.unpack_from(payload)
+    if magic != _MAGIC:
+        raise BadPayload("it does not begin like a group")
+    if flags:
+        raise BadPayload(f"flags {flags} are unknown here; it was written by a newer version; upgrade the learner")
+    body = memoryview(payload)[_HEADER.size :]
+    if length != len(body):
+        raise BadPayload(f"the body should have {length} bytes and has {len(body)}")
+    if checksum != xxhash.xxh3_64_intdigest(body):
+        raise BadPayload("the checksum does not match")
+    return schema, codec
+
+
+# -- schema 2 -------------------------------------------------------------------------------------------------------
+def _columns(samples: list[Sample]) -> list[Any]:
+    for sample in samples:
+        if not sample.token_ids.shape == sample.logprobs.shape == sample.loss_mask.shape == (len(sample),):
+            raise BadPayload("the arrays of a sample differ in length")
+    return [
+        *[np.ascontiguousarray(sample.token_ids, _TOKEN_ID) for sample in samples],
+        *[np.ascontiguousarray(sample.logprobs, _LOGPROB) for sample in samples],
+        *[np.ascontiguousarray(sample.loss_mask, _MASK) for sample in samples],
+    ]
+
+
+class _Columns:
+    """The tokens of all samples; each sample's record takes the next of them."""
+
+    __slots__ = ("_at", "_logprobs", "_mask", "_token_ids", "end")
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        (count,) = _COUNT.unpack_from(payload, _HEADER.size)
+        ids = _HEADER.size + _COUNT.size
+        logprobs = ids + count * _TOKEN_ID.itemsize
+        mask = logprobs + count * _LOGPROB.itemsize
+        self.end = mask + count
+        self._token_ids = np.frombuffer(payload, _TOKEN_ID, count, ids)
+        self._logprobs = np.frombuffer(payload, _LOGPROB, count, logprobs)
+        self._mask = np.frombuffer(payload, _MASK, count, mask)
+        self._at = 0
+
+    def read_sample(self, value: Packed) -> Sample:
+        match value:
+            case [int() as length, list() as spans] if 0 <= length <= len(self._mask) - self._at:
+                start, self._at = self._at, self._at + length
+                return Sample(
+                    token_ids=self._token_ids[start : self._at],
+                    loss_mask=self._mask[start : self._at],
+                    logprobs=self._logprobs[start : self._at],
+                    versions=read_spans(spans),
+                )
+            case _:
+                raise BadPayload("a sample does not fit its columns")
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._at == len(self._mask)
+
+
+def _read_plain(payload: bytes | memoryview) -> RolloutGroup:
+    columns = _Columns(payload)
+    return _read_records(memoryview(payload)[columns.end :], columns)
+
+
+def _read_compressed(payload: bytes | memoryview) -> RolloutGroup:
+    columns = _Columns(payload)
+    return _read_records(_decompress(memoryview(payload)[columns.end :]), columns)
+
+
+def _read_records(records: bytes | memoryview, columns: _Columns) -> RolloutGroup:
+    group = read_group(_unpacked(records), columns.read_sample)
+    if not columns.is_used_up:
+        raise BadPayload("tokens are left over that no sample owns")
+    return group
+
+
+def _unpacked(records: bytes | memoryview) -> Packed:
+    if len(records) > MAX_RECORD_BYTES:
+        raise BadPayload(f"its records take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")
+    return _unpack(records)
+
+
+def _compress(records: bytes) -> bytes:
+    import zstandard  # only who asks for it pays for it
+
+    return zstandard.ZstdCompressor(level=1).compress(records)
+
+
+def _decompress(records: memoryview) -> bytes:
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(records)
+        if not 0 <= size <= MAX_RECORD_BYTES:
+            raise BadPayload(f"its records announce a size of {size} bytes, the limit is {MAX_RECORD_BYTES}")
+        return zstandard.ZstdDecompressor().decompress(records, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadPayload("its records cannot be decompressed") from error
+
+
+# -- schema 1: no columns, each sample carries its arrays -----------------------------------------------------------
+def _read_schema_1(payload: bytes | memoryview) -> RolloutGroup:
+    return read_group(_unpacked(memoryview(payload)[_HEADER.size :]), _read_whole_sample)
+
+
+def _read_whole_sample(value: Packed) -> Sample:
+    match value:
+        case [bytes() as token_ids, bytes() as loss_mask, bytes() as logprobs, list() as spans]:
+            return Sample(
+                token_ids=np.frombuffer(token_ids, _TOKEN_ID),
+                loss_mask=np.frombuffer(loss_mask, _MASK),
+                logprobs=np.frombuffer(logprobs, _LOGPROB),
+                versions=read_spans(spans),
+            )
+        case _:
+            raise BadPayload("a sample is not what a sample must be")
+
+
+_READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]] = {
+    (1, _PLAIN): _read_schema_1,
+    (2, _PLAIN): _read_plain,
+    (2, _ZSTD): _read_compressed,
+}
+"""By schema and codec. The previous schema stays readable for one release, so that a run can be upgraded while it goes on."""

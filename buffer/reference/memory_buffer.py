@@ -1,0 +1,282 @@
+"""The reference implementation of the buffer's contract: state_machine.py's state machine, plus waiting and fences.
+
+It lives in one event loop, so every method is atomic up to its first await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from async_rl.errors import FenceLost, LearnerAlreadyRunning
+from async_rl.protocols import Clock
+from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
+from async_rl.types import (
+    BufferPosition,
+    MixChange,
+    Recovery,
+    RolloutGroup,
+    SpentGroup,
+    TakenGroup,
+    Ticket,
+    UndoneGroup,
+    VersionRecord,
+)
+from buffer.payloads.codec import encode
+from buffer.reference.state_machine import Entry, Ledger
+from buffer.rules.audit import Snapshot, audit
+from buffer.rules.limits_text import write_changes
+
+RECHECK_S = 1.0
+"""Leases end without anybody telling, so who waits looks again this often."""
+
+T = TypeVar("T")
+
+
+class MonotonicClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Learner:
+    """Who holds the run, until when, and how often that was renewed."""
+
+    owner: str
+    expires: float
+    renewals: int = 0
+
+
+class MemoryBuffer:
+    """`ReplayBuffer` without a server."""
+
+    def __init__(self, clock: Clock | None = None, *, learner_lease_s: float = 10.0) -> None:
+        self._clock: Clock = clock if clock is not None else MonotonicClock()
+        self._learner_lease_s = learner_lease_s
+        self._ledger = Ledger()
+        self._overrides: dict[str, Any] = {}
+        self._fence = 0
+        self._learner: _Learner | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def fence(self) -> int | None:
+        """Of the learner that came last."""
+        return self._fence if self._fence > 0 else None
+
+    # -- the worker's side ------------------------------------------------------------------------------------------
+    async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
+        def attempt() -> list[Ticket]:
+            return self._ledger.reserve(worker, version, count, waits=wait_s > 0, now=self._clock.now())
+
+        tickets = await self._wait_for(attempt, wait_s)
+        self._notify()  # whoever waits behind this worker
+        return tickets
+
+    async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
+        entries = {ticket: self._ledger.held(worker, ticket) for ticket in tickets}
+        for entry in entries.values():
+            if entry is not None and self._ledger.limits is not None:
+                entry.expires = self._clock.now() + self._ledger.limits.lease_s
+        return {ticket for ticket, entry in entries.items() if entry is None}
+
+    async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
+        result = self._ledger.commit(worker, group, keep=keep)
+        self._notify()
+        return result
+
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
+        entry = self._ledger.held(worker, ticket)
+        if entry is not None:
+            self._ledger.drop(entry, reason)
+            self._notify()
+
+    # -- the learner's side -----------------------------------------------------------------------------------------
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
+        first_seen = self._learner
+        renewals = first_seen.renewals if first_seen is not None else 0
+        while self._learner is not None and (left := self._learner.expires - self._clock.now()) > 0:
+            if self._learner is not first_seen or self._learner.renewals != renewals:
+                raise LearnerAlreadyRunning(f"learner {self._learner.owner} holds this run; stop it before starting another")
+            await self._change(min(left, RECHECK_S))
+        self._learner = _Learner(owner=owner, expires=self._clock.now() + self._learner_lease_s)
+        self._fence = max(self._fence, after) + 1
+        self._ledger.limits = replace(limits, **self._overrides)
+        self._ledger.recovering = True
+        self._notify()
+        return self._fence
+
+    async def hold(self, fence: int) -> None:
+        learner = self._holder(fence)
+        learner.expires = self._clock.now() + self._learner_lease_s
+        learner.renewals += 1
+        self._notify()
+
+    async def resign(self, fence: int) -> None:
+        self._holder(fence).expires = self._clock.now()
+        self._notify()
+
+    async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
+        self._holder(fence)
+        recovery = self._ledger.recover(position, undone)
+        self._notify()
+        return recovery
+
+    async def take(
+        self,
+        fence: int,
+        *,
+        step: int,
+        version: int,
+        num_groups: int,
+        wait_s: float,
+        max_tokens: int | None = None,
+        patient: bool = True,
+    ) -> list[TakenGroup]:
+        def attempt() -> list[TakenGroup]:
+            self._holder(fence)
+            return self._ledger.take(step, version, num_groups, max_tokens, patient=patient, now=self._clock.now())
+
+        return await self._wait_for(attempt, wait_s)
+
+    async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
+        self._holder(fence)
+        self._ledger.prioritize(weights)
+
+    async def issue(self, fence: int, *, after: int) -> int:
+        self._holder(fence)
+        return self._ledger.issue(after)
+
+    async def publish(self, fence: int, record: VersionRecord) -> None:
+        self._holder(fence)
+        self._ledger.publish(record)
+        self._notify()
+
+    async def release(self, fence: int, step: int) -> None:
+        self._holder(fence)
+        self._ledger.release(step)
+        self._notify()
+
+    async def position(self, fence: int, step: int) -> BufferPosition:
+        self._holder(fence)
+        return self._ledger.position(step)
+
+    async def checkpoint(self, fence: int, step: int) -> None:
+        self._holder(fence)
+        self._ledger.checkpoint(step)
+        self._notify()
+
+    async def spent_groups(self, limit: int) -> list[SpentGroup]:
+        kept = sorted(self._ledger.among("kept"), key=lambda entry: (entry.steps[-1], entry.ticket.id))
+        return [SpentGroup(id=entry.ticket.id, step=entry.steps[-1], payload=encode(entry.rolled)) for entry in kept[:limit]]
+
+    async def discard(self, fence: int, groups: Sequence[str]) -> None:
+        self._holder(fence)
+        self._ledger.discard(groups)
+
+    async def set_max_age(self, fence: int, max_age: float) -> None:
+        self._holder(fence)
+        if self._ledger.limits is not None:
+            self._ledger.limits = replace(self._ledger.limits, max_age=max_age)
+        self._notify()
+
+    # -- anybody ----------------------------------------------------------------------------------------------------
+    async def change_limits(self, changes: Mapping[str, Any]) -> None:
+        write_changes(changes)  # refuses what cannot be changed
+        self._overrides |= changes
+        if self._ledger.limits is not None:
+            self._ledger.limits = replace(self._ledger.limits, **changes)
+        self._notify()
+
+    async def mix(self) -> tuple[MixChange, ...]:
+        return tuple(self._ledger.mix)
+
+    async def change_mix(self, known: str, change: str) -> MixChange | None:
+        return self._ledger.change_mix(known, change)
+
+    async def stats(self) -> BufferStats:
+        ledger = self._ledger
+        ledger.collect_lost_leases(self._clock.now())
+        ready = ledger.among("ready")
+        return BufferStats(
+            reserved=len(ledger.among("reserved")),
+            ready=len(ready),
+            again=len(ledger.among("again")),
+            taken=len(ledger.among("taken")),
+            kept=len(ledger.among("kept")),
+            spent=ledger.spent,
+            dropped=dict(ledger.dropped),
+            quarantined=ledger.quarantined,
+            issued=ledger.issued,
+            lost_to_rollback=ledger.lost_to_rollback,
+            expired=ledger.expired,
+            slots=ledger.limits.slots if ledger.limits is not None else 0,
+            slots_used=ledger.slots_used,
+            owed=ledger.owed,
+            version=ledger.live,
+            fence=self._fence,
+            bytes=sum(_size(entry.group) for entry in ledger.entries.values()),
+            starving=False,
+            ready_by_version=dict(sorted(Counter(entry.rolled.oldest_version for entry in ready).items())),
+        )
+
+    async def audit(self) -> Audit:
+        ledger, stats = self._ledger, await self.stats()  # which collects the leases that have ended
+        ready, again = _ids(ledger.among("ready")), _ids(ledger.among("again"))
+        reserved = _ids(ledger.among("reserved"))
+        return audit(
+            Snapshot(
+                stats=stats,
+                leased=reserved,
+                reserved=reserved,
+                ready=ready,
+                again=again,
+                taken=_ids(ledger.among("taken")),
+                kept=_ids(ledger.among("kept")),
+                drawn=ready | again,
+                recorded=ledger.entries.keys(),
+                payloads={ticket: _size(entry.group) for ticket, entry in ledger.entries.items() if entry.group is not None},
+            )
+        )
+
+    @property
+    def published(self) -> list[VersionRecord]:
+        """The version table, oldest first."""
+        return [self._ledger.versions[version] for version in sorted(self._ledger.versions)]
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+    def _holder(self, fence: int) -> _Learner:
+        if self._learner is None or fence != self._fence:
+            raise FenceLost(f"learner {fence} was replaced by learner {self._fence} and may change nothing any more")
+        return self._learner
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _wait_for(self, attempt: Callable[[], list[T]], wait_s: float) -> list[T]:
+        deadline = time.monotonic() + wait_s
+        while not (found := attempt()) and (left := deadline - time.monotonic()) > 0:
+            await self._change(min(left, RECHECK_S))
+        return found
+
+
+def _ids(entries: Iterable[Entry]) -> set[str]:
+    return {entry.ticket.id for entry in entries}
+
+
+def _size(group: RolloutGroup | None) -> int:
+    if group is None:
+        return 0
+    return sum(s.token_ids.nbytes + s.loss_mask.nbytes + s.logprobs.nbytes for r in group.rollouts for s in r.samples)

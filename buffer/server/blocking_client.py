@@ -1,0 +1,67 @@
+"""A Server for threads without an event loop: an event loop on a thread of its own speaks to it for them.
+
+So there is one way to reach a Redis (its addresses, TLS, Sentinels, retries), and not a second one that blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from async_rl.config import Config
+from buffer.server.client import Server, open_server
+
+T = TypeVar("T")
+
+
+class BlockingServer:
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+
+    def call(self, ask: Callable[[Server], Coroutine[Any, Any, T]], *, within_s: float) -> T:
+        """Run `ask` on the loop and wait for its result; other threads go on meanwhile. TimeoutError after `within_s`."""
+
+        async def bounded() -> T:
+            async with asyncio.timeout(within_s):
+                return await ask(self._server)
+
+        asked = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        try:
+            return asked.result()
+        finally:
+            asked.cancel()  # a signal handler may have raised here
+
+
+@contextmanager
+def open_blocking_server(config: Config) -> Generator[BlockingServer]:
+    """Connected, or BufferUnreachable. Calls that still wait at the end are cancelled."""
+    opened: Future[tuple[BlockingServer, Callable[[], object]]] = Future()
+
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with open_server(config) as server:
+            opened.set_result((BlockingServer(server, loop), lambda: loop.call_soon_threadsafe(stopping.set)))
+            await stopping.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    thread = threading.Thread(target=run, name="blocking-server", daemon=True)
+    thread.start()
+    server, stop = opened.result()
+    try:
+        yield server
+    finally:
+        stop()
+        thread.join()

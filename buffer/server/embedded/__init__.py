@@ -1,0 +1,1 @@
+"""A private Redis for runs that are given none: `server.py` first."""

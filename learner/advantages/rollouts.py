@@ -1,0 +1,61 @@
+"""What each rollout of a step is worth, and whether it is trained on. Rewards are shaped here, before siblings are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from async_rl.types import Rollout, Status, TakenGroup
+from learner.advantages.group import Bools, Floats, group_advantages, overlong_penalty, whiten_rollouts
+from learner.objective import Objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Credit:
+    """One entry for every rollout, in the order of the groups."""
+
+    rewards: Floats
+    """0 where there is none."""
+    advantages: Floats
+    """0 where the objective makes them of single tokens, later."""
+    is_trained: Bools
+
+
+def credit(groups: Sequence[TakenGroup], objective: Objective) -> Credit:
+    """Failed rollouts enter neither baseline nor loss; masked ones, and truncated ones if so configured, only the baseline."""
+    rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
+    owners = np.repeat(np.arange(len(groups)), [len(taken.group.rollouts) for taken in groups])
+    lengths = np.array([rollout.num_sampled for rollout in rollouts], np.int64)
+    is_scored = np.array([rollout.status is not Status.FAILED for rollout in rollouts], np.bool_)
+    is_trained = np.array([_is_trained(rollout, objective) for rollout in rollouts], np.bool_)
+
+    rewards = np.where(is_scored, [rollout.reward for rollout in rollouts], 0.0)
+    if (overlong := objective.rewards.overlong) is not None:
+        rewards = np.where(is_scored, rewards + overlong_penalty(lengths, **overlong.model_dump()), 0.0)
+
+    advantages, config = np.zeros_like(rewards), objective.of_siblings
+    if config is not None:
+        advantages = group_advantages(
+            rewards,
+            owners,
+            baseline=config.baseline,
+            scale=config.scale,
+            unbiased=config.unbiased,
+            eps=config.eps,
+            valid=is_scored,
+            lengths=lengths,
+        )
+        if config.whiten:
+            advantages = whiten_rollouts(advantages, np.where(is_trained, [_trained_tokens(each) for each in rollouts], 0))
+    return Credit(rewards=rewards, advantages=advantages, is_trained=is_trained)
+
+
+def _is_trained(rollout: Rollout, objective: Objective) -> bool:
+    return rollout.status is Status.OK or (rollout.status is Status.TRUNCATED and objective.rewards.train_truncated)
+
+
+def _trained_tokens(rollout: Rollout) -> int:
+    """A row's first token is predicted by nothing."""
+    return sum(int(np.count_nonzero(sample.loss_mask[1:])) for sample in rollout.samples)

@@ -1,0 +1,117 @@
+"""What one rank does for the checkpoints of its models. Every rank must call the same, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+import torch.distributed as dist
+
+from async_rl.checkpoints.draft import Draft
+from async_rl.checkpoints.manifest import (
+    FORMAT,
+    POLICY,
+    Damaged,
+    FileFacts,
+    Manifest,
+    check_files,
+    check_is_latest,
+    read_manifest,
+    remove_superseded,
+)
+from async_rl.errors import CheckpointError
+from async_rl.megatron.parameters.pieces import check_model, lacks_head, open_pieces
+from learner.checkpoints import training_state
+from learner.checkpoints.writing import CheckpointWriter, Written
+from learner.model import TrainingModel, current_layout
+from learner.versions.pin_file import PinFile
+
+log = structlog.get_logger()
+
+
+class Keeping:
+    def __init__(self, models: Mapping[str, TrainingModel], device: torch.device) -> None:
+        """The names are those under which checkpoints keep the models."""
+        self._models, self._device = models, device
+        self._writer = CheckpointWriter()
+
+    def begin(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        extra: Mapping[str, Any],
+        keep: int,
+        life: int = 0,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> Future[Written]:
+        """Training may go on when this returns, and the checkpoint is durable when the future is done.
+
+        Then all but the newest `keep`, and one that is rolled back to, are removed; those of a later `life` are newer, whatever
+        their step. `extra` must fit JSON, and like `confirm` counts on rank 0 alone. `confirm` is called, on another thread,
+        when everything is written and before it counts; if it raises, there is no checkpoint.
+        """
+        draft, layout = Draft.of(folder, step, life), current_layout()
+        facts = {name: training_state.facts_of(model) for name, model in self._models.items()}
+
+        def complete(files: dict[str, FileFacts]) -> None:
+            confirm()
+            check_is_latest(folder, life)
+            draft.commit(Manifest(format=FORMAT, step=step, layout=layout, models=facts, files=files, extra=dict(extra)))
+            pin = PinFile(folder.parent).read()
+            remove_superseded(folder, keep, newest=step, life=life, spared=pin.checkpoint if pin is not None else "")
+
+        given = training_state.capture_random(dist.get_rank(), self._device)
+        for name, model in self._models.items():
+            given |= training_state.capture(model, name)
+        return self._writer.begin(draft, given, complete)
+
+    def load(self, folder: Path, found: Sequence[str]) -> dict[str, Any] | None:
+        """The `extra` of the first of these checkpoints that is whole; None where there are none."""
+        for path in (folder / name for name in found):
+            manifest, problem = None, None
+            try:
+                manifest = read_manifest(path)
+                # each file is checked once, and then read by whoever needs something of it
+                check_files(path, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
+            except Damaged as error:
+                problem = error
+            if all_succeeded(problem is None):
+                assert manifest is not None
+                self._restore(path, manifest)
+                return dict(manifest.extra)
+            log.warning(
+                f"checkpoint {path.name} is damaged, the one before it is tried", reason=str(problem or "another rank's part")
+            )
+        if found:
+            raise CheckpointError(f"every checkpoint in {folder} is damaged; move the folder away to begin anew")
+        return None
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written: it needs the process group."""
+        self._writer.close()
+
+    def _restore(self, path: Path, manifest: Manifest) -> None:
+        """The ranks that wrote it may have been divided otherwise. Random states belong to ranks, so they stay with those."""
+        found = {name: model for name, model in self._models.items() if name == POLICY or name in manifest.models}
+        for name in self._models.keys() - found.keys():
+            log.warning(f"checkpoint {path.name} has no {name}, so it begins anew")
+        for name, model in found.items():
+            check_model(path, manifest, name, model.shape, head_may_lack=True)
+            if lacks_head(manifest.models[name], model.shape):
+                log.warning(f"checkpoint {path.name} has no values of the {name}, so they begin anew")
+        with open_pieces(path, manifest) as pieces:
+            for name, model in found.items():
+                training_state.restore(model, pieces, manifest.models[name], name)
+            if manifest.layout == current_layout():
+                training_state.restore_random(pieces, dist.get_rank(), self._device)
+
+
+def all_succeeded(succeeded: bool) -> bool:
+    flag = torch.tensor([int(succeeded)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag.item())

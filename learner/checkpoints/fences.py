@@ -1,0 +1,64 @@
+"""fences.jsonl: every fence that a learner of this run used, written down before it is used.
+
+    {"fence": 7, "owner": "gpu-3:4711"}
+
+Redis numbers its learners, but an emptied or restored one begins anew, and would give a fence that a learner which sleeps
+still holds. So a fence is asked for above all that the run's folder knows, and no two learners claim the same one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from async_rl.checkpoints.manifest import candidates, life_of_draft, place_of
+from async_rl.durable.best_effort import why
+from async_rl.durable.row_file import RowFile, last_rows, rows_of
+from async_rl.errors import CheckpointError, FenceLost
+
+ROWS_READ = 8
+"""Of the end of the journal: fences only grow."""
+
+
+class Fences:
+    def __init__(self, run_folder: Path) -> None:
+        self._folder, self._path = run_folder, run_folder / "fences.jsonl"
+
+    def highest(self) -> int:
+        """The highest fence of any learner so far, by what tells of it: claims, checkpoints, journal. 0 before the first."""
+        saves = self._folder / "checkpoints"
+        known = [self._claimed()]
+        known += [json.loads(row).get("fence", 0) for row in last_rows(self._folder / "trained.jsonl", ROWS_READ)]
+        known += [place_of(checkpoint)[0] for checkpoint in candidates(saves)]
+        known += [life_of_draft(draft) for draft in saves.glob(".step-*.partial")]
+        return max(known)
+
+    def claim(self, fence: int, owner: str) -> None:
+        """Returns when the fence is this learner's alone, and on the disk. Raises FenceLost when another one came first."""
+        try:
+            with self._locked():
+                if (highest := self._claimed()) >= fence:
+                    raise FenceLost(
+                        f"learner {highest} of this run began while this one slept; Redis gave it the number {fence}, having "
+                        "lost the later ones"
+                    )
+                file = RowFile(self._path, sync=True)
+                try:
+                    file.append(json.dumps({"fence": fence, "owner": owner}).encode())
+                finally:
+                    file.close()
+        except OSError as error:
+            raise CheckpointError(f"the learner cannot write down that it began: {why(error, self._path)}") from error
+
+    def _claimed(self) -> int:
+        return max((json.loads(row)["fence"] for row in rows_of(self._path)), default=0)
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "fences.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held for one row, so it is waited for
+            yield

@@ -1,0 +1,88 @@
+"""Bins in rows of like cost: ranks run the bins of a row at the same time, and all wait for its costliest one.
+
+          rank 0      rank 1      rank 2
+row 0    ████████    ██████░░    ███████░     the costliest bin of a row is its ceiling; up to there, the others
+row 1    █████       █████       █████        take sequences (░) of the rows to come, which then need less
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+import numpy as np
+
+from learner.packing.best_fit import Int64s
+
+PATIENCE = 6144
+"""Sequences looked at while rows are topped up, a few milliseconds. Of many rows, those that follow are alike anyway."""
+NO_LIMIT = 2**62
+
+
+def rows_alike(sizes: Int64s, costs: Int64s, capacity: int, *, num_rows: int, width: int) -> Int64s | None:
+    """Each sequence's place, row x width + column. None where evening out does not fit into the capacity.
+
+    Of descending sizes. A row's bins are in order of falling cost.
+    """
+    places = np.empty_like(sizes)
+    rest = np.arange(len(sizes))
+    last = min(PATIENCE // len(sizes), num_rows - 1)
+    for row in range(last + 1):
+        bins = even(sizes[rest], costs[rest], capacity, (num_rows - row) * width)
+        if bins is None:
+            return None
+        columns, loads = by_cost(bins, costs[rest], (num_rows - row) * width)
+        places[rest] = row * width + columns
+        if row == last:
+            break
+        is_here = columns < width
+        waiting = rest[~is_here]
+        here = np.bincount(columns[is_here], weights=sizes[rest[is_here]], minlength=width).astype(np.int64)
+        found = pour(sizes[waiting], costs[waiting], capacity - here, loads[:width], ceiling=int(loads[0]))
+        places[waiting[found >= 0]] = row * width + found[found >= 0]
+        rest = waiting[found < 0]
+    return places
+
+
+def by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]:
+    """The rank of each sequence's bin, the costliest first, and the costs of the bins in this order."""
+    loads = np.bincount(bins, weights=costs, minlength=num_bins).astype(np.int64)
+    order = np.argsort(-loads, kind="stable")
+    rank = np.empty(num_bins, np.int64)
+    rank[order] = np.arange(num_bins)
+    return rank[bins], loads[order]
+
+
+def even(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) -> Int64s | None:
+    """Bins of alike cost; None where one of them would overflow."""
+    first, others = slice(num_bins), slice(num_bins, None)
+    rooms, loads = np.full(num_bins, capacity), np.zeros(num_bins, np.int64)
+    rooms[: len(sizes)] -= sizes[first]
+    loads[: len(sizes)] = costs[first]
+    bins = np.concatenate([np.arange(num_bins)[: len(sizes)], pour(sizes[others], costs[others], rooms, loads)])
+    return bins if (bins >= 0).all() else None
+
+
+def pour(sizes: Int64s, costs: Int64s, rooms: Int64s, loads: Int64s, *, ceiling: int = NO_LIMIT) -> Int64s:
+    """The longest first, each into the cheapest bin that has room for it and stays below the ceiling; -1 where none does."""
+    found, room_of = list[int](), rooms.tolist()
+    cheapest = [(load << _BIN_BITS) | bin_ for bin_, load in enumerate(loads.tolist())]
+    heapify(cheapest)
+    too_full: list[tuple[int, int]] = []  # for the present length; those with the most room are the first to return
+    limit = (ceiling + 1) << _BIN_BITS
+    for size, cost in zip(sizes.tolist(), costs.tolist(), strict=True):
+        while too_full and -too_full[0][0] >= size:
+            heappush(cheapest, heappop(too_full)[1])
+        while cheapest and room_of[cheapest[0] & _BIN_MASK] < size:
+            key = heappop(cheapest)
+            heappush(too_full, (-room_of[key & _BIN_MASK], key))
+        if not cheapest or cheapest[0] + (cost << _BIN_BITS) >= limit:
+            found.append(-1)
+            continue
+        key = heapreplace(cheapest, cheapest[0] + (cost << _BIN_BITS))
+        room_of[key & _BIN_MASK] -= size
+        found.append(key & _BIN_MASK)
+    return np.array(found, np.int64)
+
+
+_BIN_BITS = 32
+_BIN_MASK = (1 << _BIN_BITS) - 1

@@ -1,0 +1,108 @@
+"""From ready groups to a packed batch, one step ahead of the training."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from async_rl.config import BatchConfig
+from async_rl.config.buffer import StalenessConfig
+from async_rl.replay_protocol import ReplayBuffer
+from async_rl.types import TakenGroup
+from learner.batches.batch import PackedBatch, pack_batch
+from learner.objective import Objective
+from learner.packing.cost import TYPICAL, Cost
+
+PATIENCE_S = 5.0
+"""One wait inside the buffer; between two of them the deadline for stragglers is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Meal:
+    """What one optimizer step eats."""
+
+    step: int
+    groups: list[TakenGroup]
+    batch: PackedBatch
+
+
+class Feed:
+    """Takes and packs the groups of a step. The loop calls it for step n+1 while step n computes."""
+
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        fence: int,
+        batch: BatchConfig,
+        staleness: StalenessConfig,
+        objective: Objective,
+        shards: int,
+        num_workers: Callable[[], int],
+        longest: int | None = None,
+        blocked_workers: Callable[[], str] = lambda: "",
+        multiple: int = 1,
+        bins_multiple: int = 1,
+        cost: Cost = TYPICAL,
+    ):
+        """`longest` is a sample's most tokens; the last three, which bins must suit, as in `plan`."""
+        self._buffer, self._fence = buffer, fence
+        self._batch, self._staleness = batch, staleness
+        self._num_workers, self._blocked_workers = num_workers, blocked_workers
+        self._pack = partial(
+            pack_batch,
+            objective=objective,
+            capacity=batch.bin_tokens,
+            longest=longest,
+            num_shards=shards,
+            minibatches=batch.minibatches,
+            multiple=multiple,
+            bins_multiple=bins_multiple,
+            cost=cost,
+        )
+
+    async def next(self, step: int, version: int) -> Meal:
+        """The batch that will train weights `version`. Waits for as long as it takes."""
+        groups = await self._take(step, version)
+        started = time.monotonic()
+        batch = await asyncio.to_thread(self._pack, groups)
+        pack_s = time.monotonic() - started
+        return Meal(step=step, groups=groups, batch=replace(batch, metrics={**batch.metrics, "time/pack": pack_s}))
+
+    async def _take(self, step: int, version: int) -> list[TakenGroup]:
+        started = time.monotonic()
+        while True:
+            patient = time.monotonic() - started < self._staleness.wait_deadline_s
+            groups = await self._buffer.take(
+                self._fence,
+                step=step,
+                version=version,
+                num_groups=self._batch.groups_per_step,
+                wait_s=PATIENCE_S,
+                max_tokens=self._batch.tokens_per_step,
+                patient=patient,
+            )
+            if groups:
+                return groups
+
+    async def what_is_missing(self) -> str:
+        """For a person who wonders why nothing happens."""
+        stats, workers = await self._buffer.stats(), self._num_workers()
+        if blocked := self._blocked_workers():
+            return blocked
+        if workers == 0:
+            return "no worker is there yet; start one with `async-rl worker`"
+        wanted, no_signal = self._batch.groups_per_step, stats.dropped.get("no_signal", 0)
+        said = f"{stats.reserved} groups are being rolled out by {workers} workers"
+        if stats.starving:
+            said = f"the Redis server is full, and commits wait for a checkpoint to free memory (redis.max_memory_mb); {said}"
+        elif stats.ready + stats.again < wanted:
+            said = f"{stats.ready + stats.again} of {wanted} groups are ready, {said}"
+        else:
+            said = f"enough are ready, but {said} and would be too old later (staleness.selector: windowed_fifo)"
+        if no_signal > stats.spent + stats.taken:
+            said += f"; {no_signal} were dropped because all rewards in them were equal (batch.drop_no_signal)"
+        return said

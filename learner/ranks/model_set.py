@@ -1,0 +1,131 @@
+"""Who takes part in a step: the policy, and whom its objective wants to be asked.
+
+policy       trained and pushed; with a shared critic, its last layer gives values too
+critic       trained beside it, where it is a model of its own
+reference    the policy as it was before the run, or somebody else: never trained
+teacher      whom the policy comes to resemble: never trained
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import torch
+
+from async_rl.config import Config
+from async_rl.config.learner import LearnerConfig, OwnCritic, SharedCritic
+from async_rl.errors import ConfigError
+from async_rl.megatron import parallel
+from async_rl.megatron.model import LayerSpec, Thrift
+from async_rl.models.shape import ModelShape
+from learner.checkpoints.origins import Origin
+from learner.model import FrozenModel, TrainingModel, check_offload, thrift_of
+from learner.objective import Objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Roster:
+    policy: TrainingModel
+    critic: TrainingModel | None = None
+    reference: FrozenModel | None = None
+    teacher: FrozenModel | None = None
+    cold_updates: int = 0
+    """In so many updates a critic of its own learns alone."""
+
+    @property
+    def trained(self) -> dict[str, TrainingModel]:
+        """By the names under which checkpoints keep them."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+
+def check_needs(config: Config, objective: Objective, shape: ModelShape) -> None:
+    """Raises ConfigError where objective and configuration disagree about who is there. Builds nothing."""
+    learner, name = config.learner, config.learner.objective
+    for is_needed, is_there, key, example in (
+        (objective.needs_values, learner.critic is not None, "critic", "{type: own} or {type: shared}"),
+        (objective.needs_teacher, learner.teacher is not None, "teacher", "{folder: PATH}"),
+        (objective.needs_reference, learner.reference.folder is not None, "reference", None),  # else the initial weights
+    ):
+        if is_needed and not is_there and example is not None:
+            raise ConfigError(f"learner.objective: {name} needs a {key}; describe it as learner.{key}: {example}")
+        if is_there and not is_needed:
+            raise ConfigError(f"learner.{key}: objective {name} has no use for a {key}; remove the section")
+    for origin in (_critic(learner), _reference(learner), _teacher(learner)):
+        origin.check_vocabulary(shape)
+    if config.batch.group_size == 1 and objective.needs_siblings:
+        raise ConfigError(
+            f"batch.group_size: objective {name} compares siblings, so that with groups of 1 all advantages are 0; raise it, "
+            "or choose an objective without siblings (ppo, reinforce_pp)"
+        )
+    if objective.has_token_advantages and config.batch.drop_no_signal and config.batch.group_size > 1:
+        raise ConfigError(
+            f"batch.drop_no_signal: objective {name} learns from siblings with equal rewards too; set it to false"
+        )
+
+
+def assemble(config: Config, objective: Objective, shape: ModelShape) -> Roster:
+    """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses the models."""
+    check_needs(config, objective, shape)
+    learner, own = config.learner, Origin(key="model.folder", folder=config.model.folder)
+    device = parallel.resolve_device(config.device)
+    common = _Common(
+        device=device,
+        dtype=parallel.resolve_dtype(device, learner.precision),
+        seed=config.run.seed,
+        layer_spec=config.model.layer_spec,
+        thrift=thrift_of(learner, device, config.model.layer_spec),
+    )
+    per_step = config.batch.minibatches * config.batch.epochs
+    updates = learner.steps * per_step
+    cold_updates = learner.critic.warmup_steps * per_step if isinstance(learner.critic, OwnCritic) else 0
+    is_shared = isinstance(learner.critic, SharedCritic)
+    if isinstance(learner.critic, OwnCritic):
+        check_offload("learner.critic.optimizer", learner.critic.optimizer, device)
+    policy = TrainingModel(
+        replace(shape, head="both") if is_shared else shape,
+        learner.optimizer,
+        total_updates=updates - cold_updates,
+        **common,
+    )
+    own.fill(policy, common["dtype"])
+    critic = reference = teacher = None
+    if isinstance(learner.critic, OwnCritic):
+        origin = _critic(learner).otherwise(own)
+        # values need no row of their own for each word: nothing is left to be tied
+        valued = replace(origin.shape(shape), head="scalar", tied_embeddings=False)
+        critic = TrainingModel(valued, learner.critic.optimizer, total_updates=updates, **common)
+        origin.fill(critic, common["dtype"])
+    if objective.needs_reference:
+        reference = _frozen(_reference(learner).otherwise(own), shape, common)
+    if learner.teacher is not None:
+        teacher = _frozen(_teacher(learner), shape, common)
+    return Roster(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)
+
+
+class _Common(TypedDict):
+    """What is the same for all models of a learner."""
+
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+    layer_spec: LayerSpec
+    thrift: Thrift
+
+
+def _frozen(origin: Origin, shape: ModelShape, common: _Common) -> FrozenModel:
+    model = FrozenModel(origin.shape(shape), **common)
+    origin.fill(model, common["dtype"])
+    return model
+
+
+def _critic(learner: LearnerConfig) -> Origin:
+    return Origin(key="learner.critic.folder", folder=learner.critic.folder if isinstance(learner.critic, OwnCritic) else None)
+
+
+def _reference(learner: LearnerConfig) -> Origin:
+    return Origin(key="learner.reference.folder", folder=learner.reference.folder)
+
+
+def _teacher(learner: LearnerConfig) -> Origin:
+    return Origin(key="learner.teacher.folder", folder=learner.teacher.folder if learner.teacher is not None else None)

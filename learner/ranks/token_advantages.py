@@ -1,0 +1,77 @@
+"""What single tokens of a step are worth, once critic, reference and teacher have been asked about its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.advantages.config import DistillationAdvantages, GaeAdvantages, GroupAdvantages, ReturnAdvantages
+from learner.advantages.gae import distillation_advantages, gae, whiten
+from learner.batches.rows import Row
+from learner.losses.segments import Segments
+from learner.objective import Objective
+
+
+def with_token_credit(rows: Sequence[Row], objective: Objective, group: dist.ProcessGroup | None) -> list[Row]:
+    """The rows with the advantages, and the returns, that the objective asks for. All ranks of `group` must call it, each
+    with its own rows: they hold one step.
+    """
+    config = objective.advantages
+    match config:
+        case GroupAdvantages():  # made of whole rollouts, before the rows were packed
+            return [*rows]
+        case DistillationAdvantages():
+            credited = [replace(row, advantages=_towards_teacher(config, row)) for row in rows]
+        case GaeAdvantages() | ReturnAdvantages():
+            credited = [_of_rewards(config, row, objective.kl_in_reward) for row in rows]
+    return _whitened(credited, group) if config.whiten else credited
+
+
+def _towards_teacher(config: DistillationAdvantages, row: Row) -> Tensor:
+    """Beside it stands what siblings say of the rewards, where the objective compares them: 0 elsewhere."""
+    assert row.teacher is not None
+    own = distillation_advantages(teacher=row.teacher, student=row.behaviour, mask=row.mask)
+    return config.coefficient * own + row.advantages
+
+
+def _of_rewards(config: GaeAdvantages | ReturnAdvantages, row: Row, kl_in_reward: float) -> Row:
+    rewards = row.rewards
+    if kl_in_reward > 0:
+        assert row.reference is not None
+        rewards = rewards - kl_in_reward * torch.where(row.mask != 0, row.behaviour - row.reference, 0.0)
+    advantages, returns = token_advantages(
+        config, token_rewards=rewards, values=row.values, mask=row.mask, cu_seqlens=row.cu_seqlens
+    )
+    return replace(row, advantages=advantages, returns=returns)
+
+
+def token_advantages(
+    config: GaeAdvantages | ReturnAdvantages,
+    *,
+    token_rewards: Tensor,
+    mask: Tensor,
+    cu_seqlens: Tensor,
+    values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages, and the returns that a critic learns from. Whitening comes after it, over all rows of the step at once."""
+    if isinstance(config, ReturnAdvantages):
+        return gae(token_rewards, torch.zeros_like(token_rewards), mask, cu_seqlens, gamma=config.gamma)
+    if values is None:
+        raise ValueError("advantages of type gae need a critic's `values`")
+    advantages, returns = gae(token_rewards, values, mask, cu_seqlens, gamma=config.gamma, lam=config.lam)
+    if config.length_adaptive is not None:
+        lengths = Segments.of(mask, cu_seqlens).trained_tokens.clamp(min=1)
+        lam = (1 - 1 / (config.length_adaptive * lengths)).clamp(min=0)
+        advantages, _ = gae(token_rewards, values, mask, cu_seqlens, gamma=config.gamma, lam=lam)
+    return advantages, returns
+
+
+def _whitened(rows: Sequence[Row], group: dist.ProcessGroup | None) -> list[Row]:
+    """The statistics are those of all updates of the step."""
+    whole = whiten(torch.cat([row.advantages for row in rows]), torch.cat([row.mask for row in rows]), group=group)
+    parts = whole.split([len(row.mask) for row in rows])
+    return [replace(row, advantages=part) for row, part in zip(rows, parts, strict=True)]

@@ -1,0 +1,1 @@
+"""Conversations as rows of tokens: replies, tool calls, and the row of what was sampled."""

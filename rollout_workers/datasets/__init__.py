@@ -1,0 +1,1 @@
+"""Tables of tasks for agents: scoring functions and curricula."""

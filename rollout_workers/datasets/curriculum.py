@@ -1,0 +1,71 @@
+"""Which rows are posed when. A curriculum is a list of stages, and each says what every row weighs in it.
+
+def easy_first():
+    return [Stage(tasks=1000, weight=lambda row: row["level"] == 1), Stage(weight=lambda row: row["level"])]
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from async_rl.datasets.order import Epochs, chance
+from async_rl.datasets.rows import Row, Rows
+from async_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    tasks: int | None = None
+    """Length; None lasts for ever, as the last stage does anyway."""
+    weight: Callable[[Row], float]
+    """0 (or False) leaves a row out. Rows of equal weight take turns in whole epochs; unequal ones are drawn by chance."""
+
+
+class Order(Protocol):
+    def row(self, index: int) -> int:
+        """The row of the index-th task."""
+        ...
+
+
+class Draws:
+    """Each row as often as its weight says, by chance."""
+
+    def __init__(self, weights: Sequence[float], *, seed: str) -> None:
+        self._reached = list(accumulate(weights))
+        self._seed = seed
+
+    def row(self, index: int) -> int:
+        return bisect_right(self._reached, chance(f"{self._seed}/{index}") * self._reached[-1])
+
+
+class Staged:
+    """One stage after the other. Weights are asked once, when the dataset is opened."""
+
+    def __init__(self, rows: Rows, stages: Sequence[Stage], *, seed: str, is_shuffled: bool) -> None:
+        if not stages or any(stage.tasks is None or stage.tasks < 1 for stage in stages[:-1]):
+            raise ConfigError("a curriculum needs stages, and each but the last needs tasks, at least 1")
+        self._begins = [0, *accumulate(stage.tasks for stage in stages[:-1] if stage.tasks is not None)]
+        self._chosen: list[array[int]] = []
+        self._orders: list[Order] = []
+        for number, stage in enumerate(stages):
+            weights = [float(stage.weight(rows[row])) for row in range(len(rows))]
+            chosen = array("Q", (row for row, weight in enumerate(weights) if weight > 0))
+            if not chosen:
+                raise ConfigError(f"stage {number} of the curriculum leaves out every row")
+            self._chosen.append(chosen)
+            self._orders.append(_order([weights[row] for row in chosen], f"{seed}/{number}", is_shuffled))
+
+    def row(self, index: int) -> int:
+        stage = bisect_right(self._begins, index) - 1
+        return self._chosen[stage][self._orders[stage].row(index - self._begins[stage])]
+
+
+def _order(weights: Sequence[float], seed: str, is_shuffled: bool) -> Order:
+    if len(set(weights)) == 1:
+        return Epochs(len(weights), seed=seed, is_shuffled=is_shuffled)
+    return Draws(weights, seed=seed)

@@ -1,0 +1,167 @@
+"""The one place where failures become data: whatever breaks in an episode, a rollout comes out of it.
+
+Only a real cancellation passes through, an engine that broke, and, once nothing but failures come, FailureBudgetSpent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+from async_rl.config.rollout import TimeoutsConfig
+from async_rl.errors import FailureBudgetSpent, ServiceStopped
+from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
+from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
+from async_rl.types import Failure, Rollout, Task
+from rollout_workers.episodes.rewards import RewardFailed
+from rollout_workers.episodes.stage_timeouts import OutOfTime, stage, timeouts_apply
+from rollout_workers.episodes.task_ownership import environment_runs, run_episode
+from rollout_workers.episodes.tasks import Seat
+from rollout_workers.episodes.validation import checked, failed, nonsense, problem_with_task
+from rollout_workers.episodes.watched_inference import Watched, watch
+from rollout_workers.maybe_await import result_of
+
+T = TypeVar("T")
+
+# Code of the user's may also call sys.exit(), which must not take the worker along.
+ANYTHING_RAISED = (Exception, SystemExit)
+
+
+async def play(
+    agent: Agent,
+    task: Task,
+    inference: InferenceInterface,
+    context: EpisodeContext,
+    *,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None = None,
+) -> Rollout:
+    """Play one episode. It always ends in a rollout; a failed one says at which boundary it broke."""
+    name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
+
+    def run(model: InferenceInterface) -> Coroutine[Any, Any, Rollout]:
+        return run_episode(agent.rollout(task, model, context), environment=task.environment, name=name)
+
+    played = await _attempt(run, inference, timeout_s, timeouts)
+    return failed(played) if isinstance(played, Failure) else checked(played)
+
+
+async def play_group(
+    agent: GroupAgent,
+    task: Task,
+    inference: InferenceInterface,
+    contexts: Sequence[EpisodeContext],
+    *,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None = None,
+) -> tuple[Rollout, ...]:
+    """Play the siblings together, under one deadline: one rollout for each context, all of them failed if the whole breaks."""
+    name = f"{task.environment}: task {task.key}, all siblings"
+
+    def run(model: InferenceInterface) -> Coroutine[Any, Any, Sequence[Rollout]]:
+        return run_episode(agent.rollout_group(task, model, contexts), environment=task.environment, name=name)
+
+    played = await _attempt(run, inference, timeout_s, timeouts)
+    if not isinstance(played, Failure) and (problem := _problem_with(played, len(contexts))) is not None:
+        played = nonsense("environment", problem)
+    if isinstance(played, Failure):
+        return tuple(failed(played) for _ in contexts)
+    return tuple(checked(rollout) for rollout in played)
+
+
+async def pose(
+    seat: Seat, timeouts: TimeoutsConfig | None = None, posing: AbstractAsyncContextManager[object] | None = None
+) -> Task | Failure:
+    """The task, or why its environment could not pose it. `posing` is held while its code runs, on a thread of its own."""
+    try:
+        async with posing if posing is not None else nullcontext(), stage("task", timeouts):
+            posed = await in_daemon_thread(lambda: seat.agent.task(seat.index), name=f"task of {seat.environment.label}")
+            with environment_runs(seat.environment.label):
+                task = await result_of(posed)
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        return _failure("task", error)
+    except ANYTHING_RAISED as error:
+        return _failure("task", error)
+    problem = problem_with_task(task)
+    return nonsense("task", problem) if problem is not None else task
+
+
+class FailureBudget:
+    """How many episodes may fail in a row, over all groups of a worker, before it gives up loudly."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._failed_in_a_row = 0
+
+    def succeeded(self) -> None:
+        self._failed_in_a_row = 0
+
+    def spend(self, failure: Failure) -> None:
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self._limit:
+            raise FailureBudgetSpent(
+                f"{self._failed_in_a_row} episodes failed in a row; "
+                f"the last one at the {failure.boundary} boundary with {failure.kind}: {failure.message}"
+            )
+
+
+async def _attempt(
+    episode: Callable[[InferenceInterface], Coroutine[Any, Any, T]],
+    inference: InferenceInterface,
+    timeout_s: float,
+    timeouts: TimeoutsConfig | None,
+) -> T | Failure:
+    deadline = asyncio.timeout(timeout_s)
+    with timeouts_apply(timeouts):
+        watched = watch(inference)
+        try:
+            async with deadline:
+                return await episode(watched)
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise
+            return _failure("environment", error)  # a library cancelled a future of its own
+        except ANYTHING_RAISED as error:
+            if isinstance(watched.raised, ServiceStopped):
+                raise watched.raised from None  # a bad machine is no bad episode
+            if deadline.expired():
+                return Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s")
+            return _told_by(error, watched)
+
+
+def _told_by(error: BaseException, watched: Watched) -> Failure:
+    boundary = "inference" if watched.raised is error else "environment"
+    if isinstance(error, RewardFailed):
+        boundary, error = "reward", error.__cause__ if error.__cause__ is not None else error
+    return _failure(boundary, error)
+
+
+def _failure(boundary: str, error: BaseException) -> Failure:
+    if isinstance(error, OutOfTime):
+        return Failure(boundary=error.stage, kind="TimeoutError", message=str(error))
+    return Failure(boundary=boundary, kind=type(error).__name__, message=f"{error}{_place_of(error)}")
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised: whoever wrote the environment wants to go there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _problem_with(played: object, count: int) -> str | None:
+    if not isinstance(played, Sequence):
+        return f"rollout_group() must return one rollout for each of {count} siblings, got {type(played).__name__}"
+    if len(played) != count:  # pyright: ignore[reportUnknownArgumentType]
+        return f"rollout_group() returned {len(played)} rollouts for {count} siblings"  # pyright: ignore[reportUnknownArgumentType]
+    return None
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,138 @@
+"""Which task a ticket stands for: one number becomes an environment and its next task, the same in every worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import structlog
+
+from async_rl.board.attached_code import refuse_foreign_code
+from async_rl.board.environment_mix import PERIOD, Schedule, apportion, interleave
+from async_rl.config.rollout import EnvironmentConfig
+from async_rl.protocols import Agent
+from async_rl.types import MixChange
+from rollout_workers.environment_pool import EnvironmentUnavailable, Resident, Residents
+from rollout_workers.registry import build_agent
+
+__all__ = ["PERIOD", "EnvironmentUnavailable", "Seat", "TaskMix", "WeightedAgent", "apportion", "interleave"]
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedAgent:
+    agent: Agent
+    weight: float
+    section: EnvironmentConfig | None = None
+    """Of the configuration, if it stands there; else its number in the mix is its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """`agent.task(index)` is the task."""
+
+    environment: EnvironmentConfig
+    agent: Agent
+    index: int
+
+
+class EnvironmentDetached(Exception):
+    """Nobody wants groups of it any more."""
+
+
+class TaskMix:
+    """Deals task indexes out to the environments by weight, also while the weights change (board/environment_mix.py).
+
+    Each environment sees its own stream 0, 1, 2, ... without gaps, evenly spread over the whole.
+    """
+
+    def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0, environments_from: Sequence[str] = ()) -> None:
+        self._seed = seed
+        self._environments_from = environments_from
+        self._sections = [_section(number, each) for number, each in enumerate(environments)]
+        self._residents = Residents(
+            [
+                Resident(name=section.label, make=partial(_made_again, each, section, seed), agent=each.agent)
+                for section, each in zip(self._sections, environments, strict=True)
+            ]
+        )
+        self._log: tuple[MixChange, ...] = ()
+        self._schedules = {"": Schedule(self._sections)}
+        """By the latest change that they know."""
+
+    @classmethod
+    def from_config(
+        cls, environments: Sequence[EnvironmentConfig], seed: int, *, environments_from: Sequence[str] = ()
+    ) -> Self:
+        """What the configuration names can be made, or it is a ConfigError."""
+        trained = [section for section in environments if not section.evaluation_only]
+        made = [WeightedAgent(agent=build_agent(each, seed), weight=each.weight, section=each) for each in trained]
+        return cls(made, seed=seed, environments_from=environments_from)
+
+    def knows(self, mix: str) -> bool:
+        """Whether the changes up to that one have been heard of."""
+        return mix in self._schedules or any(change.id == mix for change in self._log)
+
+    def follow(self, changes: Sequence[MixChange]) -> None:
+        """The whole log. What it detaches is closed once its last episode has ended."""
+        if (log := tuple(changes)) == self._log:  # several tickets told of it at once
+            return
+        self._log = log
+        self._schedules = {"": self._schedules[""]}
+        latest = self._latest
+        for name, section in latest.sections.items():
+            self._residents.add(name, partial(self._make_attached, section))
+            if name not in latest.final_weights:
+                self._residents.close_if_idle(name)
+        logger.info("the mix of environments changes", weights=latest.final_weights)
+
+    def _make_attached(self, section: EnvironmentConfig) -> Agent:
+        refuse_foreign_code(section, self._sections, self._environments_from)
+        return build_agent(section, self._seed)
+
+    @property
+    def _latest(self) -> Schedule:
+        return self._schedule(self._log[-1].id if self._log else "")
+
+    def _schedule(self, mix: str) -> Schedule:
+        """Under the changes up to that one: a buffer that was set back may have forgotten others that we heard of."""
+        if mix not in self._schedules:
+            if not self.knows(mix):
+                raise EnvironmentUnavailable("?", "its mix is one that the buffer has lost")
+            heard = [change.id for change in self._log].index(mix) + 1
+            self._schedules[mix] = Schedule(self._sections, self._log[:heard])
+        return self._schedules[mix]
+
+    @property
+    def played(self) -> Collection[str]:
+        """The names of the environments, without those that are detached."""
+        return tuple(self._latest.final_weights)
+
+    def open(self) -> AbstractAsyncContextManager[None]:
+        """Around all seats. Agents that are async context managers are entered: the configuration's now, others when needed."""
+        return self._residents.open()
+
+    @asynccontextmanager
+    async def seat(self, task_index: int, mix: str = "", *, is_rolled_again: bool = False) -> AsyncGenerator[Seat]:
+        """Where a task is played, for as long as it is. Raises EnvironmentUnavailable, and EnvironmentDetached for a task
+        that is rolled again although its environment was detached meanwhile.
+        """
+        schedule = self._schedule(mix)
+        place = schedule.place(task_index)
+        name = place.environment
+        if is_rolled_again and name not in self._latest.final_weights:
+            raise EnvironmentDetached(name)
+        async with self._residents.visit(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
+            yield Seat(environment=schedule.sections[name], agent=agent, index=place.index)
+
+
+def _section(number: int, each: WeightedAgent) -> EnvironmentConfig:
+    return each.section if each.section is not None else EnvironmentConfig(type=str(number), weight=each.weight)
+
+
+def _made_again(each: WeightedAgent, section: EnvironmentConfig, seed: int) -> Agent:
+    return each.agent if each.section is None else build_agent(section, seed)

@@ -1,0 +1,128 @@
+"""/chat/completions: OpenAI's conversation endpoint, with tools and streams."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from aiohttp import web
+from pydantic import Field
+
+from async_rl.protocols import GenerationArgs, Tokenizer
+from async_rl.types import Completion, ToolCall
+from rollout_workers.gateway.endpoints.requests import (
+    Count,
+    FormatWire,
+    MessageWire,
+    SamplingFields,
+    StreamOptions,
+    ToolWire,
+    parses_calls,
+    read_body,
+    usage,
+    versions_of,
+)
+from rollout_workers.gateway.endpoints.streaming import stream_data
+from rollout_workers.gateway.pieces import pieces
+from rollout_workers.gateway.session import Answer, EpisodeSession
+
+
+class ChatRequest(SamplingFields):
+    not_offered: ClassVar = {**SamplingFields.not_offered, "functions": [], "top_logprobs": 0}
+
+    model: str | None = None
+    messages: tuple[MessageWire, ...] = Field(min_length=1)
+    tools: tuple[ToolWire, ...] | None = None
+    tool_choice: Any = None
+    response_format: FormatWire | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def generation_args(self) -> GenerationArgs:
+        asked = super().generation_args
+        return GenerationArgs(max_tokens=self.max_completion_tokens).over(asked)
+
+
+async def chat_completions(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
+    asked = await read_body(request, ChatRequest)
+    tools = [tool.function.tool() for tool in asked.tools] if asked.tools is not None else []
+    answers = await session.chat(
+        [message.message() for message in asked.messages],
+        tools,
+        asked.generation_args,
+        n=asked.n,
+        parses_calls=parses_calls(asked.tool_choice, tools),
+    )
+    head = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": asked.model if asked.model is not None else session.name,
+    }
+    if asked.stream:
+        return await stream_data(request, _chunks(asked, head, answers, session.tokenizer))
+    choices = [_choice(asked, index, answer, session.tokenizer) for index, answer in enumerate(answers)]
+    whole = {**head, "object": "chat.completion", "choices": choices, "usage": usage(answers)}
+    return web.json_response({**whole, **_prompt_ids(asked, answers)})
+
+
+def _choice(asked: ChatRequest, index: int, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.message.content}
+    if answer.message.tool_calls:
+        message["tool_calls"] = [_call(call) for call in answer.message.tool_calls]
+        if not answer.message.content:
+            message["content"] = None
+    return {
+        "index": index,
+        "message": message,
+        "finish_reason": answer.finish_reason,
+        "logprobs": _logprobs(answer.completion, tokenizer) if asked.logprobs else None,
+        **_sampled_ids(asked, answer),
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Of the sampled tokens; what else could have been sampled is not kept. The bytes of all tokens are those of the text."""
+    content: list[dict[str, Any]] = []
+    for text, logprob in zip(pieces(completion, tokenizer), completion.logprobs.tolist(), strict=True):
+        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}
+
+
+def _prompt_ids(asked: ChatRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+    return {"prompt_token_ids": answers[0].turn.place.prompt} if asked.return_token_ids else {}
+
+
+def _sampled_ids(asked: ChatRequest, answer: Answer) -> dict[str, Any]:
+    if not asked.return_token_ids:
+        return {}
+    return {"token_ids": answer.completion.token_ids.tolist(), "versions": versions_of(answer.completion)}
+
+
+def _chunks(
+    asked: ChatRequest, head: dict[str, Any], answers: Sequence[Answer], tokenizer: Tokenizer
+) -> Iterator[dict[str, Any]]:
+    """The answer in the pieces of a stream: role, text, calls, end."""
+    head = {**head, "object": "chat.completion.chunk"}
+
+    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+        return {**head, "choices": [{"index": index, "delta": delta, "finish_reason": finish_reason, **more}]}
+
+    for index, answer in enumerate(answers):
+        yield {**chunk(index, {"role": "assistant", "content": ""}), **_prompt_ids(asked, answers)}
+        logprobs = _logprobs(answer.completion, tokenizer) if asked.logprobs else None
+        yield chunk(index, {"content": answer.message.content}, logprobs=logprobs, **_sampled_ids(asked, answer))
+        for position, call in enumerate(answer.message.tool_calls):
+            yield chunk(index, {"tool_calls": [{"index": position, **_call(call)}]})
+        yield chunk(index, {}, answer.finish_reason)
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        yield {**head, "choices": [], "usage": usage(answers)}

@@ -1,1 +1,0 @@
-"""Tables of problems: which row is posed when, and what an answer to it is worth."""
