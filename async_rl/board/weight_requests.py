@@ -75,7 +75,7 @@ _ANSWER = TypeAdapter(Answer)
 
 async def open_requests(board: Board) -> Inbox[Request]:
     """From now on."""
-    return await Inbox.open(board, REQUESTS, _REQUEST)
+    return await Inbox[Request].open(board, REQUESTS, _REQUEST)
 
 
 async def answer(board: Board, given: Answer) -> None:
@@ -87,7 +87,7 @@ async def ask(
 ) -> Answer | None:
     """None when no learner answers."""
     request = Request(id=uuid.uuid4().hex, wish=wish, version=version, step=step)
-    inbox = await Inbox.open(board, ANSWERS, _ANSWER)
+    inbox = await Inbox[Answer].open(board, ANSWERS, _ANSWER)
     await board.post(REQUESTS, request.model_dump(mode="json"))
     try:
         async with asyncio.timeout(within_s):

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
+from learner.losses.aggregation import count
 from learner.losses.config import PolicyLossConfig
 from learner.losses.diagnostics import POLICY
-from learner.losses.functions import Loss, count, policy_loss
+from learner.losses.functions import Loss, policy_loss
 
 ARGUMENTS = tuple(inspect.signature(policy_loss).parameters)[1:]
 """What a loss may name: all that `policy_loss` gets after its configuration."""

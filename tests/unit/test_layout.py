@@ -18,7 +18,7 @@ def test_a_folder_is_one_subject(folder: Path):
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert said, "its first line says what it is for, and which file to read first"
     files = [file for file in folder.glob("*.py") if file.name not in ("__init__.py", "__main__.py")]
-    assert len(files) <= MOST_FILES or folder.relative_to(ROOT).as_posix() in LISTS, "give the files that belong together a room"
+    assert len(files) <= MOST_FILES or folder.relative_to(ROOT).as_posix() in LISTS, "give some of them a folder"
 
 
 def test_only_the_shared_vocabulary_stands_loose_at_the_top():
