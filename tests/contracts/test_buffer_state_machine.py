@@ -23,7 +23,6 @@ def play(machine: type[RuleBasedStateMachine], examples: int, steps: int, seed_o
     chosen = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         database=None,
         derandomize=seed_of_all is None,
         print_blob=False,

@@ -61,7 +61,7 @@ def with_garbage(source: Bin, rng: np.random.Generator) -> Bin:
     )
 
 
-@settings(max_examples=10, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     objective=st.sampled_from(OBJECTIVES),
     step=st.integers(0, 50),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.config.rollout import EnvironmentConfig
@@ -41,7 +41,6 @@ def agent(path: str, **args: Any) -> DatasetAgent:
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
-@settings(deadline=None)
 @given(size=st.integers(1, 150), key=st.text(max_size=3))
 def test_a_shuffle_is_a_permutation(size: int, key: str):
     assert sorted(shuffled(place, size, key) for place in range(size)) == list(range(size))

@@ -62,13 +62,13 @@ tasks = st.builds(
 groups = st.builds(RolloutGroup, id=texts, task=tasks, rollouts=st.lists(rollouts, max_size=3).map(tuple), worker=texts)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(groups)
 def test_a_group_survives_the_way(group: RolloutGroup):
     assert plain(decode(encode(group))) == plain(group)
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(groups, st.integers(1_000, 20_000))
 def test_compression_changes_nothing_but_the_size(group: RolloutGroup, length: int):
     wordy = replace(group, worker="a worker " * length)

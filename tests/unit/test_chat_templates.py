@@ -62,7 +62,7 @@ def sampled(message: Message, tokenizer: Tokenizer, format: ToolCallFormat, *, e
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3_json"])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(replies=replies, ends=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_a_row_grown_turn_by_turn_is_what_the_template_renders(
     tokenizers: dict[str, HuggingFace], format: ToolCallFormat, replies: list[str | list[str]], ends: list[bool]
@@ -139,7 +139,7 @@ arguments = st.dictionaries(st.text(st.characters(codec="utf-8")), values, max_s
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3_json"])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(calls=st.lists(st.tuples(names, arguments), min_size=1, max_size=3))
 def test_what_is_written_is_read_again(format: ToolCallFormat, calls: list[tuple[str, dict[str, object]]]):
     written = [ToolCall(name=name, arguments=json.dumps(value)) for name, value in calls]
@@ -151,7 +151,7 @@ def test_what_is_written_is_read_again(format: ToolCallFormat, calls: list[tuple
     assert [(call.name, json.loads(call.arguments)) for call in read] == calls
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     text=st.text()
     | st.lists(

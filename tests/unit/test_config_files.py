@@ -96,7 +96,7 @@ def test_the_resolved_tree_loads_back_equal(base: str, tmp_path: Path) -> None:
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(SCALARS | st.lists(SCALARS))
 def test_what_is_dumped_reads_back(value: object) -> None:
     text = dump({"key": value})  # type: ignore[dict-item]

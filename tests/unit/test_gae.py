@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -55,7 +55,6 @@ def test_by_hand() -> None:
     assert returns.tolist() == [0, 0.3125, 0, 1.0, 2.0]
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 9), max_size=6),

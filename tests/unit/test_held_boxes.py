@@ -84,7 +84,7 @@ def divided(draw: st.DrawFn) -> tuple[ModelShape, Division]:
     return shape, Division(tensor=tensor, pipeline=pipeline, chunks=chunks, expert=expert, data=data)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(divided())
 def test_what_ranks_send_is_the_model(case: tuple[ModelShape, Division]) -> None:
     shape, division = case

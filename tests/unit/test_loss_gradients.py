@@ -19,7 +19,7 @@ from learner.losses.totals import Totals
 from tests.unit.loss_batches import SURROGATES, Batch, batches, every_choice, random_batch
 from tests.unit.naive_losses import naive_policy_loss
 
-EXAMPLES = settings(max_examples=25, deadline=None, print_blob=True)
+EXAMPLES = settings(max_examples=25, print_blob=True)
 
 
 def gradients(loss: Tensor, batch: Batch) -> list[Tensor]:

@@ -78,7 +78,7 @@ def test_a_change_in_the_middle_of_a_ramp_goes_on_from_there():
     assert schedule.final_weights == {"math": 3, "games": 1}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(Logs)
 def test_no_change_ever_alters_an_earlier_task_and_no_stream_has_gaps(changes: list[tuple[int, str, float, int]]):
     log = [weighted(at, name, weight, ramp) for at, name, weight, ramp in sorted(changes, key=lambda change: change[0])]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.models.shape import Experts, ModelShape
@@ -16,7 +16,6 @@ from learner.packing.lock_step import even, pour
 KINDS = ["lognormal", "uniform", "bimodal"]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 100), max_size=200),
     st.integers(100, 400),
@@ -31,7 +30,6 @@ def test_every_plan_is_whole_and_within_capacity(lengths: list[int], capacity: i
     assert plan(lengths, capacity, num_shards) == shards
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 96), min_size=1, max_size=120),
     st.sampled_from([(96, 2), (97, 8), (200, 4), (1000, 6)]),
@@ -66,7 +64,6 @@ def plain_bound(lengths: np.ndarray, capacity: int) -> int:
     return best
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(30, 70))
 def test_the_bound_is_that_of_martello_and_toth(lengths: list[int], capacity: int) -> None:
     falling = np.sort(np.array(lengths, np.int64))[::-1]
@@ -112,7 +109,6 @@ def test_many_sequences_are_packed_whole_and_within_capacity(seed: int) -> None:
     assert len(bins) <= 1.005 * fewest_bins(np.sort(lengths)[::-1], capacity) + 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=12), st.lists(st.integers(1, 9), max_size=12))
 def test_sequences_take_the_tightest_bins_as_if_they_came_one_by_one(rooms: list[int], wanted: list[int]) -> None:
     rooms, wanted = sorted(rooms, reverse=True), sorted(wanted, reverse=True)
@@ -207,7 +203,6 @@ def test_a_shard_may_have_to_run_an_empty_bin() -> None:
     assert plan([5], 100, 2) == [[[0]], [[]]]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 300), max_size=120), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 8]), st.booleans()
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_tokenizer import CHATML, THINKING, make_tokenizer
 
@@ -179,7 +179,6 @@ texts = st.lists(st.booleans(), min_size=2, max_size=12).map(
 examples = st.one_of(texts.map(lambda text: (text,)), st.tuples(texts, texts)).map(lambda each: Example(texts=each))
 
 
-@settings(deadline=None)
 @given(given=st.lists(examples, max_size=12), shards=st.integers(1, 3))
 def test_packed_rows_hold_every_example_whole(given: list[Example], shards: int):
     packed = pack(given, capacity=24, num_shards=shards)

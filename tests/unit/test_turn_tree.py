@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.types import Completion, Message, StopReason, ToolCall, spans_of
@@ -105,7 +105,6 @@ steps = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(plan=st.lists(steps, min_size=1, max_size=10))
 def test_rows_are_paths_and_cover_every_sampled_token_once(plan: list[Step]):
     tree, version = TurnTree(), 0

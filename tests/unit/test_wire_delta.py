@@ -25,7 +25,7 @@ WIDTHS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
 MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23}
 Bits = npt.NDArray[Any]
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+relaxed = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 
 
 def specials(dtype: str) -> list[int]:

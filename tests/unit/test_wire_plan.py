@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from async_rl.errors import WireError
@@ -66,7 +66,6 @@ def divided(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], dict[int, list[Bo
     return tensors, held
 
 
-@settings(deadline=None)
 @given(divided())
 def test_every_element_arrives_exactly_once(case: tuple[dict[str, torch.Tensor], dict[int, list[Box]]]) -> None:
     tensors, held = case
@@ -104,7 +103,6 @@ def test_what_many_hold_evens_out_what_few_hold() -> None:
     assert len({parcel.num_bytes for parcel in layout.parcels if parcel.sender}) == 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 1000), st.frozensets(st.integers(0, 5), min_size=1)), min_size=1, max_size=12))
 def test_nobody_sends_what_somebody_with_less_to_do_could(parameters: list[tuple[int, frozenset[int]]]) -> None:
     """Then no plan has more equal loads. A few rows are forgiven: cuts are between rows."""
