@@ -14,7 +14,7 @@ from async_rl.errors import ConfigError
 
 PROGRAM = """
 import os
-from async_rl import failpoints
+from async_rl.durable import failpoints
 failpoints.define("left", "right")
 failpoints.arm_from(os.environ)
 for turn in range(3):
