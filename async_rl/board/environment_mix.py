@@ -30,7 +30,7 @@ RAMP_STEPS = 16
 """In so many even steps a weight moves to where it shall be."""
 
 
-class Change(Section):
+class EnvironmentChange(Section):
     """What one line of the log says."""
 
     name: str = Field(pattern=r"^[^\s/|]+$")
@@ -43,14 +43,14 @@ class Change(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class EnvironmentTask:
     """The `index`-th task of an environment's own stream."""
 
     environment: str
     index: int
 
 
-class Schedule:
+class MixSchedule:
     """The mix of a run under some changes."""
 
     def __init__(self, environments: Sequence[EnvironmentConfig], log: Sequence[MixChange] = ()) -> None:
@@ -65,7 +65,7 @@ class Schedule:
         self._weights = _weights({section.label: section.weight for section in trained}, changes)
         self._stretches = list(self._cut())
 
-    def place(self, task_index: int) -> Place:
+    def place(self, task_index: int) -> EnvironmentTask:
         stretch = self._stretches[bisect_right(self._stretches, task_index, key=lambda stretch: stretch.first) - 1]
         return stretch.place(task_index - stretch.first)
 
@@ -79,19 +79,19 @@ class Schedule:
         """Once all ramps have led where they lead."""
         return {name: steps[-1][1] for name, steps in self._weights.items() if steps[-1][1] > 0}
 
-    def _cut(self) -> Iterator[Stretch]:
+    def _cut(self) -> Iterator[MixSegment]:
         borders = sorted({0, *(first for steps in self._weights.values() for first, _ in steps)})
         weights, seen = dict[str, float](), Counter[str]()
         for first, end in zip(borders, [*borders[1:], None], strict=True):
             asked = self.weights_at(first)
             weights = asked if asked else weights  # nobody may detach the last one; a log that says so is not ours
-            stretch = Stretch(first=first, names=tuple(weights), weights=tuple(weights.values()), seen=dict(seen))
+            stretch = MixSegment(first=first, names=tuple(weights), weights=tuple(weights.values()), seen=dict(seen))
             yield stretch
             if end is not None:
                 seen.update(stretch.drawn(end - first))
 
 
-class Stretch:
+class MixSegment:
     """Tasks that are dealt out by the same weights. What was dealt never depends on where the stretch will end."""
 
     def __init__(self, *, first: int, names: Sequence[str], weights: Sequence[float], seen: Mapping[str, int]) -> None:
@@ -102,11 +102,11 @@ class Stretch:
         self._round: list[tuple[int, int]] = []
         """As much of a round as was asked for: most stretches of a ramp are short."""
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> EnvironmentTask:
         rounds, place = divmod(position, PERIOD)
         chosen, earlier = self._dealt_until(place + 1)[place]
         name = self._names[chosen]
-        return Place(environment=name, index=self._seen.get(name, 0) + rounds * self._shares[chosen] + earlier)
+        return EnvironmentTask(environment=name, index=self._seen.get(name, 0) + rounds * self._shares[chosen] + earlier)
 
     def drawn(self, count: int) -> dict[str, int]:
         """How many of the first `count` tasks each environment has."""
@@ -119,9 +119,9 @@ class Stretch:
         return self._round
 
 
-def read_change(entry: MixChange) -> Change:
+def read_change(entry: MixChange) -> EnvironmentChange:
     try:
-        return Change.model_validate_json(entry.change)
+        return EnvironmentChange.model_validate_json(entry.change)
     except ValidationError as error:
         raise FleetMismatch(f"a change of the run's mix of environments cannot be read here: {entry.change[:200]!r}") from error
 
@@ -130,7 +130,7 @@ _Steps = list[tuple[int, float]]
 """From which task on, and which weight: one after the other."""
 
 
-def _weights(base: Mapping[str, float], changes: Sequence[tuple[int, Change]]) -> dict[str, _Steps]:
+def _weights(base: Mapping[str, float], changes: Sequence[tuple[int, EnvironmentChange]]) -> dict[str, _Steps]:
     weights: dict[str, _Steps] = {name: [(0, weight)] for name, weight in base.items()}
     for at, change in changes:
         before = weights.get(change.name, [(0, 0.0)])
@@ -139,7 +139,7 @@ def _weights(base: Mapping[str, float], changes: Sequence[tuple[int, Change]]) -
     return weights
 
 
-def _ramp(before: float, at: int, change: Change) -> Iterator[tuple[int, float]]:
+def _ramp(before: float, at: int, change: EnvironmentChange) -> Iterator[tuple[int, float]]:
     steps = min(RAMP_STEPS, change.ramp)
     for step in range(steps):
         yield at + change.ramp * step // steps, before + (change.weight - before) * (step + 0.5) / steps

@@ -18,11 +18,11 @@ _log = structlog.get_logger(__name__)
 M = TypeVar("M")
 
 
-class Message(BaseModel):
+class BoardMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-async def post(board: Board, topic: str, message: Message) -> None:
+async def post(board: Board, topic: str, message: BoardMessage) -> None:
     await board.post(topic, message.model_dump(mode="json"))
 
 

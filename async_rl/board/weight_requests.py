@@ -1,6 +1,6 @@
 """What people ask the learner about weights, over the board, and what it answers. Data only.
 
-async-rl weights ...  ── Request ──▶ learner ── Answer ──▶ whoever asked
+async-rl weights ...  ── WeightRequest ──▶ learner ── WeightAnswer ──▶ whoever asked
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REQUESTS = "weight-requests"
 ANSWERS = "weight-answers"
 """Topics of the board."""
 
-Wish = Literal["status", "push", "pin", "unpin", "roll back"]
+WeightAction = Literal["status", "push", "pin", "unpin", "roll back"]
 
 
 class _Said(BaseModel):
@@ -29,8 +29,8 @@ class _Said(BaseModel):
     """Of the request."""
 
 
-class Request(_Said):
-    wish: Wish
+class WeightRequest(_Said):
+    wish: WeightAction
     version: int | None = None
     step: int | None = None
     """Of the weights that are meant, where the wish is about certain ones."""
@@ -63,31 +63,31 @@ class WeightsState(BaseModel):
     last_push: LastPush | None
 
 
-class Answer(_Said):
+class WeightAnswer(_Said):
     said: str
     is_refusal: bool
     state: WeightsState
 
 
-_REQUEST = TypeAdapter(Request)
-_ANSWER = TypeAdapter(Answer)
+_REQUEST = TypeAdapter(WeightRequest)
+_ANSWER = TypeAdapter(WeightAnswer)
 
 
-async def open_requests(board: Board) -> Inbox[Request]:
+async def open_requests(board: Board) -> Inbox[WeightRequest]:
     """From now on."""
-    return await Inbox[Request].open(board, REQUESTS, _REQUEST)
+    return await Inbox[WeightRequest].open(board, REQUESTS, _REQUEST)
 
 
-async def answer(board: Board, given: Answer) -> None:
+async def answer(board: Board, given: WeightAnswer) -> None:
     await board.post(ANSWERS, given.model_dump(mode="json"))
 
 
 async def ask(
-    board: Board, wish: Wish, within_s: float, *, version: int | None = None, step: int | None = None
-) -> Answer | None:
+    board: Board, wish: WeightAction, within_s: float, *, version: int | None = None, step: int | None = None
+) -> WeightAnswer | None:
     """None when no learner answers."""
-    request = Request(id=uuid.uuid4().hex, wish=wish, version=version, step=step)
-    inbox = await Inbox[Answer].open(board, ANSWERS, _ANSWER)
+    request = WeightRequest(id=uuid.uuid4().hex, wish=wish, version=version, step=step)
+    inbox = await Inbox[WeightAnswer].open(board, ANSWERS, _ANSWER)
     await board.post(REQUESTS, request.model_dump(mode="json"))
     try:
         async with asyncio.timeout(within_s):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from async_rl.board.environment_mix import Change, Schedule
+from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
 from async_rl.cli.grammar import Line, Option, Tool, nearest
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
@@ -79,7 +79,7 @@ def arguments(text: str | None) -> Any:
         raise ConfigError(f"--args must be a JSON object, for example '{{\"length\": 8}}': {error}") from error
 
 
-def attached(line: Line, schedule: Schedule) -> Change:
+def attached(line: Line, schedule: MixSchedule) -> EnvironmentChange:
     section = section_of(line)
     name, weight = section.label, line.number("weight")
     known = schedule.sections.get(name)
@@ -93,14 +93,14 @@ def attached(line: Line, schedule: Schedule) -> Change:
     return _change(name, weight if weight is not None else 1.0, line, environment=None if known is not None else section)
 
 
-def detached(line: Line, schedule: Schedule) -> Change:
+def detached(line: Line, schedule: MixSchedule) -> EnvironmentChange:
     name = _present(line.operands[0], schedule)
     if list(schedule.final_weights) == [name]:
         raise ConfigError(f"{name} is the last environment of the run: attach another one before")
     return _change(name, 0.0, line)
 
 
-def reweighed(line: Line, schedule: Schedule) -> Change:
+def reweighed(line: Line, schedule: MixSchedule) -> EnvironmentChange:
     name, text = line.operands
     try:
         weight = float(text)
@@ -109,26 +109,26 @@ def reweighed(line: Line, schedule: Schedule) -> Change:
     return _change(_present(name, schedule), weight, line)
 
 
-CHANGES: Mapping[str, Callable[[Line, Schedule], Change]] = {
+CHANGES: Mapping[str, Callable[[Line, MixSchedule], EnvironmentChange]] = {
     "env attach": attached,
     "env detach": detached,
     "env weight": reweighed,
 }
 
 
-def _present(name: str, schedule: Schedule) -> str:
+def _present(name: str, schedule: MixSchedule) -> str:
     present = list(schedule.final_weights)
     if name not in present:
         raise ConfigError(f"{name} is not in the mix{nearest(name, present)}; it consists of {', '.join(present)}")
     return name
 
 
-def _change(name: str, weight: float, line: Line, environment: EnvironmentConfig | None = None) -> Change:
+def _change(name: str, weight: float, line: Line, environment: EnvironmentConfig | None = None) -> EnvironmentChange:
     ramp = line.integer("ramp")
     if weight <= 0 and line.tool.words != "env detach":
         raise ConfigError(f"a weight must be above 0; `async-rl env detach {name}` takes it out of the mix")
     try:
-        return Change(name=name, weight=weight, ramp=ramp if ramp is not None else 0, environment=environment)
+        return EnvironmentChange(name=name, weight=weight, ramp=ramp if ramp is not None else 0, environment=environment)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise ConfigError(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error

@@ -1,7 +1,7 @@
 """What sender and receivers say to each other on the board. Data only; what is malformed is ignored and logged.
 
-to workers:  Offer -> Begin -> (Cancel)   then Flip, once the version is live
-to learner:  Hello;   Ready | Refused -> Staged | Failed;   Left
+to workers:  PushOffer -> PushBegin -> (PushCancel)   then VersionLive, once the version is live
+to learner:  WorkerHello;   PushReady | PushRefused -> PushStaged | PushFailed;   WorkerLeft
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from async_rl.board.inbox import Message
+from async_rl.board.inbox import BoardMessage
 from async_rl.types import VersionRecord
 
 Backend = Literal["nccl", "gloo"]
@@ -20,7 +20,7 @@ TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
 
 
-class _OfPush(Message):
+class _OfPush(BoardMessage):
     fence: int
     """The sender's incarnation: of two learners, the one with the higher fence is the learner."""
     generation: int
@@ -31,7 +31,7 @@ class _OfPush(Message):
         return self.fence, self.generation
 
 
-class Offer(_OfPush):
+class PushOffer(_OfPush):
     """Will you take this version? What was packed of it is on the board (packed_source.py)."""
 
     kind: Literal["offer"] = "offer"
@@ -39,7 +39,7 @@ class Offer(_OfPush):
     record: VersionRecord
 
 
-class Wire(BaseModel):
+class ParcelGroup(BaseModel):
     """Who gets a parcel over a process group: everybody who does not read it from the sender's memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,23 +51,23 @@ class Wire(BaseModel):
     """The version that all of them hold, to which a difference may come; -1 if there is none, and the parcel comes whole."""
 
 
-class Begin(_OfPush):
+class PushBegin(_OfPush):
     """Everybody listed is ready: take the parcels."""
 
     kind: Literal["begin"] = "begin"
     members: tuple[str, ...]
-    wires: tuple[Wire, ...]
+    wires: tuple[ParcelGroup, ...]
     backend: Backend
     transfer_bytes: int
 
 
-class Cancel(_OfPush):
+class PushCancel(_OfPush):
     """The attempt broke: let go of it and say so."""
 
     kind: Literal["cancel"] = "cancel"
 
 
-class Flip(Message):
+class VersionLive(BoardMessage):
     """The version is live: serve it."""
 
     kind: Literal["flip"] = "flip"
@@ -75,14 +75,14 @@ class Flip(Message):
     record: VersionRecord
 
 
-class Hello(Message):
+class WorkerHello(BoardMessage):
     """I started, or I missed a version: send me what I lack, whatever you knew of me before."""
 
     kind: Literal["hello"] = "hello"
     member: str
 
 
-class Left(Message):
+class WorkerLeft(BoardMessage):
     """I am gone: wait for no answer of mine."""
 
     kind: Literal["left"] = "left"
@@ -93,7 +93,7 @@ class _Reply(_OfPush):
     member: str
 
 
-class Ready(_Reply):
+class PushReady(_Reply):
     kind: Literal["ready"] = "ready"
     by_memory: tuple[int, ...]
     """The parcels that it reads where they lie, on the sender's machine."""
@@ -103,25 +103,25 @@ class Ready(_Reply):
     """So its process groups are built anew: whatever connected to the old ones while they formed goes with them."""
 
 
-class Refused(_Reply):
+class PushRefused(_Reply):
     kind: Literal["refused"] = "refused"
     reason: str
 
 
-class Staged(_Reply):
+class PushStaged(_Reply):
     """Everything arrived and is what was published."""
 
     kind: Literal["staged"] = "staged"
 
 
-class Failed(_Reply):
+class PushFailed(_Reply):
     kind: Literal["failed"] = "failed"
     reason: str
 
 
-ToWorkers = Offer | Begin | Cancel | Flip
-Reply = Ready | Refused | Staged | Failed
-ToLearner = Hello | Left | Reply
+ToWorkers = PushOffer | PushBegin | PushCancel | VersionLive
+Reply = PushReady | PushRefused | PushStaged | PushFailed
+ToLearner = WorkerHello | WorkerLeft | Reply
 
 TO_WORKERS_MESSAGES: TypeAdapter[ToWorkers] = TypeAdapter(Annotated[ToWorkers, Field(discriminator="kind")])
 TO_LEARNER_MESSAGES: TypeAdapter[ToLearner] = TypeAdapter(Annotated[ToLearner, Field(discriminator="kind")])

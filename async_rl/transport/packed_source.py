@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from async_rl.errors import WireError
 from async_rl.protocols import Board
 from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
-from async_rl.transport.plan import Layout
+from async_rl.transport.plan import WireLayout
 
 PACKED_NOTE, LAYOUT_NOTE = "packed", "layout"
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedParcel:
     """One rank's parcel of one version."""
 
     chunks: tuple[str, ...]
@@ -50,7 +50,7 @@ class _Note:
     """`wire.host`: the learner's address."""
     layout: str
     """Its digest."""
-    versions: Mapping[int, tuple[Packed, ...]]
+    versions: Mapping[int, tuple[PackedParcel, ...]]
     """By version, the parcels in the layout's order."""
 
 
@@ -58,20 +58,20 @@ _NOTES = TypeAdapter(_Note)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PackedSource:
     """A learner that has packed versions."""
 
     fence: int
     host: str
-    layout: Layout
-    versions: Mapping[int, tuple[Packed, ...]]
+    layout: WireLayout
+    versions: Mapping[int, tuple[PackedParcel, ...]]
 
 
-async def write_layout(board: Board, layout: Layout, *, fence: int) -> None:
+async def write_layout(board: Board, layout: WireLayout, *, fence: int) -> None:
     await _write(board, LAYOUT_NOTE, layout.to_json, fence)
 
 
-async def write_source(board: Board, source: Source) -> None:
+async def write_source(board: Board, source: PackedSource) -> None:
     """After `write_layout`. Takes the place of what was written before."""
     note = _Note(fence=source.fence, host=source.host, layout=source.layout.digest, versions=source.versions)
     await _write(board, PACKED_NOTE, lambda: _NOTES.dump_json(note), source.fence)
@@ -82,7 +82,7 @@ async def _write(board: Board, name: str, text: Callable[[], bytes], fence: int)
     await board.write_note(name, shrunk, NOTES_EXPIRE_S, fence=fence)
 
 
-async def read_source(board: Board, known: Layout | None = None) -> Source | None:
+async def read_source(board: Board, known: WireLayout | None = None) -> PackedSource | None:
     """The learner that holds the run, or held it last. None where there is none, or nothing that can be read.
 
     `known`: a layout that need not be read again.
@@ -98,14 +98,14 @@ async def read_source(board: Board, known: Layout | None = None) -> Source | Non
     except (WireError, ValidationError) as error:
         _log.warning("ignored what was written about the learner's weights", problem=str(error).partition("\n")[0])
         return None
-    return Source(fence=note.fence, host=note.host, layout=layout, versions=note.versions)
+    return PackedSource(fence=note.fence, host=note.host, layout=layout, versions=note.versions)
 
 
-async def _read_layout(board: Board, digest: str) -> Layout:
+async def _read_layout(board: Board, digest: str) -> WireLayout:
     text = await board.note(LAYOUT_NOTE)
     if text is None:
         raise WireError("there is no layout")
-    layout = await in_daemon_thread(lambda: Layout.from_json(_grown(text)), name="weight-note")
+    layout = await in_daemon_thread(lambda: WireLayout.from_json(_grown(text)), name="weight-note")
     if layout.digest != digest:
         raise WireError("the layout is another learner's")
     return layout

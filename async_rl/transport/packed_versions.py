@@ -10,24 +10,24 @@ from threading import Lock
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.packing import Filling, Held
-from async_rl.transport.plan import Layout, Parcel
-from async_rl.transport.wire.shared_memory import Memory
+from async_rl.transport.packing import HeldBoxes, ParcelPacker
+from async_rl.transport.plan import Parcel, WireLayout
+from async_rl.transport.wire.shared_memory import ParcelMemory
 
 
-class Outbox:
-    def __init__(self, layout: Layout, parcel: Parcel, device: torch.device, *, shared: bool) -> None:
-        self._filling = Filling(layout, parcel)
+class PackedVersions:
+    def __init__(self, layout: WireLayout, parcel: Parcel, device: torch.device, *, shared: bool) -> None:
+        self._filling = ParcelPacker(layout, parcel)
         self._num_bytes = parcel.num_bytes
         self._device = device
         self._shared = shared
-        self._versions: dict[int, Memory] = {}
-        self._free: list[Memory] = []
+        self._versions: dict[int, ParcelMemory] = {}
+        self._free: list[ParcelMemory] = []
         self._reading = Lock()
-        self._readers: Counter[Memory] = Counter()
+        self._readers: Counter[ParcelMemory] = Counter()
         """Threads of this process that are reading; other processes hold a lock of the memory's own."""
 
-    def pack(self, version: int, held: Held, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
+    def pack(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
         """Copy what the rank sends of a version. Other versions than those in `keep` may be given up for it.
 
         Returns the digests of its chunks, and where processes of this machine find its memory.
@@ -60,12 +60,12 @@ class Outbox:
             with self._reading:
                 self._readers -= Counter([memory])
 
-    def _claimed(self) -> Memory:
+    def _claimed(self) -> ParcelMemory:
         for number, memory in enumerate(self._free):
             if not self._readers[memory] and memory.claim():
                 return self._free.pop(number)
         if self._device.type == "cpu":
             self._free.clear()  # whoever still reads them keeps them alive
-        memory = Memory(self._num_bytes, self._device, shared=self._shared)
+        memory = ParcelMemory(self._num_bytes, self._device, shared=self._shared)
         memory.claim()
         return memory

@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from async_rl.transport.digest import ChunkDigests
-from async_rl.transport.plan import Box, Layout, Parcel, Slice
+from async_rl.transport.plan import Box, Parcel, Slice, WireLayout
 
-Held = Mapping[Box, torch.Tensor]
+HeldBoxes = Mapping[Box, torch.Tensor]
 """The boxes that a rank holds, each a tensor of the box's shape."""
 
 _PIECE_BYTES = 256 << 10
 """Still in the cache of a core when it is hashed, and large enough that the calls do not count."""
 
 
-class Filling:
-    def __init__(self, layout: Layout, parcel: Parcel) -> None:
+class ParcelPacker:
+    def __init__(self, layout: WireLayout, parcel: Parcel) -> None:
         self._dtypes: Mapping[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in layout.specs}
         self._parcel = parcel
 
-    def fill(self, data: torch.Tensor, held: Held) -> tuple[str, ...]:
+    def fill(self, data: torch.Tensor, held: HeldBoxes) -> tuple[str, ...]:
         """Returns the digests of the chunks."""
         of_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
         for box, tensor in held.items():

@@ -13,16 +13,16 @@ import torch
 from async_rl.config import WireConfig
 from async_rl.errors import ConfigError, WireError
 from async_rl.transport.delta import codec
-from async_rl.transport.delta.difference import Piece, pays, receive_difference, send_difference
-from async_rl.transport.packed_versions import Outbox
-from async_rl.transport.wire.process_group import Landed, Link, receive_parcel, send_parcel
+from async_rl.transport.delta.difference import DeltaPiece, pays, receive_difference, send_difference
+from async_rl.transport.packed_versions import PackedVersions
+from async_rl.transport.wire.process_group import Link, OnReceived, receive_parcel, send_parcel
 
 _WHOLE, _DIFFERENCE = 0, 1
 
 _log = structlog.get_logger(__name__)
 
 
-class Readiness:
+class DeltaCompiler:
     """Differences need compiled code: it is made beside everything else, and until then parcels travel whole."""
 
     def __init__(self) -> None:
@@ -48,18 +48,18 @@ class Readiness:
 _SPARSE = ("bfloat16", "float16")
 """In these an update changes few elements: the others' steps are too small to show. In float32 all of them change."""
 
-READINESS = Readiness()
+DELTA_COMPILER = DeltaCompiler()
 """One for the process: compiled is compiled."""
 
 
-def can_differ(cut: Sequence[Piece]) -> bool:
+def can_differ(cut: Sequence[DeltaPiece]) -> bool:
     return any(piece.dtype in _SPARSE for piece in cut)
 
 
-class Courier:
+class ParcelSender:
     """A sender's."""
 
-    def __init__(self, outbox: Outbox, cut: Sequence[Piece], wire: WireConfig) -> None:
+    def __init__(self, outbox: PackedVersions, cut: Sequence[DeltaPiece], wire: WireConfig) -> None:
         if wire.deltas == "always" and not codec.is_available():
             raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")
         self._outbox, self._cut, self._deltas = outbox, cut, wire.deltas
@@ -84,7 +84,7 @@ class Courier:
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
 
     def _is_worth_it(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
-        if self._deltas == "off" or old.device.type != "cpu" or not can_differ(self._cut) or not READINESS.is_there:
+        if self._deltas == "off" or old.device.type != "cpu" or not can_differ(self._cut) or not DELTA_COMPILER.is_there:
             return False
         return self._deltas == "always" or (link.bytes_per_s > 0 and pays(self._cut, old, new, link.bytes_per_s))
 
@@ -92,12 +92,12 @@ class Courier:
 def receive(
     link: Link,
     data: torch.Tensor,
-    cut: Sequence[Piece],
+    cut: Sequence[DeltaPiece],
     *,
     may_differ: bool,
     holds_base: bool,
     transfer_bytes: int,
-    landed: Landed,
+    landed: OnReceived,
 ) -> None:
     """`may_differ`: the sender was given a base, so it says first how the parcel travels. `holds_base`: `data` is that base."""
     if not may_differ or _hear(link) == _WHOLE:

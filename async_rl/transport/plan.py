@@ -101,7 +101,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class WireLayout:
     """Every element of every parameter in exactly one slice."""
 
     specs: tuple[ParameterSpec, ...]
@@ -132,11 +132,11 @@ class Layout:
         return _LAYOUT.dump_json(self)
 
     @staticmethod
-    def from_json(text: bytes) -> Layout:
+    def from_json(text: bytes) -> WireLayout:
         return _LAYOUT.validate_json(text)
 
 
-_LAYOUT = TypeAdapter(Layout)
+_LAYOUT = TypeAdapter(WireLayout)
 
 
 def on_the_wire(specs: Sequence[ParameterSpec], dtype: str) -> tuple[ParameterSpec, ...]:
@@ -154,7 +154,7 @@ def size_of(spec: ParameterSpec) -> int:
     return math.prod(spec.shape) * item_bytes(spec)
 
 
-def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -> Layout:
+def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -> WireLayout:
     """`held`: the boxes on each rank. Equal loads, as far as what ranks hold allows."""
     holders: dict[Box, list[int]] = defaultdict(list)
     for rank in sorted(held):
@@ -171,7 +171,7 @@ def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -
         for rank, share in _shares(boxes, quotas[ranks], sizes):
             sent[rank].append(share)
     parcels = (_parcel(rank, boxes, sizes) for rank, boxes in sorted(sent.items()))
-    return Layout(specs=tuple(specs), parcels=tuple(parcel for parcel in parcels if parcel.slices))
+    return WireLayout(specs=tuple(specs), parcels=tuple(parcel for parcel in parcels if parcel.slices))
 
 
 def _bytes(boxes: Sequence[Box], sizes: Mapping[str, int]) -> int:

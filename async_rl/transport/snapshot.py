@@ -22,7 +22,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from async_rl.errors import WireError
-from async_rl.transport.plan import CHUNK_BYTES, Layout, Parcel, Slice
+from async_rl.transport.plan import CHUNK_BYTES, Parcel, Slice, WireLayout
 from async_rl.types import VersionRecord
 
 KEPT = 2
@@ -48,14 +48,14 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class SnapshotManifest:
     record: VersionRecord
-    layout: Layout
+    layout: WireLayout
     chunks: tuple[tuple[str, ...], ...]
     """Digests, by parcel."""
 
 
-_MANIFESTS = TypeAdapter(Manifest)
+_MANIFESTS = TypeAdapter(SnapshotManifest)
 
 
 def folder_of(root: Path, version: int) -> Path:
@@ -90,7 +90,7 @@ def drafting(root: Path, version: int) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)  # a disk that was full needs the room
 
 
-def write_parcel(draft: Path, number: int, layout: Layout, data: torch.Tensor) -> None:
+def write_parcel(draft: Path, number: int, layout: WireLayout, data: torch.Tensor) -> None:
     """On the disk when it returns."""
     with file_of(draft, number).open("wb", buffering=0) as file:
         _write(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
@@ -99,7 +99,7 @@ def write_parcel(draft: Path, number: int, layout: Layout, data: torch.Tensor) -
         os.fsync(file.fileno())
 
 
-def commit(draft: Path, manifest: Manifest) -> None:
+def commit(draft: Path, manifest: SnapshotManifest) -> None:
     """After every parcel was written. The snapshot exists when it returns, and older ones than the newest few do not."""
     root = draft.parent
     with (draft / _MANIFEST).open("wb") as file:
@@ -119,7 +119,7 @@ def commit(draft: Path, manifest: Manifest) -> None:
 # -- reading -----------------------------------------------------------------------------------------------------------------
 
 
-def read_manifest(root: Path, version: int) -> Manifest | None:
+def read_manifest(root: Path, version: int) -> SnapshotManifest | None:
     """None where there is no snapshot of the version."""
     path = folder_of(root, version) / _MANIFEST
     try:
@@ -130,7 +130,7 @@ def read_manifest(root: Path, version: int) -> Manifest | None:
         raise WireError(f"the snapshot {path.parent} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def read_parcel(root: Path, manifest: Manifest, number: int, data: torch.Tensor, landed: Callable[[int], None]) -> None:
+def read_parcel(root: Path, manifest: SnapshotManifest, number: int, data: torch.Tensor, landed: Callable[[int], None]) -> None:
     """Into `data`. `landed` hears how many bytes have arrived so far."""
     path = file_of(folder_of(root, manifest.record.version), number)
     try:
@@ -151,7 +151,7 @@ def read_parcel(root: Path, manifest: Manifest, number: int, data: torch.Tensor,
 # -- files -------------------------------------------------------------------------------------------------------------------
 
 
-def _header(layout: Layout, parcel: Parcel) -> bytes:
+def _header(layout: WireLayout, parcel: Parcel) -> bytes:
     """Every byte must belong to something, so the gaps between slices are something too."""
     specs = {spec.name: spec for spec in layout.specs}
     described: dict[str, object] = {}

@@ -21,11 +21,11 @@ from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import TO_LEARNER
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
-from async_rl.transport.wire.process_group import Links, Seat, Timeouts, send_parcel
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.wire.process_group import GroupRank, LinkPool, WireTimeouts, send_parcel
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from gpu_checks.report import Checks, Machine, Report
 
-TIMEOUTS = Timeouts(rendezvous_s=30.0, operation_s=10.0)
+TIMEOUTS = WireTimeouts(rendezvous_s=30.0, operation_s=10.0)
 PUSHES = 3
 
 
@@ -110,10 +110,10 @@ def rebuild(machine: Machine, report: Report) -> None:
     backend = "nccl" if machine.is_gpu else "gloo"
     report.note(backend=backend)
     data = torch.ones((64 if machine.is_gpu else 4) << 20, dtype=torch.uint8, device=machine.device)
-    meeting = Meeting.at("127.0.0.1", HashStore())
-    links = Links(TIMEOUTS)
+    meeting = WireRendezvous.at("127.0.0.1", HashStore())
+    links = LinkPool(TIMEOUTS)
     for name, group in (("first", "1"), ("again", "1"), ("aborted", "1"), ("rebuilt", "2")):
-        seat = Seat(group=group, rank=0, size=1, device=machine.device, backend=backend)
+        seat = GroupRank(group=group, rank=0, size=1, device=machine.device, backend=backend)
         started = time.perf_counter()
         with suppress(_Struck), links.use(meeting, seat, Event()) as link:
             send_parcel(link, data, 1 << 20)

@@ -15,9 +15,9 @@ from async_rl.megatron import parallel
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import lay_out
-from async_rl.transport.sending.rank_orders import Errands
-from async_rl.transport.sending.rank_sender import Depot
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.sending.rank_orders import WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import TakenGroup
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import Objective
@@ -42,7 +42,9 @@ class OneRank:
         self._trainer = RankTrainer(replace(roster, policy=watched), objective, config)
         store = HashStore()
         layout = lay_out(specs(shape, roster.policy.dtype), {0: list(roster.policy.held())})
-        self._depot = Depot(Meeting.at(config.wire.host, store), Errands(store, 0, fence=1), layout, 0, device, config.wire)
+        self._depot = RankSender(
+            WireRendezvous.at(config.wire.host, store), WireOrders(store, 0, fence=1), layout, 0, device, config.wire
+        )
         self._version = 0
 
     def step(self, groups: Sequence[TakenGroup]) -> dict[str, float]:

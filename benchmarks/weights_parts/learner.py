@@ -13,10 +13,10 @@ import torch
 from async_rl.config import WireConfig
 from async_rl.transport.digest import specs_of
 from async_rl.transport.plan import lay_out
-from async_rl.transport.sending.rank_orders import Errands
-from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.rank_orders import WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import WeightSender
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 from weights_parts.models import held
 from weights_parts.pipe_board import FENCE, PipeBoard
@@ -33,7 +33,7 @@ class Pushed:
 
 
 class Learner:
-    def __init__(self, sender: WeightSender, depot: Depot) -> None:
+    def __init__(self, sender: WeightSender, depot: RankSender) -> None:
         self._sender = sender
         self._depot = depot
         self._version = -1
@@ -62,7 +62,7 @@ async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.T
     device = next(iter(like.values())).device
     store = await board.make_store()
     layout = lay_out(specs_of(like), {0: list(held(like))})
-    depot = Depot(Meeting.at("127.0.0.1", store), Errands(store, 0, fence=FENCE), layout, 0, device, wire)
+    depot = RankSender(WireRendezvous.at("127.0.0.1", store), WireOrders(store, 0, fence=FENCE), layout, 0, device, wire)
     async with asyncio.TaskGroup() as services:
         listening = services.create_task(board.listen())
         async with WeightSender(board, wire, depot, str(device), fence=FENCE) as sender:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from async_rl.board.attached_code import refuse_foreign_code
-from async_rl.board.environment_mix import Change, Schedule
+from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
 from async_rl.cli.env import CHANGES
 from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
@@ -17,7 +17,7 @@ ATTEMPTS = 5
 
 async def change(run: OpenRun, line: Line) -> int:
     wanted, entry = await _append(run, line)
-    schedule = Schedule(run.config.environments, await run.buffer.mix())
+    schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     await _change_quotas(run, schedule)
     when = f"in even steps until task {entry.at + wanted.ramp}" if wanted.ramp else "at once"
     shares = ", ".join(f"{name} {share:.1%}" for name, share in _shares(schedule.final_weights).items())
@@ -25,10 +25,10 @@ async def change(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def _append(run: OpenRun, line: Line) -> tuple[Change, MixChange]:
+async def _append(run: OpenRun, line: Line) -> tuple[EnvironmentChange, MixChange]:
     for _ in range(ATTEMPTS):
         log = await run.buffer.mix()
-        wanted = CHANGES[line.tool.words](line, Schedule(run.config.environments, log))
+        wanted = CHANGES[line.tool.words](line, MixSchedule(run.config.environments, log))
         if wanted.environment is not None:
             refuse_foreign_code(wanted.environment, run.config.environments, run.config.environments_from)
         known = log[-1].id if log else ""
@@ -37,7 +37,7 @@ async def _append(run: OpenRun, line: Line) -> tuple[Change, MixChange]:
     raise ConfigError("the mix was not changed: a learner is just taking over, or others change it too; try again in a moment")
 
 
-async def _change_quotas(run: OpenRun, schedule: Schedule) -> None:
+async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:
     """A share of a batch's groups is one of the limits, so that it holds for whoever takes them."""
     limits = await run.buffer.limits()
     in_force = limits if limits is not None else run.config.limits
@@ -51,7 +51,7 @@ async def _change_quotas(run: OpenRun, schedule: Schedule) -> None:
 
 
 async def ls(run: OpenRun, line: Line) -> int:
-    schedule = Schedule(run.config.environments, await run.buffer.mix())
+    schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     next_task = int((await run.inspection.pace()).state.get("next_task", "0"))
     tally = (await run.inspection.tally()).environments
     now, later = schedule.weights_at(next_task), schedule.final_weights

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from async_rl.board.weight_requests import Answer, Wish, ask
+from async_rl.board.weight_requests import WeightAction, WeightAnswer, ask
 from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from async_rl.protocols import Member
@@ -58,7 +58,7 @@ async def rollback(run: OpenRun, line: Line) -> int:
     return await _wish(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
 
 
-async def _wish(run: OpenRun, wish: Wish, *, version: int | None = None, step: int | None = None) -> int:
+async def _wish(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> int:
     answer = await _ask(run, wish, version=version, step=step)
     if answer is None:
         raise ConfigError(
@@ -70,7 +70,7 @@ async def _wish(run: OpenRun, wish: Wish, *, version: int | None = None, step: i
     return 0
 
 
-async def _ask(run: OpenRun, wish: Wish, *, version: int | None = None, step: int | None = None) -> Answer | None:
+async def _ask(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> WeightAnswer | None:
     if run.was_asleep or not (await run.inspection.pace()).learner:
         return None
     return await ask(_board(run), wish, ANSWERED_WITHIN_S, version=version, step=step)
@@ -86,7 +86,7 @@ def _version(word: str) -> int:
     return int(word)
 
 
-def _document(live: VersionRecord | None, members: Sequence[Member], answer: Answer | None) -> dict[str, object]:
+def _document(live: VersionRecord | None, members: Sequence[Member], answer: WeightAnswer | None) -> dict[str, object]:
     rows = [{**asdict(member), "behind": _served(member, live)[1]} for member in members]
     return {
         "live": None if live is None else asdict(live),
@@ -95,7 +95,7 @@ def _document(live: VersionRecord | None, members: Sequence[Member], answer: Ans
     }
 
 
-def _live(live: VersionRecord | None, answer: Answer | None) -> list[str]:
+def _live(live: VersionRecord | None, answer: WeightAnswer | None) -> list[str]:
     if live is None:
         return ["no version is live yet"]
     pushed = answer.state.last_push if answer is not None else None
@@ -104,7 +104,7 @@ def _live(live: VersionRecord | None, answer: Answer | None) -> list[str]:
     return [f"version {live.version} is live{since}: the weights after step {live.step}, timeline {live.timeline}"]
 
 
-def _learner(answer: Answer | None) -> list[str]:
+def _learner(answer: WeightAnswer | None) -> list[str]:
     if answer is None:
         return ["no learner answers"]
     state, said = answer.state, list[str]()

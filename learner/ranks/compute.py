@@ -17,7 +17,7 @@ from async_rl.errors import ServiceStopped
 from async_rl.megatron.parallel import Rendezvous
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GroupStores
-from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.types import BufferPosition
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
@@ -85,7 +85,7 @@ class Compute:
     async def step(self, batch: PackedBatch) -> StepResult:
         return await self._call(self._crew.step, batch, learning_rate_scale=self.learning_rate_scale)
 
-    async def open_depot(self) -> Depot:
+    async def open_depot(self) -> RankSender:
         """Where versions leave from."""
         return await self._call(self._crew.open_depot, fence=self._life)
 

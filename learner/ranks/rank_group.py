@@ -36,11 +36,11 @@ from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.megatron.value_head import without_value_head
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GroupStores
-from async_rl.transport.packed_source import Packed
-from async_rl.transport.plan import Box, Layout, lay_out, on_the_wire
-from async_rl.transport.sending.rank_orders import ERRANDS, Errands
-from async_rl.transport.sending.rank_sender import Depot
-from async_rl.transport.wire.rendezvous import STORE, Meeting
+from async_rl.transport.packed_source import PackedParcel
+from async_rl.transport.plan import Box, WireLayout, lay_out, on_the_wire
+from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire.rendezvous import STORE, WireRendezvous
 from learner.batches.batch import PackedBatch, shard_from_bytes, shard_to_bytes
 from learner.checkpoints.checkpointer import Keeping, all_succeeded
 from learner.checkpoints.stored_weights import stored_weights
@@ -57,7 +57,7 @@ from learner.step import StepResult
 log = structlog.get_logger()
 
 _HELD = TypeAdapter(list[Box])
-_PACKED: TypeAdapter[Packed | None] = TypeAdapter(Packed | None)
+_PACKED: TypeAdapter[PackedParcel | None] = TypeAdapter(PackedParcel | None)
 
 
 class Order(IntEnum):
@@ -123,7 +123,7 @@ class Crew:
         assert gathered is not None
         return gathered
 
-    def open_depot(self, *, fence: int) -> Depot:
+    def open_depot(self, *, fence: int) -> RankSender:
         """Every rank gets ready to send what it holds to the workers. Once in a crew's life, before `pack`."""
         with self._told(Order.OPEN_DEPOT, {"fence": fence}):
             return self._hand.open_depot(fence)
@@ -242,7 +242,7 @@ class _Hand:
         self._wire, self._snapshots = config.wire, config.snapshot_folder
         self._trainer = RankTrainer(roster, objective, config)
         self.keeping = Keeping(self.models, device)
-        self._depot: Depot | None = None
+        self._depot: RankSender | None = None
 
     @property
     def models(self) -> Mapping[str, TrainingModel]:
@@ -259,20 +259,22 @@ class _Hand:
         gathered = self.model.gather()
         return without_value_head(gathered) if gathered is not None else None
 
-    def open_depot(self, fence: int) -> Depot:
+    def open_depot(self, fence: int) -> RankSender:
         assert self._stores is not None
         rank, store = dist.get_rank(), self._stores.open(STORE)
         host = self._wire.host
-        meeting = Meeting.at(host, store) if rank == 0 else Meeting.towards(host, store)
-        errands = Errands(self._stores.open(ERRANDS), rank, fence=fence)
-        self._depot = Depot(meeting, errands, self._layout(), rank, self.model.device, self._wire, snapshots=self._snapshots)
+        meeting = WireRendezvous.at(host, store) if rank == 0 else WireRendezvous.towards(host, store)
+        errands = WireOrders(self._stores.open(WIRE_ORDERS), rank, fence=fence)
+        self._depot = RankSender(
+            meeting, errands, self._layout(), rank, self.model.device, self._wire, snapshots=self._snapshots
+        )
         return self._depot
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> WireLayout:
         """The same on all ranks, made of what each of them holds."""
         held = [_HELD.validate_json(said) for said in at_rank_0(_HELD.dump_json(list(self.model.held())))]
         if not held:
-            return Layout.from_json(from_rank_0(None))
+            return WireLayout.from_json(from_rank_0(None))
         wanted = on_the_wire(specs(self._served_shape, self.model.dtype), self._wire.dtype)
         layout = lay_out(wanted, dict(enumerate(held)))
         from_rank_0(layout.to_json())
@@ -294,7 +296,7 @@ class _Hand:
             log.warning(f"a checkpoint cannot be served: {error}")
         return self._complete(version, packed, keep) if all_succeeded(problem is None) else None
 
-    def _complete(self, version: int, packed: Packed | None, keep: Collection[int]) -> str:
+    def _complete(self, version: int, packed: PackedParcel | None, keep: Collection[int]) -> str:
         assert self._depot is not None
         said = [_PACKED.validate_json(each) for each in at_rank_0(_PACKED.dump_json(packed))]
         return self._depot.complete(version, said, keep=keep) if said else ""

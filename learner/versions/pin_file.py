@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from async_rl.durable.whole_file import write_whole
 
 
-class Pin(BaseModel):
+class PinRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: int
@@ -22,10 +22,10 @@ class PinFile:
     def __init__(self, run_folder: Path) -> None:
         self._path = run_folder / "pinned.json"
 
-    def read(self) -> Pin | None:
-        return Pin.model_validate_json(self._path.read_bytes()) if self._path.exists() else None
+    def read(self) -> PinRecord | None:
+        return PinRecord.model_validate_json(self._path.read_bytes()) if self._path.exists() else None
 
-    def write(self, pin: Pin) -> None:
+    def write(self, pin: PinRecord) -> None:
         write_whole(self._path, pin.model_dump_json())
 
     def remove(self) -> None:

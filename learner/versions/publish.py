@@ -26,7 +26,7 @@ from learner.versions.push_policy import PushPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class PendingPush:
     """Packed, to be pushed."""
 
     record: VersionRecord
@@ -36,7 +36,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class CompletedPush:
     """A version that went live, to the workers that were there."""
 
     record: VersionRecord
@@ -65,8 +65,8 @@ class Publisher:
     ):
         self._buffer, self._fence, self._sender = buffer, fence, sender
         self._policy, self._now = policy, now
-        self._newest: Offered | None = None
-        self._sent: Offered | None = None
+        self._newest: PendingPush | None = None
+        self._sent: PendingPush | None = None
         """The last one whose push began: live, or about to be."""
         self._has_news = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -79,7 +79,7 @@ class Publisher:
         self.live_version = -1
         self.pinned = ""
         """Why versions are held back, for people; empty when they are not."""
-        self.last_push: Pushed | None = None
+        self.last_push: CompletedPush | None = None
         self.pushes = 0
         self.coalesced = 0
         """Versions that were packed, and overtaken before their push began."""
@@ -115,7 +115,7 @@ class Publisher:
         if self._newest is not self._sent:
             self.coalesced += 1
         self._is_hurried = False
-        self._newest = Offered(record=record, releases=releases, at=self._now())
+        self._newest = PendingPush(record=record, releases=releases, at=self._now())
         self._has_news.set()
 
     def take_rollback(self) -> Rollback | None:
@@ -178,7 +178,7 @@ class Publisher:
             for one in either:
                 one.cancel()
 
-    async def _send(self, offered: Offered) -> None:
+    async def _send(self, offered: PendingPush) -> None:
         self._sent, began = offered, self._now()
         record, is_new = offered.record, offered.record.version > self.live_version
         report = await self._sender.push(record)
@@ -187,7 +187,7 @@ class Publisher:
         await self._sender.flip(record)
         if is_new:
             await self._buffer.release(self._fence, offered.releases)
-            self.last_push = Pushed(record=record, report=report, waited_s=began - offered.at, at=time.time())
+            self.last_push = CompletedPush(record=record, report=report, waited_s=began - offered.at, at=time.time())
             self.pushes += 1
             async with self._changed:
                 self.live_version = record.version

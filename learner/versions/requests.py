@@ -6,17 +6,17 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.board.weight_requests import Answer, LastPush, Request, WeightsState, answer, open_requests
+from async_rl.board.weight_requests import LastPush, WeightAnswer, WeightRequest, WeightsState, answer, open_requests
 from async_rl.checkpoints.manifest import Damaged, candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.protocols import Board
-from learner.versions.pin_file import Pin, PinFile
+from learner.versions.pin_file import PinFile, PinRecord
 from learner.versions.publish import Publisher, Rollback
 
 log = structlog.get_logger("learner")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """For whoever asked, in a sentence."""
 
 
@@ -46,13 +46,13 @@ class WeightRequests:
             for request in await inbox.read():
                 try:
                     said, is_refusal = await self._grant(request), False
-                except Refused as refusal:
+                except RequestRefused as refusal:
                     said, is_refusal = str(refusal), True
                 if request.wish != "status":
                     log.info(f"asked to {request.wish} weights: {said}")
-                await answer(self._board, Answer(id=request.id, said=said, is_refusal=is_refusal, state=self._state()))
+                await answer(self._board, WeightAnswer(id=request.id, said=said, is_refusal=is_refusal, state=self._state()))
 
-    async def _grant(self, request: Request) -> str:
+    async def _grant(self, request: WeightRequest) -> str:
         publisher = self._publisher
         match request.wish:
             case "status":
@@ -63,13 +63,13 @@ class WeightRequests:
                 return await self._pin(request.version)
             case "unpin":
                 if not publisher.pinned:
-                    raise Refused("nothing is pinned")
+                    raise RequestRefused("nothing is pinned")
                 self._pin_file.remove()
                 publisher.unpin()
                 return "the newest weights go out after the step that is being trained"
             case "roll back":
                 wanted = self._checkpoint(request)
-                self._write(Pin(step=wanted.step, checkpoint=wanted.checkpoint.name))
+                self._write(PinRecord(step=wanted.step, checkpoint=wanted.checkpoint.name))
                 await publisher.roll_back(wanted)
                 return (
                     f"the weights of step {wanted.step} go out as a version of their own after the step that is being trained, "
@@ -79,33 +79,37 @@ class WeightRequests:
     async def _pin(self, version: int | None) -> str:
         live = self._publisher.live_version
         if version not in (None, live):
-            raise Refused(f"version {version} is not live, {live} is; `async-rl weights rollback` serves a checkpoint again")
+            raise RequestRefused(
+                f"version {version} is not live, {live} is; `async-rl weights rollback` serves a checkpoint again"
+            )
         if self._publisher.pinned:
-            raise Refused(f"the weights are pinned already ({self._publisher.pinned})")
+            raise RequestRefused(f"the weights are pinned already ({self._publisher.pinned})")
         if live < 0 or (pinned := await self._publisher.pin("by hand")) is None:
-            raise Refused("no version is live yet, so there is nothing to pin")
+            raise RequestRefused("no version is live yet, so there is nothing to pin")
         try:
-            self._write(Pin(step=pinned.step))
-        except Refused:
+            self._write(PinRecord(step=pinned.step))
+        except RequestRefused:
             self._publisher.unpin()
             raise
         return f"version {pinned.version} stays live; the learner trains on for as long as max_age lets it"
 
-    def _write(self, pin: Pin) -> None:
+    def _write(self, pin: PinRecord) -> None:
         try:
             self._pin_file.write(pin)
         except OSError as error:
-            raise Refused(f"nothing is pinned, because it cannot be written down: {error.strerror}") from error
+            raise RequestRefused(f"nothing is pinned, because it cannot be written down: {error.strerror}") from error
 
     def _push(self) -> str:
         if self._publisher.pinned:
-            raise Refused(f"the weights are pinned ({self._publisher.pinned}); `async-rl weights pin off` pushes the newest")
+            raise RequestRefused(
+                f"the weights are pinned ({self._publisher.pinned}); `async-rl weights pin off` pushes the newest"
+            )
         if not self._publisher.is_held_back:
-            raise Refused("the newest version is live, or on its way")
+            raise RequestRefused("the newest version is live, or on its way")
         self._publisher.hurry()
         return "the newest weights go out after the step that is being trained"
 
-    def _checkpoint(self, request: Request) -> Rollback:
+    def _checkpoint(self, request: WeightRequest) -> Rollback:
         """Of whatever life of the run: a step that was trained twice is meant as it was trained last."""
         kept: dict[str, Rollback] = {}
         for path in candidates(self._checkpoints):
@@ -119,7 +123,7 @@ class WeightRequests:
             kept[f"{version} (step {manifest.step})"] = found
         meant = f"version {request.version}" if request.version is not None else f"step {request.step}"
         listed = f"; there are versions {', '.join(kept)}" if kept else "; there is none yet (learner.checkpoint_every)"
-        raise Refused(f"no checkpoint holds {meant}{listed}")
+        raise RequestRefused(f"no checkpoint holds {meant}{listed}")
 
     def _state(self) -> WeightsState:
         pushed, held = self._publisher.last_push, self._publisher.reached

@@ -11,7 +11,7 @@ from typing import Self
 import structlog
 
 from async_rl.board.attached_code import refuse_foreign_code
-from async_rl.board.environment_mix import PERIOD, Schedule, apportion, interleave
+from async_rl.board.environment_mix import PERIOD, MixSchedule, apportion, interleave
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
 from async_rl.types import MixChange
@@ -61,7 +61,7 @@ class TaskMix:
             ]
         )
         self._log: tuple[MixChange, ...] = ()
-        self._schedules = {"": Schedule(self._sections)}
+        self._schedules = {"": MixSchedule(self._sections)}
         """By the latest change that they know."""
 
     @classmethod
@@ -95,16 +95,16 @@ class TaskMix:
         return build_agent(section, self._seed)
 
     @property
-    def _latest(self) -> Schedule:
+    def _latest(self) -> MixSchedule:
         return self._schedule(self._log[-1].id if self._log else "")
 
-    def _schedule(self, mix: str) -> Schedule:
+    def _schedule(self, mix: str) -> MixSchedule:
         """Under the changes up to that one: a buffer that was set back may have forgotten others that we heard of."""
         if mix not in self._schedules:
             if not self.knows(mix):
                 raise EnvironmentUnavailable("?", "its mix is one that the buffer has lost")
             heard = [change.id for change in self._log].index(mix) + 1
-            self._schedules[mix] = Schedule(self._sections, self._log[:heard])
+            self._schedules[mix] = MixSchedule(self._sections, self._log[:heard])
         return self._schedules[mix]
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from async_rl.board.environment_mix import Change
+from async_rl.board.environment_mix import EnvironmentChange
 from async_rl.config import BatchConfig
 from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.replay_protocol import Limits
@@ -63,7 +63,7 @@ async def recovered(buffer: MemoryBuffer, position: BufferPosition | None = None
 async def change(buffer: MemoryBuffer, name: str, weight: float, type_name: str = "") -> int:
     log = await buffer.mix()
     environment = EnvironmentConfig(type=type_name, name=name) if type_name else None
-    text = Change(name=name, weight=weight, environment=environment).model_dump_json(exclude_defaults=True)
+    text = EnvironmentChange(name=name, weight=weight, environment=environment).model_dump_json(exclude_defaults=True)
     entry = await buffer.change_mix(log[-1].id if log else "", text)
     assert entry is not None
     return entry.at

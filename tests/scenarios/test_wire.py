@@ -26,10 +26,10 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
-    Failed,
-    Flip,
-    Offer,
-    Ready,
+    PushFailed,
+    PushOffer,
+    PushReady,
+    VersionLive,
 )
 from async_rl.transport.packed_source import PACKED_NOTE
 from async_rl.transport.receiving.receiver import WeightReceiver
@@ -308,7 +308,7 @@ async def test_malformed_and_foreign_messages_change_nothing(board: StageBoard, 
                 await board.post(topic, message)
         await board.post("weights-to-learner", {"kind": "staged", "fence": 1, "generation": 99, "member": "w"})
         await sender.push(1, pushed)
-        forged = Flip(fence=1, record=replace(sender.records[1], digest="of something else"))
+        forged = VersionLive(fence=1, record=replace(sender.records[1], digest="of something else"))
         await board.post("weights-to-workers", forged.model_dump(mode="json"))
         await sender.flip(1)
         await worker.serves(1)
@@ -321,13 +321,13 @@ async def test_a_forged_offer_with_a_huge_fence_makes_nobody_ignore_the_learner(
     async with asyncio.timeout(60), running(worker), sending(board, wire, weights(0)) as sender:
         await sender.needed(1)
         record = VersionRecord(version=99, timeline="f", step=1, digest="f")
-        forged = Offer(fence=10**15, generation=10**15, to=("w",), record=record)
+        forged = PushOffer(fence=10**15, generation=10**15, to=("w",), record=record)
         await board.post(TO_WORKERS, forged.model_dump(mode="json"))
-        await board.post(TO_WORKERS, Flip(fence=10**15, record=record).model_dump(mode="json"))
+        await board.post(TO_WORKERS, VersionLive(fence=10**15, record=record).model_dump(mode="json"))
         assert (await sender.push(1, pushed)).staged == ("w",)
         await sender.flip(1)
         await worker.serves(1)
-        said = [message for message in await hears.read() if isinstance(message, Ready | Failed)]
+        said = [message for message in await hears.read() if isinstance(message, PushReady | PushFailed)]
     assert [message.fence for message in said] == [1], "nobody answered the forger"
     assert worker.served == [(1, digest_of(pushed))]
 

@@ -15,8 +15,8 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_WORKERS,
     TO_WORKERS_MESSAGES,
-    Left,
-    Offer,
+    PushOffer,
+    WorkerLeft,
 )
 
 PATIENT = WireConfig(bucket_mb=0.25, operation_timeout_s=300)
@@ -29,9 +29,9 @@ async def test_a_push_does_not_wait_for_a_member_that_leaves_meanwhile(redis_ser
         pushed = weights(seed=1)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             push = group.create_task(sender.push(1, pushed))
-            while not any(isinstance(message, Offer) for message in await offers.read()):
+            while not any(isinstance(message, PushOffer) for message in await offers.read()):
                 pass  # each read waits for messages
-            await post(board, TO_LEARNER, Left(member="gone"))
+            await post(board, TO_LEARNER, WorkerLeft(member="gone"))
         assert push.result().dropped == {"gone": "left the run"}
         assert await sender.needy(2) == [], "it is still listed, and worth no other offer"
 

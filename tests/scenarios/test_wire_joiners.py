@@ -31,12 +31,12 @@ from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
-    Hello,
+    WorkerHello,
 )
-from async_rl.transport.packed_source import Source, read_source
-from async_rl.transport.packed_versions import Outbox
+from async_rl.transport.packed_source import PackedSource, read_source
+from async_rl.transport.packed_versions import PackedVersions
 from async_rl.transport.plan import lay_out
-from async_rl.transport.wire.http import Serving, pull
+from async_rl.transport.wire.http import ParcelServer, pull
 from async_rl.types import VersionRecord
 from buffer import open_buffer
 
@@ -70,7 +70,7 @@ async def left(snapshots: Path, version: int) -> None:
 
 
 async def says_hello(inbox: Inbox, worker: Worker) -> None:
-    while Hello(member=worker.name) not in await inbox.read():
+    while WorkerHello(member=worker.name) not in await inbox.read():
         pass
 
 
@@ -197,7 +197,7 @@ async def test_every_so_manyth_live_version_is_written_down(board: StageBoard, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000001", "version-00000003"]
 
 
-async def pulling_from_one_that_dies(source: Source, process: asyncio.subprocess.Process) -> None:
+async def pulling_from_one_that_dies(source: PackedSource, process: asyncio.subprocess.Process) -> None:
     [packed] = source.versions[3]
     data = torch.empty(source.layout.parcels[0].num_bytes, dtype=torch.uint8)
 
@@ -221,16 +221,16 @@ LAYOUT = lay_out(specs_of(TENSORS), {0: list(held(TENSORS))})
 
 
 @contextmanager
-def serving(timeout_s: float) -> Iterator[tuple[Outbox, Serving]]:
-    outbox = Outbox(LAYOUT, LAYOUT.parcels[0], torch.device("cpu"), shared=True)
-    server = Serving("127.0.0.1", outbox.reading, timeout_s)
+def serving(timeout_s: float) -> Iterator[tuple[PackedVersions, ParcelServer]]:
+    outbox = PackedVersions(LAYOUT, LAYOUT.parcels[0], torch.device("cpu"), shared=True)
+    server = ParcelServer("127.0.0.1", outbox.reading, timeout_s)
     try:
         yield outbox, server
     finally:
         server.close()
 
 
-def pulled(server: Serving, version: int) -> torch.Tensor:
+def pulled(server: ParcelServer, version: int) -> torch.Tensor:
     data = torch.empty(LAYOUT.parcels[0].num_bytes, dtype=torch.uint8)
     pull(server.url, version, data, 1 << 20, 10.0, NEVER, lambda _: None)
     return data

@@ -13,10 +13,10 @@ from async_rl.config import WireConfig
 from async_rl.protocols import GroupStores
 from async_rl.transport.digest import specs_of
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.sending.rank_orders import ERRANDS, Errands
-from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import PushReport, WeightSender
-from async_rl.transport.wire.rendezvous import STORE, Meeting
+from async_rl.transport.wire.rendezvous import STORE, WireRendezvous
 from async_rl.types import VersionRecord
 
 Weights = dict[str, torch.Tensor]
@@ -43,7 +43,7 @@ def held(tensors: Mapping[str, torch.Tensor]) -> dict[Box, torch.Tensor]:
 class Sender:
     """A learner of one rank that is told what to send."""
 
-    def __init__(self, sender: WeightSender, depot: Depot, timeline: str) -> None:
+    def __init__(self, sender: WeightSender, depot: RankSender, timeline: str) -> None:
         self._sender, self.depot, self._timeline = sender, depot, timeline
         self.needed, self.needy = sender.needed, sender.needy
         self.records: dict[int, VersionRecord] = {}
@@ -68,12 +68,12 @@ class Sender:
 
 def depot_of(
     stores: GroupStores, wire: WireConfig, like: Mapping[str, torch.Tensor], *, fence: int = 1, snapshots: Path | None = None
-) -> Depot:
+) -> RankSender:
     """A learner of one rank. `like`: what every version's weights look like."""
     layout = lay_out(specs_of(like), {0: list(held(like))})
-    meeting = Meeting.at(wire.host, stores.open(STORE))
-    errands = Errands(stores.open(ERRANDS), 0, fence=fence)
-    return Depot(meeting, errands, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
+    meeting = WireRendezvous.at(wire.host, stores.open(STORE))
+    errands = WireOrders(stores.open(WIRE_ORDERS), 0, fence=fence)
+    return RankSender(meeting, errands, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from async_rl.megatron.parameters.full_parameters import boxes_of, slice_for, specs
 from async_rl.megatron.parameters.table import EMBEDDING, Parameter, table
 from async_rl.models.shape import Experts, ModelShape
-from async_rl.transport.packed_versions import Outbox
-from async_rl.transport.plan import Box, Layout, lay_out
-from async_rl.transport.receiving.received_weights import LandedWeights
+from async_rl.transport.packed_versions import PackedVersions
+from async_rl.transport.plan import Box, WireLayout, lay_out
+from async_rl.transport.receiving.received_weights import ReceivedWeights
 
 CPU = torch.device("cpu")
 Held = dict[int, dict[Box, torch.Tensor]]
@@ -61,7 +61,7 @@ def held_by_all(shape: ModelShape, division: Division, tensors: Mapping[str, tor
     }
 
 
-def laid_out(shape: ModelShape, held: Held) -> Layout:
+def laid_out(shape: ModelShape, held: Held) -> WireLayout:
     return lay_out(specs(shape, torch.float32), {rank: list(boxes) for rank, boxes in held.items()})
 
 
@@ -93,10 +93,10 @@ def test_what_ranks_send_is_the_model(case: tuple[ModelShape, Division]) -> None
     layout = laid_out(shape, held)
     parcels: list[torch.Tensor] = []
     for parcel in layout.parcels:
-        outbox = Outbox(layout, parcel, CPU, shared=False)
+        outbox = PackedVersions(layout, parcel, CPU, shared=False)
         outbox.pack(1, held[parcel.sender], keep=())
         parcels.append(outbox.parcel(1))
-    landed = LandedWeights(layout, parcels)
+    landed = ReceivedWeights(layout, parcels)
     assert [*landed] == [*tensors]
     assert [name for name, tensor in tensors.items() if not torch.equal(landed[name], tensor)] == []
     assert sum(each.num_bytes for parcel in layout.parcels for each in parcel.slices) == layout.num_bytes
@@ -113,7 +113,7 @@ def test_a_large_model_is_laid_out_in_a_moment() -> None:
     held = held_by_all(shape, division, {row.name: torch.empty(row.shape, device="meta") for row in table(shape)})
     before = time.process_time()
     layout = laid_out(shape, held)
-    assert Layout.from_json(layout.to_json()).digest == layout.digest
+    assert WireLayout.from_json(layout.to_json()).digest == layout.digest
     assert time.process_time() - before < 5
     assert len(layout.to_json()) < 10_000_000
     loads = [parcel.num_bytes for parcel in layout.parcels]

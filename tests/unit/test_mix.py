@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.board.environment_mix import PERIOD, Change, Schedule, apportion, interleave
+from async_rl.board.environment_mix import PERIOD, EnvironmentChange, MixSchedule, apportion, interleave
 from async_rl.cli.buffer import find
 from async_rl.cli.env import CHANGES
 from async_rl.cli.grammar import read
@@ -24,44 +24,44 @@ Logs = st.lists(
 )
 
 
-def entry(at: int, change: Change) -> MixChange:
+def entry(at: int, change: EnvironmentChange) -> MixChange:
     return MixChange(at=at, id=f"{at}", change=change.model_dump_json(exclude_defaults=True))
 
 
 def weighted(at: int, name: str, weight: float, ramp: int = 0) -> MixChange:
-    return entry(at, Change(name=name, weight=weight, ramp=ramp, environment=EnvironmentConfig(type=name)))
+    return entry(at, EnvironmentChange(name=name, weight=weight, ramp=ramp, environment=EnvironmentConfig(type=name)))
 
 
-def drawn(schedule: Schedule, count: int) -> list[tuple[str, int]]:
+def drawn(schedule: MixSchedule, count: int) -> list[tuple[str, int]]:
     return [(place.environment, place.index) for place in map(schedule.place, range(count))]
 
 
-def counted(schedule: Schedule, first: int, end: int) -> Counter[str]:
+def counted(schedule: MixSchedule, first: int, end: int) -> Counter[str]:
     return Counter(schedule.place(index).environment for index in range(first, end))
 
 
 def test_weights_are_met_exactly_and_evenly():
-    environments = [name for name, _ in drawn(Schedule(BASE), 2 * PERIOD)]
+    environments = [name for name, _ in drawn(MixSchedule(BASE), 2 * PERIOD)]
     assert Counter(environments) == {"math": 3 * PERIOD // 2, "games": PERIOD // 2}
     for start in range(0, len(environments), 4):
         assert Counter(environments[start : start + 4]) == {"math": 3, "games": 1}
 
 
 def test_an_attached_environment_begins_where_its_change_says():
-    schedule = Schedule(BASE, [weighted(1000, "logic", 4)])
-    assert drawn(schedule, 1000) == drawn(Schedule(BASE), 1000)
+    schedule = MixSchedule(BASE, [weighted(1000, "logic", 4)])
+    assert drawn(schedule, 1000) == drawn(MixSchedule(BASE), 1000)
     assert counted(schedule, 1000, 1800) == {"math": 300, "games": 100, "logic": 400}
 
 
 def test_a_detached_environment_leaves_and_its_stream_goes_on_when_it_returns():
     gone, back = weighted(100, "games", 0), weighted(200, "games", 1)
-    schedule = Schedule(BASE, [gone, back])
+    schedule = MixSchedule(BASE, [gone, back])
     assert counted(schedule, 100, 200) == {"math": 100}
     assert [index for name, index in drawn(schedule, 400) if name == "games"] == list(range(75))
 
 
 def test_a_ramp_leads_evenly_from_one_weight_to_the_other():
-    schedule = Schedule(BASE, [weighted(0, "logic", 4, ramp=1600)])
+    schedule = MixSchedule(BASE, [weighted(0, "logic", 4, ramp=1600)])
     quarters = [counted(schedule, first, first + 400)["logic"] / 400 for first in range(0, 1600, 400)]
     assert quarters == sorted(quarters)
     assert quarters == pytest.approx([0.1, 0.27, 0.38, 0.46], abs=0.02)
@@ -71,7 +71,7 @@ def test_a_ramp_leads_evenly_from_one_weight_to_the_other():
 
 def test_a_change_in_the_middle_of_a_ramp_goes_on_from_there():
     up, down = weighted(0, "logic", 8, ramp=1000), weighted(500, "logic", 0, ramp=100)
-    schedule = Schedule(BASE, [up, down])
+    schedule = MixSchedule(BASE, [up, down])
     assert 3.5 < schedule.weights_at(499)["logic"] < 4.5
     assert 3.5 < schedule.weights_at(500)["logic"] < 4.5
     assert "logic" not in schedule.weights_at(600)
@@ -82,29 +82,29 @@ def test_a_change_in_the_middle_of_a_ramp_goes_on_from_there():
 @given(Logs)
 def test_no_change_ever_alters_an_earlier_task_and_no_stream_has_gaps(changes: list[tuple[int, str, float, int]]):
     log = [weighted(at, name, weight, ramp) for at, name, weight, ramp in sorted(changes, key=lambda change: change[0])]
-    whole = drawn(Schedule(BASE, log), 500)
+    whole = drawn(MixSchedule(BASE, log), 500)
     for heard, change in enumerate(log):
-        assert drawn(Schedule(BASE, log[:heard]), change.at) == whole[: change.at]
+        assert drawn(MixSchedule(BASE, log[:heard]), change.at) == whole[: change.at]
     for name in ("math", "games", "a", "b"):
         stream = [index for environment, index in whole if environment == name]
         assert stream == list(range(len(stream)))
 
 
 def test_a_log_that_empties_the_mix_is_not_obeyed():
-    schedule = Schedule(BASE[:1], [weighted(10, "math", 0)])
+    schedule = MixSchedule(BASE[:1], [weighted(10, "math", 0)])
     assert counted(schedule, 0, 30) == {"math": 30}
 
 
 def test_environments_that_are_only_evaluated_pose_nothing():
     extra = EnvironmentConfig(type="exam", evaluation_only=True)
-    assert set(counted(Schedule([*BASE, extra]), 0, 100)) == {"math", "games"}
+    assert set(counted(MixSchedule([*BASE, extra]), 0, 100)) == {"math", "games"}
     with pytest.raises(ConfigError, match="nothing to train on"):
-        Schedule([extra])
+        MixSchedule([extra])
 
 
 def test_a_change_that_nobody_here_understands_is_one_sentence():
     with pytest.raises(FleetMismatch, match="cannot be read here: 'rubbish'"):
-        Schedule(BASE, [MixChange(at=0, id="0", change="rubbish")])
+        MixSchedule(BASE, [MixChange(at=0, id="0", change="rubbish")])
 
 
 @pytest.mark.parametrize(
@@ -127,24 +127,24 @@ def test_a_change_that_nobody_here_understands_is_one_sentence():
 )
 def test_a_mistake_is_one_sentence(line: str, sentence: str):
     with pytest.raises(ConfigError) as caught:
-        changed(line, Schedule(BASE))
+        changed(line, MixSchedule(BASE))
     assert sentence in str(caught.value)
 
 
 def test_the_last_one_stays():
     with pytest.raises(ConfigError, match="math is the last environment"):
-        changed("env detach math", Schedule(BASE, [weighted(5, "games", 0)]))
+        changed("env detach math", MixSchedule(BASE, [weighted(5, "games", 0)]))
 
 
 def test_an_environment_comes_back_under_its_name_without_being_described_again():
     args = json.dumps({"x": 1})
-    first = changed(f"env attach logic --args {args.replace(' ', '')} --weight 2 --ramp 10", Schedule(BASE))
+    first = changed(f"env attach logic --args {args.replace(' ', '')} --weight 2 --ramp 10", MixSchedule(BASE))
     assert first.environment == EnvironmentConfig(type="logic", args={"x": 1})
     log = [entry(0, first), weighted(7, "logic", 0)]
-    assert changed('env attach logic --args {"x":1}', Schedule(BASE, log)) == Change(name="logic", weight=1)
+    assert changed('env attach logic --args {"x":1}', MixSchedule(BASE, log)) == EnvironmentChange(name="logic", weight=1)
 
 
-def changed(line: str, schedule: Schedule) -> Change:
+def changed(line: str, schedule: MixSchedule) -> EnvironmentChange:
     understood = read(*find(line.split()))
     return CHANGES[understood.tool.words](understood, schedule)
 

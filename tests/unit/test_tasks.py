@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from async_rl.board.environment_mix import Change
+from async_rl.board.environment_mix import EnvironmentChange
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError, first_of_ours
 from async_rl.testing import EchoAgent
@@ -52,7 +52,7 @@ class Log:
     def add(self, name: str, weight: float, at: int = 0, type_name: str = "", args: dict[str, Any] | None = None) -> str:
         given = args if args is not None else {}
         environment = EnvironmentConfig(type=type_name, name=name, args=given) if type_name else None
-        change = Change(name=name, weight=weight, environment=environment)
+        change = EnvironmentChange(name=name, weight=weight, environment=environment)
         self.changes.append(MixChange(at=at, id=f"{len(self.changes)}", change=change.model_dump_json()))
         return self.changes[-1].id
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from test_loop import NobodyToSendTo
 
-from async_rl.board.weight_requests import Wish, ask
+from async_rl.board.weight_requests import WeightAction, ask
 from async_rl.checkpoints.draft import Draft
 from async_rl.checkpoints.manifest import FORMAT, Layout, Manifest
 from async_rl.errors import ConfigError
@@ -48,7 +48,7 @@ class Learner:
         self.publisher.offer(VersionRecord(version=step, timeline="t", step=step, digest="d"), releases=step)
         await self.publisher.until_live(step)
 
-    async def asked(self, wish: Wish, **about: int) -> tuple[bool, str]:
+    async def asked(self, wish: WeightAction, **about: int) -> tuple[bool, str]:
         """Whether it was granted, and the sentence."""
         answer = await ask(self.board, wish, 5.0, **about)
         assert answer is not None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from async_rl.transport.sending.partitions import Apart, Round
+from async_rl.transport.sending.partitions import Partitions, PushGroups
 
 
-def divided(members: Collection[str], *served: str) -> Round:
+def divided(members: Collection[str], *served: str) -> PushGroups:
     """A round in which all failed together, and then these were served, each by itself."""
-    cohorts = Round([[*members]])
+    cohorts = PushGroups([[*members]])
     for cohort in cohorts:
         if len(cohort) > 1:
             cohorts.divide(cohort)
@@ -19,7 +19,7 @@ def divided(members: Collection[str], *served: str) -> Round:
 
 
 def test_members_go_together_until_some_were_served_alone() -> None:
-    apart = Apart(for_s=60.0)
+    apart = Partitions(for_s=60.0)
     assert list(apart.round("abc")) == [["a", "b", "c"]]
     assert list(apart.round("")) == []
     apart.learn(divided("abc", "a", "c").found)
@@ -28,7 +28,7 @@ def test_members_go_together_until_some_were_served_alone() -> None:
 
 
 def test_whoever_was_served_together_stays_together() -> None:
-    apart = Apart(for_s=60.0)
+    apart = Partitions(for_s=60.0)
     apart.learn([frozenset("ab"), frozenset("cd")])
     assert list(apart.round("abcde")) == [["e"], ["a", "b"], ["c", "d"]]
     apart.learn(divided("ab", "a", "b").found)
@@ -36,13 +36,13 @@ def test_whoever_was_served_together_stays_together() -> None:
 
 
 def test_one_that_was_served_alone_says_nothing_of_the_others() -> None:
-    apart = Apart(for_s=60.0)
+    apart = Partitions(for_s=60.0)
     apart.learn(divided("ab", "a").found)
     assert list(apart.round("ab")) == [["a", "b"]]
 
 
 def test_who_is_served_at_once_or_after_another_was_lost_says_nothing() -> None:
-    cohorts = Round([["a", "b", "c"], ["d"]])
+    cohorts = PushGroups([["a", "b", "c"], ["d"]])
     sent = iter(cohorts)
     assert next(sent) == ["a", "b", "c"]
     cohorts.again(["a", "b"])
@@ -55,7 +55,7 @@ def test_who_is_served_at_once_or_after_another_was_lost_says_nothing() -> None:
 
 
 def test_after_a_while_they_may_try_together_again() -> None:
-    apart = Apart(for_s=-1.0)
+    apart = Partitions(for_s=-1.0)
     apart.learn(divided("ab", "a", "b").found)
     assert list(apart.round("ab")) == [["a", "b"]]
 
@@ -63,7 +63,7 @@ def test_after_a_while_they_may_try_together_again() -> None:
 def test_few_are_divided_at_once_and_many_by_halves() -> None:
     few, many = [f"w{number}" for number in range(8)], [f"w{number}" for number in range(9)]
     for members, expected in ((few, [[member] for member in few]), (many, [many[:4], many[4:]])):
-        cohorts = Round([members])
+        cohorts = PushGroups([members])
         sent = iter(cohorts)
         cohorts.divide(next(sent))
         assert list(sent) == expected

@@ -16,12 +16,12 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.models.parameter_spec import ParameterSpec
-from async_rl.transport.packed_source import Source
+from async_rl.transport.packed_source import PackedSource
 from async_rl.transport.plan import Box, lay_out
 from async_rl.transport.receiving.catch_up import CatchUp
-from async_rl.transport.sending.rank_orders import Errands
-from async_rl.transport.sending.rank_sender import Depot
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.sending.rank_orders import WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 
 CPU = torch.device("cpu")
@@ -41,7 +41,15 @@ class Learner:
         self.store, told = HashStore(), HashStore()
         layout = lay_out(SPECS, dict(enumerate(map(list, HELD))))
         self.depots = [
-            Depot(Meeting.at(wire.host, self.store), Errands(told, rank, fence=1), layout, rank, CPU, wire, snapshots=snapshots)
+            RankSender(
+                WireRendezvous.at(wire.host, self.store),
+                WireOrders(told, rank, fence=1),
+                layout,
+                rank,
+                CPU,
+                wire,
+                snapshots=snapshots,
+            )
             for rank in range(2)
         ]
         self.depots[1].follow()
@@ -59,10 +67,10 @@ class Learner:
         return VersionRecord(version=version, timeline="a", step=version, digest=digest)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PackedSource:
         """As it stands on the board."""
         first = self.depots[0]
-        return Source(fence=1, host="127.0.0.1", layout=first.layout, versions=first.packed)
+        return PackedSource(fence=1, host="127.0.0.1", layout=first.layout, versions=first.packed)
 
     def shelve(self, record: VersionRecord) -> None:
         self.depots[0].shelve(record)

@@ -12,11 +12,11 @@ from async_rl.config import WireConfig
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.replay_protocol import Limits
 from async_rl.transport.digest import specs_of
-from async_rl.transport.packed_source import LAYOUT_NOTE, PACKED_NOTE, Source, read_source, write_layout, write_source
+from async_rl.transport.packed_source import LAYOUT_NOTE, PACKED_NOTE, PackedSource, read_source, write_layout, write_source
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.sending.rank_orders import Errands
-from async_rl.transport.sending.rank_sender import Depot
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.sending.rank_orders import WireOrders
+from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 
@@ -29,7 +29,7 @@ def test_a_long_run_remembers_what_it_still_needs() -> None:
     held = {Box.whole(spec): tensors[spec.name] for spec in specs_of(tensors)}
     layout = lay_out(specs_of(tensors), {0: list(held)})
     store = HashStore()
-    depot = Depot(Meeting.at(wire.host, store), Errands(store, 0, fence=1), layout, 0, torch.device("cpu"), wire)
+    depot = RankSender(WireRendezvous.at(wire.host, store), WireOrders(store, 0, fence=1), layout, 0, torch.device("cpu"), wire)
     for version in range(200):
         digest = depot.complete(version, [depot.pack(version, held, keep=[7, version - 1])], keep=[7, version - 1])
         assert len(digest) > 0
@@ -47,7 +47,7 @@ async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() ->
     assert len(layout.to_json()) > 8 << 20
     board, fence = await board_with_a_learner()
     await write_layout(board, layout, fence=fence)
-    await write_source(board, Source(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, versions={}))
     source = await read_source(board)
     assert source is not None
     assert source.layout == layout
@@ -59,7 +59,7 @@ async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     specs = [ParameterSpec(name="weight", shape=(3,), dtype="float32")]
     layout = lay_out(specs, {0: [Box.whole(specs[0])]})
     await write_layout(board, layout, fence=fence)
-    await write_source(board, Source(fence=fence, host="127.0.0.1", layout=layout, versions={}))
+    await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, versions={}))
     good = await board.note(PACKED_NOTE)
     assert good is not None
     for text in (b"", b"not compressed", good[:-3], zlib.compress(b"[1]"), zlib.compress(b"{" * 10_000)):
@@ -69,12 +69,12 @@ async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     assert await read_source(board) is not None
     await board.write_note(PACKED_NOTE, b"of another learner", 60, fence=fence + 1)
     assert await read_source(board) is not None, "whoever does not hold the run leaves no note"
-    forged = Source(fence=fence + 10**12, host="127.0.0.1", layout=layout, versions={})
+    forged = PackedSource(fence=fence + 10**12, host="127.0.0.1", layout=layout, versions={})
     await board.write_note(PACKED_NOTE, zlib.compress(dumped(forged)), 60, fence=fence)
     assert await read_source(board) is None, "only the buffer says who the learner is"
 
 
-def dumped(source: Source) -> bytes:
+def dumped(source: PackedSource) -> bytes:
     said = {"fence": source.fence, "host": source.host, "layout": source.layout.digest, "versions": {}}
     return json.dumps(said).encode()
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import WireError
-from async_rl.transport.sending.rank_orders import Errand, Errands, Shelving
+from async_rl.transport.sending.rank_orders import WireOrder, WireOrders, WriteParcel
 
 FENCE, WITHIN_S = 7, 30.0
 
@@ -18,8 +18,8 @@ FENCE, WITHIN_S = 7, 30.0
 class Ranks:
     def __init__(self) -> None:
         self.store = HashStore()
-        self.first, self.second = (Errands(self.store, rank, fence=FENCE) for rank in range(2))
-        self.done: Queue[Errand] = Queue()
+        self.first, self.second = (WireOrders(self.store, rank, fence=FENCE) for rank in range(2))
+        self.done: Queue[WireOrder] = Queue()
 
     def follow(self) -> None:
         self.second.follow(1, self.done.put)
@@ -32,8 +32,8 @@ class Ranks:
 def test_what_rank_0_wants_is_done_and_answered() -> None:
     ranks = Ranks()
     ranks.follow()
-    wanted = Shelving(parcel=1, version=3)
-    number = ranks.first.give([wanted, Shelving(parcel=0, version=3)])
+    wanted = WriteParcel(parcel=1, version=3)
+    number = ranks.first.give([wanted, WriteParcel(parcel=0, version=3)])
     ranks.first.outcome(number, 1, WITHIN_S)
     assert ranks.done.get(timeout=WITHIN_S) == wanted
     assert ranks.done.empty(), "the other parcel is not its own"
@@ -55,21 +55,21 @@ def test_what_is_no_errand_is_left_and_the_next_one_done(forged: str) -> None:
     ranks = Ranks()
     ranks.store.set(f"{FENCE}/errands/0", forged)
     ranks.follow()
-    number = ranks.first.give([Shelving(parcel=1, version=2)])
+    number = ranks.first.give([WriteParcel(parcel=1, version=2)])
     ranks.first.outcome(number, 1, WITHIN_S)
-    assert ranks.done.get(timeout=WITHIN_S) == Shelving(parcel=1, version=2)
+    assert ranks.done.get(timeout=WITHIN_S) == WriteParcel(parcel=1, version=2)
     ranks.close()
 
 
 def test_a_failure_is_told_to_rank_0_and_ends_nothing() -> None:
     ranks = Ranks()
 
-    def fail(errand: Errand) -> None:
+    def fail(errand: WireOrder) -> None:
         raise WireError("the disk is full") if errand.version == 1 else ValueError("a bug")
 
     ranks.second.follow(1, fail)
     for version, said in ((1, "learner rank 1: the disk is full"), (2, "learner rank 1: a bug")):
-        number = ranks.first.give([Shelving(parcel=1, version=version)])
+        number = ranks.first.give([WriteParcel(parcel=1, version=version)])
         with pytest.raises(WireError, match=said):
             ranks.first.outcome(number, 1, WITHIN_S)
     ranks.close()

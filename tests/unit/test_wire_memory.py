@@ -8,13 +8,13 @@ import os
 import pytest
 import torch
 
-from async_rl.transport.wire.shared_memory import MappedMemory, Memory
+from async_rl.transport.wire.shared_memory import MappedMemory, ParcelMemory
 
 CPU = torch.device("cpu")
 
 
 def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
-    memory = Memory(4096, CPU, shared=True)
+    memory = ParcelMemory(4096, CPU, shared=True)
     memory.data[:] = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
     reader = MappedMemory.open(memory.address, 4096, CPU)
     assert reader is not None
@@ -29,8 +29,8 @@ def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
 
 
 def test_what_is_not_offered_is_not_opened() -> None:
-    assert Memory(64, CPU, shared=False).address == ""
-    memory = Memory(64, CPU, shared=True)
+    assert ParcelMemory(64, CPU, shared=False).address == ""
+    memory = ParcelMemory(64, CPU, shared=True)
     assert MappedMemory.open(memory.address, 65, CPU) is None, "another size"
     assert MappedMemory.open("/proc/self/exe", 64, CPU) is None, "no memory of ours"
     assert MappedMemory.open(f"/proc/{os.getpid()}/fd/4093", 64, CPU) is None, "nothing there"

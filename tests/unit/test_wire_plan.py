@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.digest import digest_of, specs_of, version_digest
-from async_rl.transport.packed_versions import Outbox
-from async_rl.transport.plan import ALIGNMENT, Box, Layout, lay_out, model_difference, size_of
-from async_rl.transport.receiving.received_weights import LandedWeights
+from async_rl.transport.packed_versions import PackedVersions
+from async_rl.transport.plan import ALIGNMENT, Box, WireLayout, lay_out, model_difference, size_of
+from async_rl.transport.receiving.received_weights import ReceivedWeights
 
 CPU = torch.device("cpu")
 
@@ -26,16 +26,16 @@ def spec(name: str, *shape: int, dtype: str = "float32") -> ParameterSpec:
     return ParameterSpec(name=name, shape=shape, dtype=dtype)
 
 
-def carried(layout: Layout, tensors: Mapping[str, torch.Tensor], held: Mapping[int, Sequence[Box]]) -> LandedWeights:
+def carried(layout: WireLayout, tensors: Mapping[str, torch.Tensor], held: Mapping[int, Sequence[Box]]) -> ReceivedWeights:
     """Packed by every rank from what it holds, and put together by a worker."""
     parcels: list[torch.Tensor] = []
     for parcel in layout.parcels:
-        outbox = Outbox(layout, parcel, CPU, shared=False)
+        outbox = PackedVersions(layout, parcel, CPU, shared=False)
         own = {box: _part(tensors[box.name], box) for box in held[parcel.sender]}
         digests, _ = outbox.pack(1, own, keep=())
         assert len(digests) == parcel.num_chunks
         parcels.append(outbox.parcel(1))
-    return LandedWeights(layout, parcels)
+    return ReceivedWeights(layout, parcels)
 
 
 def _part(full: torch.Tensor, box: Box) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_every_element_arrives_exactly_once(case: tuple[dict[str, torch.Tensor],
     tensors, held = case
     layout = lay_out(specs_of(tensors), held)
     assume(layout.parcels)
-    assert Layout.from_json(layout.to_json()) == layout
+    assert WireLayout.from_json(layout.to_json()) == layout
     for parcel in layout.parcels:
         assert all(each.offset % ALIGNMENT == 0 for each in parcel.slices)
         assert all(one.offset + one.num_bytes <= other.offset for one, other in pairwise(parcel.slices))

@@ -13,9 +13,9 @@ from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.digest import chunk_digests, version_digest
-from async_rl.transport.packed_versions import Outbox
+from async_rl.transport.packed_versions import PackedVersions
 from async_rl.transport.plan import Box, lay_out
-from async_rl.transport.snapshot import Manifest
+from async_rl.transport.snapshot import SnapshotManifest
 from async_rl.types import VersionRecord
 
 TENSORS = {
@@ -32,15 +32,15 @@ LAYOUT = lay_out(SPECS, {0: list(HELD), 1: list(HELD)})
 
 
 def parcel(number: int) -> torch.Tensor:
-    outbox = Outbox(LAYOUT, LAYOUT.parcels[number], torch.device("cpu"), shared=False)
+    outbox = PackedVersions(LAYOUT, LAYOUT.parcels[number], torch.device("cpu"), shared=False)
     outbox.pack(0, HELD, keep=())
     return outbox.parcel(0).clone()
 
 
-def manifest(version: int) -> Manifest:
+def manifest(version: int) -> SnapshotManifest:
     chunks = tuple(tuple(chunk_digests(parcel(number))) for number in range(2))
     record = VersionRecord(version=version, timeline="a", step=version, digest=version_digest(LAYOUT.digest, chunks))
-    return Manifest(record=record, layout=LAYOUT, chunks=chunks)
+    return SnapshotManifest(record=record, layout=LAYOUT, chunks=chunks)
 
 
 def leave(root: Path, version: int) -> Path:

@@ -15,7 +15,7 @@ from worker_role import ROWS
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.transport.digest import digest_of
-from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import VersionRecord
 from buffer import open_buffer
@@ -87,7 +87,13 @@ class _Watched:
 
 
 async def _train(
-    name: str, buffer: RedisBuffer, fence: int, depot: Depot, publisher: Publisher, lateness: _Lateness, stop: asyncio.Event
+    name: str,
+    buffer: RedisBuffer,
+    fence: int,
+    depot: RankSender,
+    publisher: Publisher,
+    lateness: _Lateness,
+    stop: asyncio.Event,
 ) -> None:
     recovery = await buffer.recover(fence, None)
     version = recovery.version

@@ -22,7 +22,7 @@ from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.transport.delta import codec
-from async_rl.transport.parcel_transfer import READINESS
+from async_rl.transport.parcel_transfer import DELTA_COMPILER
 
 ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 
@@ -31,7 +31,7 @@ def main() -> None:
     die_with_parent()
     torch.set_num_threads(1)
     if codec.is_available():
-        READINESS.compile()  # once for all that are born here
+        DELTA_COMPILER.compile()  # once for all that are born here
     network = Network()
     names: dict[int, str] = {}
     wake, waker = os.pipe()

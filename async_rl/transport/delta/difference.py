@@ -20,7 +20,7 @@ import torch
 
 from async_rl.errors import WireError
 from async_rl.transport.delta import codec
-from async_rl.transport.plan import Layout, Parcel
+from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
 
 _BATCH = 8
@@ -31,7 +31,7 @@ _MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class DeltaPiece:
     """Bytes [start, stop) of a parcel, all of one dtype."""
 
     start: int
@@ -39,11 +39,11 @@ class Piece:
     dtype: str
 
 
-def pieces(layout: Layout, parcel: Parcel) -> tuple[Piece, ...]:
+def pieces(layout: WireLayout, parcel: Parcel) -> tuple[DeltaPiece, ...]:
     return tuple(_pieces(layout, parcel))
 
 
-def _pieces(layout: Layout, parcel: Parcel) -> Iterator[Piece]:
+def _pieces(layout: WireLayout, parcel: Parcel) -> Iterator[DeltaPiece]:
     dtypes = {spec.name: spec.dtype for spec in layout.specs}
     starts = [each.offset for each in parcel.slices]
     begun = 0
@@ -52,11 +52,11 @@ def _pieces(layout: Layout, parcel: Parcel) -> Iterator[Piece]:
         stop = parcel.num_bytes if is_last else starts[number + 1]
         if is_last or dtypes[parcel.slices[number + 1].box.name] != dtypes[each.box.name]:
             for start in range(begun, stop, codec.CHUNK_BYTES):
-                yield Piece(start=start, stop=min(start + codec.CHUNK_BYTES, stop), dtype=dtypes[each.box.name])
+                yield DeltaPiece(start=start, stop=min(start + codec.CHUNK_BYTES, stop), dtype=dtypes[each.box.name])
             begun = stop
 
 
-def pays(cut: Sequence[Piece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
+def pays(cut: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
     """Whether the difference is there sooner than the whole parcel, on a wire of this speed."""
     sampled = cut[:: max(1, len(cut) // _SAMPLES)][:_SAMPLES]
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
@@ -67,7 +67,7 @@ def pays(cut: Sequence[Piece], old: torch.Tensor, new: torch.Tensor, bytes_per_s
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
 
-def send_difference(link: Link, cut: Sequence[Piece], old: torch.Tensor, new: torch.Tensor) -> int:
+def send_difference(link: Link, cut: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor) -> int:
     """Returns how many bytes travelled."""
     sent = 0
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
@@ -81,10 +81,10 @@ def send_difference(link: Link, cut: Sequence[Piece], old: torch.Tensor, new: to
     return sent
 
 
-def receive_difference(link: Link, cut: Sequence[Piece], image: torch.Tensor, landed: Callable[[int], None]) -> None:
+def receive_difference(link: Link, cut: Sequence[DeltaPiece], image: torch.Tensor, landed: Callable[[int], None]) -> None:
     """Make the old parcel in `image` the new one, in place. `landed` hears up to where it is new."""
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
-        applying: list[tuple[Piece, Future[None]]] = []
+        applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(cut), _BATCH):
             batch = cut[first : first + _BATCH]
             sizes = torch.zeros(len(batch), dtype=torch.int64)
@@ -102,20 +102,20 @@ def receive_difference(link: Link, cut: Sequence[Piece], image: torch.Tensor, la
     link.wait(link.begin_agreement())
 
 
-def _land(applied: tuple[Piece, Future[None]], landed: Callable[[int], None]) -> None:
+def _land(applied: tuple[DeltaPiece, Future[None]], landed: Callable[[int], None]) -> None:
     piece, future = applied
     future.result()
     landed(piece.stop)
 
 
-def _encoded(piece: Piece, old: torch.Tensor, new: torch.Tensor) -> bytes:
+def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     """As long as the piece itself when it is the piece itself."""
     before, after = (each[piece.start : piece.stop].numpy() for each in (old, new))
     made = codec.encode(before, after, piece.dtype)
     return made if made is not None else after.tobytes()
 
 
-def _apply(piece: Piece, made: torch.Tensor, image: torch.Tensor) -> None:
+def _apply(piece: DeltaPiece, made: torch.Tensor, image: torch.Tensor) -> None:
     place = image[piece.start : piece.stop]
     if len(made) == len(place):
         place.copy_(made)

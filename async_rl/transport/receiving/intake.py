@@ -17,15 +17,15 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.models.parameter_spec import ParameterSpec
-from async_rl.transport.delta.difference import Piece, pieces
+from async_rl.transport.delta.difference import DeltaPiece, pieces
 from async_rl.transport.digest import chunk_digest, version_digest
-from async_rl.transport.messages import Begin
-from async_rl.transport.packed_source import Packed, Source
-from async_rl.transport.parcel_transfer import READINESS, can_differ, receive
-from async_rl.transport.plan import CHUNK_BYTES, Layout, model_difference
-from async_rl.transport.receiving.received_weights import LandedWeights
-from async_rl.transport.wire.process_group import Landed, Links, Seat, Timeouts
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.messages import PushBegin
+from async_rl.transport.packed_source import PackedParcel, PackedSource
+from async_rl.transport.parcel_transfer import DELTA_COMPILER, can_differ, receive
+from async_rl.transport.plan import CHUNK_BYTES, WireLayout, model_difference
+from async_rl.transport.receiving.received_weights import ReceivedWeights
+from async_rl.transport.wire.process_group import GroupRank, LinkPool, OnReceived, WireTimeouts
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.transport.wire.shared_memory import MappedMemory
 from async_rl.types import VersionRecord
 
@@ -34,12 +34,12 @@ _READERS = min(4, cpu_count())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Expected:
+class ExpectedVersion:
     """What a version must be, and where some of it lies already."""
 
     record: VersionRecord
-    layout: Layout
-    packed: tuple[Packed, ...]
+    layout: WireLayout
+    packed: tuple[PackedParcel, ...]
     mapped: Mapping[int, MappedMemory]
     """Parcels in their sender's memory, held so that they stay as they are."""
 
@@ -49,16 +49,16 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Landing:
+class ReceivedVersion:
     """A version that is here, whole and verified."""
 
-    expected: Expected
-    weights: LandedWeights
+    expected: ExpectedVersion
+    weights: ReceivedWeights
     own: dict[int, torch.Tensor]
     """The parcels that lie in this process' own memory."""
 
 
-Take = Callable[[int, torch.Tensor, Landed], None]
+FetchParcel = Callable[[int, torch.Tensor, OnReceived], None]
 """Brings a parcel, given its number, into memory of ours. Raises WireError."""
 
 
@@ -67,20 +67,20 @@ class _Sender:
     """What is remembered of a learner between versions."""
 
     fence: int
-    meeting: Meeting
-    layout: Layout
-    links: Links
+    meeting: WireRendezvous
+    layout: WireLayout
+    links: LinkPool
     mapped: dict[str, MappedMemory] = field(default_factory=dict[str, MappedMemory])
-    _cuts: dict[int, tuple[Piece, ...]] = field(default_factory=dict[int, tuple[Piece, ...]])
+    _cuts: dict[int, tuple[DeltaPiece, ...]] = field(default_factory=dict[int, tuple[DeltaPiece, ...]])
 
-    def cut(self, number: int) -> tuple[Piece, ...]:
+    def cut(self, number: int) -> tuple[DeltaPiece, ...]:
         if number not in self._cuts:
             self._cuts[number] = pieces(self.layout, self.layout.parcels[number])
         return self._cuts[number]
 
 
-class Intake:
-    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: Timeouts, store: Store) -> None:
+class ParcelReceiver:
+    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: WireTimeouts, store: Store) -> None:
         """`store`: where process groups meet."""
         self._specs = tuple(specs)
         self._store = store
@@ -92,24 +92,24 @@ class Intake:
         self._held: VersionRecord | None = None
         """Whose parcels these are, as they arrived."""
 
-    def meet(self, source: Source) -> None:
+    def meet(self, source: PackedSource) -> None:
         """Raises FleetMismatch when the learner trains another model."""
         self._met(source)
 
-    def expect(self, record: VersionRecord, source: Source) -> Expected:
+    def expect(self, record: VersionRecord, source: PackedSource) -> ExpectedVersion:
         """What the learner says of a version that it packed. Raises FleetMismatch as `meet` does."""
         sender = self._met(source)
         packed = source.versions.get(record.version)
         if packed is None:
             raise WireError(f"it has not packed version {record.version}")
         _raise_unless_it_is(record, sender.layout, packed)
-        return Expected(record=record, layout=sender.layout, packed=packed, mapped=self._map(sender, packed))
+        return ExpectedVersion(record=record, layout=sender.layout, packed=packed, mapped=self._map(sender, packed))
 
-    def expect_as_told(self, record: VersionRecord, layout: Layout, packed: tuple[Packed, ...]) -> Expected:
+    def expect_as_told(self, record: VersionRecord, layout: WireLayout, packed: tuple[PackedParcel, ...]) -> ExpectedVersion:
         """As `expect`, no matter by whom it is told: only the truth has the record's digest."""
         self._raise_if_another(layout)
         _raise_unless_it_is(record, layout, packed)
-        return Expected(record=record, layout=layout, packed=packed, mapped={})
+        return ExpectedVersion(record=record, layout=layout, packed=packed, mapped={})
 
     @property
     def holds(self) -> str:
@@ -117,11 +117,11 @@ class Intake:
         sender, held = self._sender, self._held
         if sender is None or held is None or self._device.type != "cpu":
             return ""
-        if not any(can_differ(sender.cut(number)) for number in self._spare) or not READINESS.is_there:
+        if not any(can_differ(sender.cut(number)) for number in self._spare) or not DELTA_COMPILER.is_there:
             return ""
         return held.digest
 
-    def receive(self, expected: Expected, begin: Begin, member: str, released: Event) -> Landing:
+    def receive(self, expected: ExpectedVersion, begin: PushBegin, member: str, released: Event) -> ReceivedVersion:
         """Raises WireError when anything breaks or is not what was packed."""
         assert self._sender is not None
         sender = self._sender
@@ -129,9 +129,9 @@ class Intake:
         wires = {wire.parcel: wire for wire in begin.wires if member in wire.members}
         based = set(self._spare) if self._held is not None else set()
 
-        def take(number: int, data: torch.Tensor, landed: Landed) -> None:
+        def take(number: int, data: torch.Tensor, landed: OnReceived) -> None:
             wire = wires[number]
-            seat = Seat(
+            seat = GroupRank(
                 group=wire.group,
                 rank=wire.members.index(member) + 1,
                 size=len(wire.members) + 1,
@@ -151,7 +151,7 @@ class Intake:
 
         return self.fetch(expected, take)
 
-    def fetch(self, expected: Expected, take: Take) -> Landing:
+    def fetch(self, expected: ExpectedVersion, take: FetchParcel) -> ReceivedVersion:
         """Every parcel at once, each verified as it comes; `take` brings those that are not read in place."""
         self._held = None
         own: dict[int, torch.Tensor] = {}
@@ -167,9 +167,9 @@ class Intake:
                 work.append(lambda number=number, data=data, check=check: take(number, data, check.up_to))
         _together(work)
         parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
-        return Landing(expected=expected, weights=LandedWeights(expected.layout, parcels), own=own)
+        return ReceivedVersion(expected=expected, weights=ReceivedWeights(expected.layout, parcels), own=own)
 
-    def recycle(self, landing: Landing) -> None:
+    def recycle(self, landing: ReceivedVersion) -> None:
         """Nobody reads it any more."""
         landing.expected.let_go()
         self._spare = dict(landing.own)
@@ -179,23 +179,23 @@ class Intake:
         if self._sender is not None:
             self._sender.links.close()
 
-    def _met(self, source: Source) -> _Sender:
+    def _met(self, source: PackedSource) -> _Sender:
         known = self._sender
         if known is not None and known.fence == source.fence:
             return known
         self._raise_if_another(source.layout)
-        meeting = Meeting.towards(source.host, self._store)
+        meeting = WireRendezvous.towards(source.host, self._store)
         self.close()
         self._spare.clear()
         self._held = None
-        self._sender = _Sender(fence=source.fence, meeting=meeting, layout=source.layout, links=Links(self._timeouts))
+        self._sender = _Sender(fence=source.fence, meeting=meeting, layout=source.layout, links=LinkPool(self._timeouts))
         return self._sender
 
-    def _raise_if_another(self, layout: Layout) -> None:
+    def _raise_if_another(self, layout: WireLayout) -> None:
         if reason := model_difference(layout.specs, self._specs):
             raise FleetMismatch(reason)
 
-    def _map(self, sender: _Sender, packed: Sequence[Packed]) -> dict[int, MappedMemory]:
+    def _map(self, sender: _Sender, packed: Sequence[PackedParcel]) -> dict[int, MappedMemory]:
         mapped: dict[int, MappedMemory] = {}
         for number, (parcel, each) in enumerate(zip(sender.layout.parcels, packed, strict=True)):
             memory = sender.mapped.get(each.address)
@@ -208,7 +208,7 @@ class Intake:
         sender.mapped = {address: memory for address, memory in sender.mapped.items() if memory.is_current}
         return mapped
 
-    def _memory(self, number: int, layout: Layout) -> torch.Tensor:
+    def _memory(self, number: int, layout: WireLayout) -> torch.Tensor:
         num_bytes = layout.parcels[number].num_bytes
         spare = self._spare.pop(number, None)
         if spare is not None and len(spare) == num_bytes:  # one from before may be of another learner's parcel
@@ -216,7 +216,7 @@ class Intake:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
-def _raise_unless_it_is(record: VersionRecord, layout: Layout, packed: Sequence[Packed]) -> None:
+def _raise_unless_it_is(record: VersionRecord, layout: WireLayout, packed: Sequence[PackedParcel]) -> None:
     if [len(each.chunks) for each in packed] != [parcel.num_chunks for parcel in layout.parcels]:
         raise WireError(f"version {record.version} is described with more or fewer chunks than it has")
     if (found := version_digest(layout.digest, [each.chunks for each in packed])) != record.digest:
@@ -226,7 +226,7 @@ def _raise_unless_it_is(record: VersionRecord, layout: Layout, packed: Sequence[
 class _Check:
     """Of a parcel, chunk by chunk, as far as it has arrived."""
 
-    def __init__(self, expected: Expected, number: int, data: torch.Tensor) -> None:
+    def __init__(self, expected: ExpectedVersion, number: int, data: torch.Tensor) -> None:
         self._chunks = expected.packed[number].chunks
         self._what = f"parcel {number} of version {expected.record.version}"
         self._data = data

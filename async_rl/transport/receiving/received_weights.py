@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from async_rl.models.stored_weights import StoredWeights
-from async_rl.transport.plan import Layout, Slice
+from async_rl.transport.plan import Slice, WireLayout
 
 
-class LandedWeights(StoredWeights):
+class ReceivedWeights(StoredWeights):
     """Most parameters are views of the parcels; what several ranks sent a part of is put together when it is asked for."""
 
-    def __init__(self, layout: Layout, parcels: Sequence[torch.Tensor]) -> None:
+    def __init__(self, layout: WireLayout, parcels: Sequence[torch.Tensor]) -> None:
         """`parcels`: flat bytes, in the layout's order."""
         self._layout = layout
         self._parcels = parcels

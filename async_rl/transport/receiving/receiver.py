@@ -1,9 +1,9 @@
 """A worker's end of the weight wire.
 
-Offer ─▶ Ready ─▶ Begin ─▶ take the parcels in, verify (on threads) ─▶ Staged ─▶ Flip ─▶ swap ─▶ announce
+PushOffer ─▶ PushReady ─▶ PushBegin ─▶ take the parcels in, verify (on threads) ─▶ PushStaged ─▶ VersionLive ─▶ swap ─▶ announce
   │ another model             │ anything breaks
   ▼                           ▼
-Refused                     Failed: what was written to is abandoned, the next offer starts afresh
+PushRefused                     PushFailed: what was written to is abandoned, the next offer starts afresh
 
 Whoever starts, or sees a version go live that it does not hold, first tries to come by it alone (catch_up.py).
 """
@@ -35,23 +35,23 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_WORKERS,
     TO_WORKERS_MESSAGES,
-    Begin,
-    Cancel,
-    Failed,
-    Flip,
-    Hello,
-    Left,
-    Offer,
-    Ready,
-    Refused,
-    Staged,
+    PushBegin,
+    PushCancel,
+    PushFailed,
+    PushOffer,
+    PushReady,
+    PushRefused,
+    PushStaged,
     ToWorkers,
+    VersionLive,
+    WorkerHello,
+    WorkerLeft,
 )
-from async_rl.transport.packed_source import Source, read_source
+from async_rl.transport.packed_source import PackedSource, read_source
 from async_rl.transport.plan import on_the_wire
 from async_rl.transport.receiving.catch_up import CatchUp
-from async_rl.transport.receiving.intake import Intake, Landing
-from async_rl.transport.wire.process_group import Timeouts
+from async_rl.transport.receiving.intake import ParcelReceiver, ReceivedVersion
+from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
 Swap = Callable[[int, Mapping[str, torch.Tensor]], Awaitable[None]]
@@ -83,9 +83,9 @@ def _naming_the_model() -> Iterator[None]:
 class _Taking:
     """An attempt under way."""
 
-    offer: Offer
+    offer: PushOffer
     task: asyncio.Task[None]
-    begun: asyncio.Future[Begin]
+    begun: asyncio.Future[PushBegin]
     released: Event
 
 
@@ -104,9 +104,9 @@ class WeightReceiver:
         """`store`: where process groups meet (meeting.STORE)."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
-        timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         device, wanted = torch.device(member.device), on_the_wire(specs, wire.dtype)
-        self._intake = Intake(wanted, device, timeouts, store)
+        self._intake = ParcelReceiver(wanted, device, timeouts, store)
         self._catching_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
         self._patience_s = wire.rendezvous_timeout_s
         """After a failure to come by a version alone it is left to the learner for so long."""
@@ -114,12 +114,12 @@ class WeightReceiver:
         self._lease_s = lease_s
         self._fence: int | None = None
         """The learner's, as last seen in the buffer."""
-        self._source: Source | None = None
+        self._source: PackedSource | None = None
         """The last learner that was read of; its layout need not be read again."""
         self._newest = (-1, -1)
         """Fence and generation of the newest offer: what is older comes from an attempt that is over."""
         self._taking: _Taking | None = None
-        self._staged: Landing | None = None
+        self._staged: ReceivedVersion | None = None
         self._is_behind = asyncio.Event()
         self._fetching = Event()
         """Set when what is fetched alone is of no more use."""
@@ -149,7 +149,7 @@ class WeightReceiver:
             with suppress(TimeoutError, AsyncRLError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._board.leave(self._member.id)
-                    await post(self._board, TO_LEARNER, Left(member=self._member.id))
+                    await post(self._board, TO_LEARNER, WorkerLeft(member=self._member.id))
 
     async def _follow(self, inbox: Inbox[ToWorkers], swap: Swap, services: asyncio.TaskGroup) -> None:
         """
@@ -161,13 +161,13 @@ class WeightReceiver:
                 if not await self._is_the_learners(message.fence):
                     continue
                 match message:
-                    case Offer():
+                    case PushOffer():
                         await self._consider(message, services)
-                    case Begin():
+                    case PushBegin():
                         self._begin(message)
-                    case Cancel():
+                    case PushCancel():
                         await self._cancel(message)
-                    case Flip():
+                    case VersionLive():
                         await self._flip(message.record, swap)
                         if self._lacks(message.record):
                             self._is_behind.set()
@@ -178,7 +178,7 @@ class WeightReceiver:
             self._fence = await self._board.fence()
         return fence == self._fence
 
-    async def _read_source(self) -> Source | None:
+    async def _read_source(self) -> PackedSource | None:
         """The learner that holds the run, if it has packed anything."""
         source = await read_source(self._board, self._source.layout if self._source is not None else None)
         if source is not None:
@@ -189,7 +189,7 @@ class WeightReceiver:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await self._announce()
-            # The board's table decides what is live; a Flip only says so sooner. A learner that died in between is no matter.
+            # The live version in Redis decides; VersionLive only announces it sooner, and a learner may die before it.
             if (live := await self._board.live_version()) is not None:
                 self._raise_if_set_back(live)
                 await self._flip(live, swap)
@@ -206,7 +206,7 @@ class WeightReceiver:
                 f"version {live.version} of another is live now"
             )
 
-    async def _consider(self, offer: Offer, services: asyncio.TaskGroup) -> None:
+    async def _consider(self, offer: PushOffer, services: asyncio.TaskGroup) -> None:
         is_old = offer.fence == self._newest[0] and offer.generation <= self._newest[1]
         if self._member.id not in offer.to or is_old:
             return
@@ -214,14 +214,14 @@ class WeightReceiver:
         await self._let_go()
         if self.version >= offer.record.version:
             reason = f"already serves version {self.version}"
-            await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=reason))
+            await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=reason))
             return
-        begun: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
+        begun: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
         released = Event()
         task = services.create_task(self._take(offer, begun, released), name="weight-intake")
         self._taking = _Taking(offer=offer, task=task, begun=begun, released=released)
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: PushBegin) -> None:
         taking = self._taking
         if taking is None or begin.attempt != taking.offer.attempt or taking.begun.done():
             return
@@ -230,7 +230,7 @@ class WeightReceiver:
         else:
             taking.begun.cancel()
 
-    async def _take(self, offer: Offer, begun: asyncio.Future[Begin], released: Event) -> None:
+    async def _take(self, offer: PushOffer, begun: asyncio.Future[PushBegin], released: Event) -> None:
         # While a thread runs, what it writes to is its alone. If this task is cancelled that is left to it and to its timeouts:
         # nothing can stop a blocked gloo operation, so nothing may wait for one.
         try:
@@ -240,7 +240,7 @@ class WeightReceiver:
             with _naming_the_model():
                 expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, source), name="weight-offer")
             by_memory = tuple(expected.mapped)
-            ready = Ready(
+            ready = PushReady(
                 **self._reply_to(offer),
                 by_memory=by_memory,
                 holds=self._intake.holds,
@@ -256,18 +256,20 @@ class WeightReceiver:
                 expected.let_go()
                 raise
         except FleetMismatch as error:
-            await post(self._board, TO_LEARNER, Refused(**self._reply_to(offer), reason=str(error)))
+            await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=str(error)))
             raise
         except WireError as error:
-            await post(self._board, TO_LEARNER, Failed(**self._reply_to(offer), reason=str(error)))
+            await post(self._board, TO_LEARNER, PushFailed(**self._reply_to(offer), reason=str(error)))
         else:
-            await post(self._board, TO_LEARNER, Staged(**self._reply_to(offer)))
+            await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
 
-    async def _cancel(self, cancel: Cancel) -> None:
+    async def _cancel(self, cancel: PushCancel) -> None:
         if cancel.attempt != self._newest or self._staged is not None:
             return
         await self._let_go()
-        failed = Failed(fence=cancel.fence, generation=cancel.generation, member=self._member.id, reason="the attempt broke")
+        failed = PushFailed(
+            fence=cancel.fence, generation=cancel.generation, member=self._member.id, reason="the attempt broke"
+        )
         await post(self._board, TO_LEARNER, failed)
 
     async def _let_go(self) -> None:
@@ -305,7 +307,7 @@ class WeightReceiver:
     async def _stay_current(self, swap: Swap) -> None:
         """
         consumes: signs of being behind                   waits for:    the start; a version that is live and not here
-        produces: the live version if it can; a Hello     unblocked by: the learner's flip; a heartbeat
+        produces: the live version if it can; a WorkerHello     unblocked by: the learner's flip; a heartbeat
         """
         while True:
             await self._is_behind.wait()
@@ -326,7 +328,7 @@ class WeightReceiver:
         await self._announce(catches_up="")
         return caught_up
 
-    async def _fetch(self, live: VersionRecord, source: Source | None, swap: Swap) -> bool:
+    async def _fetch(self, live: VersionRecord, source: PackedSource | None, swap: Swap) -> bool:
         await self._announce(catches_up=f"with version {live.version}")
         newest = self._newest
         self._fetching = released = Event()
@@ -353,12 +355,12 @@ class WeightReceiver:
         return False
 
     async def _hello(self) -> None:
-        await post(self._board, TO_LEARNER, Hello(member=self._member.id))
+        await post(self._board, TO_LEARNER, WorkerHello(member=self._member.id))
 
     async def _announce(self, *, catches_up: str | None = None) -> None:
         if catches_up is not None:
             self._member = replace(self._member, catches_up=catches_up)
         await self._board.announce(self._member, self._lease_s)
 
-    def _reply_to(self, offer: Offer) -> _ReplyFields:
+    def _reply_to(self, offer: PushOffer) -> _ReplyFields:
         return {"fence": offer.fence, "generation": offer.generation, "member": self._member.id}

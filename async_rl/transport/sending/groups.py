@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from async_rl.transport.messages import Backend, Ready, Wire
+from async_rl.transport.messages import Backend, ParcelGroup, PushReady
 from async_rl.types import VersionRecord
 
 _REMEMBERED = 4
 """Versions before the newest that workers may still hold when its successor comes."""
 
 
-class Cohorts:
+class ParcelGroups:
     """A group lives until one of its members fails, leaves or is joined by another: then everybody meets anew."""
 
     def __init__(self, fence: int) -> None:
         self._fence = fence
         self._number = 0
-        self._newest: tuple[Wire, ...] = ()
+        self._newest: tuple[ParcelGroup, ...] = ()
         self._backend: Backend = "gloo"
         self._versions: dict[str, int] = {}
         """The latest, by digest."""
 
-    def wires(self, parcels: int, ready: Mapping[str, Ready], backend: Backend) -> tuple[Wire, ...]:
+    def wires(self, parcels: int, ready: Mapping[str, PushReady], backend: Backend) -> tuple[ParcelGroup, ...]:
         """Who gets which parcel over which group; nobody who reads it from its sender's memory."""
         members = {
             parcel: tuple(sorted(name for name, reply in ready.items() if parcel not in reply.by_memory))
@@ -33,7 +33,9 @@ class Cohorts:
             self._number += 1
         self._backend = backend
         self._newest = tuple(
-            Wire(parcel=parcel, group=f"{self._fence}/{self._number}/{parcel}", members=names, base=self._base(names, ready))
+            ParcelGroup(
+                parcel=parcel, group=f"{self._fence}/{self._number}/{parcel}", members=names, base=self._base(names, ready)
+            )
             for parcel, names in members.items()
         )
         return self._newest
@@ -42,7 +44,7 @@ class Cohorts:
         """It goes out: workers may hold it soon."""
         self._versions = {**dict([*self._versions.items()][-_REMEMBERED:]), record.digest: record.version}
 
-    def _base(self, members: Collection[str], ready: Mapping[str, Ready]) -> int:
+    def _base(self, members: Collection[str], ready: Mapping[str, PushReady]) -> int:
         held = {ready[member].holds for member in members}
         return self._versions.get(held.pop(), -1) if len(held) == 1 else -1
 

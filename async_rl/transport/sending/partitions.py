@@ -9,7 +9,7 @@ _FEW = 8
 """So many are sent to one by one rather than searched for who cannot meet whom, which would cost a timeout for each guess."""
 
 
-class Round:
+class PushGroups:
     """The cohorts of one push: who is still to be sent to, and who turned out to be served with whom."""
 
     def __init__(self, cohorts: Sequence[Sequence[str]]) -> None:
@@ -39,7 +39,7 @@ class Round:
         self._waiting += map(list, apart)
 
 
-class Apart:
+class Partitions:
     """Known from a push in which they failed together, nobody was to blame, and each was served among others or alone."""
 
     def __init__(self, for_s: float) -> None:
@@ -48,13 +48,13 @@ class Apart:
         self._groups: list[frozenset[str]] = []
         self._until = 0.0
 
-    def round(self, members: Sequence[str]) -> Round:
+    def round(self, members: Sequence[str]) -> PushGroups:
         """Whom to send to together."""
         if time.monotonic() > self._until:
             self._groups = []
         known = frozenset[str]().union(*self._groups)
         cohorts = [[member for member in members if member not in known]]
-        return Round(cohorts + [[member for member in members if member in group] for group in self._groups])
+        return PushGroups(cohorts + [[member for member in members if member in group] for group in self._groups])
 
     def learn(self, found: Collection[frozenset[str]]) -> None:
         """What a round found, once it is over."""

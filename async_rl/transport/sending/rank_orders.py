@@ -27,7 +27,7 @@ from async_rl.transport.wire.rendezvous import as_wire_error
 
 define("wire.errand")
 
-ERRANDS = "errands"
+WIRE_ORDERS = "errands"
 """The name of their store among the run's (`GroupStores.open`). Workers have no business there."""
 
 _LOOK_UP = timedelta(seconds=2)
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelving:
+class WriteParcel:
     """Write a parcel down, for workers that come when nobody can send it. Where: every rank's configuration says."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -49,7 +49,7 @@ class Shelving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class SendParcel:
     """Bring a parcel to a cohort of workers."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -63,12 +63,12 @@ class Delivery:
     """The version that all of them hold, to which a difference may be sent; -1 if there is none."""
 
 
-Errand = Delivery | Shelving
-_TOLD: TypeAdapter[list[Errand] | None] = TypeAdapter(list[Errand] | None)
+WireOrder = SendParcel | WriteParcel
+_TOLD: TypeAdapter[list[WireOrder] | None] = TypeAdapter(list[WireOrder] | None)
 """None: there will be no more."""
 
 
-class Errands:
+class WireOrders:
     """One rank's end."""
 
     def __init__(self, store: Store, rank: int, *, fence: int) -> None:
@@ -79,7 +79,7 @@ class Errands:
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
-    def give(self, errands: Sequence[Errand] | None) -> int:
+    def give(self, errands: Sequence[WireOrder] | None) -> int:
         """Returns the number to ask for their outcome with."""
         number = next(self._numbers)
         with as_wire_error("the other ranks cannot be told"):
@@ -97,7 +97,7 @@ class Errands:
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
-    def follow(self, parcel: int | None, run: Callable[[Errand], None]) -> None:
+    def follow(self, parcel: int | None, run: Callable[[WireOrder], None]) -> None:
         """Run what rank 0 wants done with this rank's parcel, on a thread, until `close`."""
         self._following = ServiceThread(lambda thread: self._follow(thread, parcel, run), name="weight-errands").start()
 
@@ -110,7 +110,7 @@ class Errands:
             with suppress(WireError):
                 self.give(None)
 
-    def _follow(self, thread: ServiceThread, parcel: int | None, run: Callable[[Errand], None]) -> None:
+    def _follow(self, thread: ServiceThread, parcel: int | None, run: Callable[[WireOrder], None]) -> None:
         number, is_told_of = 0, -1
         while not thread.is_stopping:
             try:
@@ -136,7 +136,7 @@ class Errands:
                     threading.Thread(target=self._report, args=(number, errand, run), name="weight-errand", daemon=True).start()
             number += 1
 
-    def _report(self, number: int, errand: Errand, run: Callable[[Errand], None]) -> None:
+    def _report(self, number: int, errand: WireOrder, run: Callable[[WireOrder], None]) -> None:
         failpoint("wire.errand")
         problem = ""
         try:

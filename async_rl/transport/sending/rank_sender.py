@@ -22,26 +22,26 @@ from async_rl.errors import WireError
 from async_rl.transport import snapshot
 from async_rl.transport.delta.difference import pieces
 from async_rl.transport.digest import version_digest
-from async_rl.transport.packed_source import Packed
-from async_rl.transport.packed_versions import Outbox
-from async_rl.transport.packing import Held
-from async_rl.transport.parcel_transfer import Courier
-from async_rl.transport.plan import Layout
-from async_rl.transport.sending.rank_orders import Errand, Errands, Shelving
-from async_rl.transport.wire.http import Serving
-from async_rl.transport.wire.process_group import Links, Seat, Timeouts
-from async_rl.transport.wire.rendezvous import Meeting
+from async_rl.transport.packed_source import PackedParcel
+from async_rl.transport.packed_versions import PackedVersions
+from async_rl.transport.packing import HeldBoxes
+from async_rl.transport.parcel_transfer import ParcelSender
+from async_rl.transport.plan import WireLayout
+from async_rl.transport.sending.rank_orders import WireOrder, WireOrders, WriteParcel
+from async_rl.transport.wire.http import ParcelServer
+from async_rl.transport.wire.process_group import GroupRank, LinkPool, WireTimeouts
+from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 
 
-class Depot:
+class RankSender:
     """One rank's end. `pack` and `complete` belong on the thread that owns the model; everything else on others."""
 
     def __init__(
         self,
-        meeting: Meeting,
-        errands: Errands,
-        layout: Layout,
+        meeting: WireRendezvous,
+        errands: WireOrders,
+        layout: WireLayout,
         rank: int,
         device: torch.device,
         wire: WireConfig,
@@ -51,21 +51,21 @@ class Depot:
         self.layout = layout
         self._meeting, self._errands = meeting, errands
         self._device = device
-        self._timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        self._timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         self._number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
-        self._outbox: Outbox | None = None
+        self._outbox: PackedVersions | None = None
         if self._number is not None:
-            self._outbox = Outbox(layout, layout.parcels[self._number], device, shared=wire.shared_memory)
-            self._courier = Courier(self._outbox, pieces(layout, layout.parcels[self._number]), wire)
-            self._serving = Serving(meeting.address, self._outbox.reading, self._timeouts.operation_s)
+            self._outbox = PackedVersions(layout, layout.parcels[self._number], device, shared=wire.shared_memory)
+            self._courier = ParcelSender(self._outbox, pieces(layout, layout.parcels[self._number]), wire)
+            self._serving = ParcelServer(meeting.address, self._outbox.reading, self._timeouts.operation_s)
         self.snapshots = snapshots
         """Where live versions are written down; None where they are not."""
-        self._links = Links(self._timeouts)
+        self._links = LinkPool(self._timeouts)
         self._closed = Event()
-        self.packed: Mapping[int, tuple[Packed, ...]] = {}
+        self.packed: Mapping[int, tuple[PackedParcel, ...]] = {}
         """By version, all parcels; rank 0's alone is filled. Replaced, never changed: other threads read it."""
 
-    def pack(self, version: int, held: Held, *, keep: Collection[int] = ()) -> Packed | None:
+    def pack(self, version: int, held: HeldBoxes, *, keep: Collection[int] = ()) -> PackedParcel | None:
         """Copy this rank's parcel of a version. Of the versions before it, only those in `keep` can still be delivered.
 
         Returns what rank 0 needs for `complete`; None where the rank sends nothing.
@@ -73,7 +73,7 @@ class Depot:
         if self._outbox is None:
             return None
         chunks, address = self._outbox.pack(version, held, keep=keep)
-        return Packed(chunks=chunks, address=address, url=self._serving.url)
+        return PackedParcel(chunks=chunks, address=address, url=self._serving.url)
 
     def parcel(self, version: int) -> torch.Tensor:
         """This rank's, as it leaves."""
@@ -91,7 +91,7 @@ class Depot:
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
-    def complete(self, version: int, packed: Sequence[Packed | None], *, keep: Collection[int] = ()) -> str:
+    def complete(self, version: int, packed: Sequence[PackedParcel | None], *, keep: Collection[int] = ()) -> str:
         """`packed`: what each rank's `pack` returned, in their order. Returns what `VersionRecord.digest` must be."""
         parcels = tuple(each for each in packed if each is not None)
         self.packed = {known: each for known, each in self.packed.items() if known in keep} | {version: parcels}
@@ -105,13 +105,15 @@ class Depot:
             raise WireError(f"version {record.version} has been given up for newer ones")
         try:
             with snapshot.drafting(self.snapshots, record.version) as draft:
-                self.deliver([Shelving(parcel=parcel, version=record.version) for parcel in range(len(parcels))], self._closed)
+                self.deliver(
+                    [WriteParcel(parcel=parcel, version=record.version) for parcel in range(len(parcels))], self._closed
+                )
                 chunks = tuple(each.chunks for each in parcels)
-                snapshot.commit(draft, snapshot.Manifest(record=record, layout=self.layout, chunks=chunks))
+                snapshot.commit(draft, snapshot.SnapshotManifest(record=record, layout=self.layout, chunks=chunks))
         except OSError as error:
             raise WireError(f"cannot write to {self.snapshots}: {error.strerror}") from error
 
-    def deliver(self, errands: Sequence[Errand], released: Event) -> None:
+    def deliver(self, errands: Sequence[WireOrder], released: Event) -> None:
         """All of them at once. Returns when everybody has everything; raises WireError when somebody has not."""
         others = [errand for errand in errands if self._sender(errand) != 0]
         number = self._errands.give(others) if others else -1
@@ -130,16 +132,16 @@ class Depot:
 
     # -- every rank ----------------------------------------------------------------------------------------------------
 
-    def _run(self, errand: Errand, released: Event) -> None:
-        if isinstance(errand, Shelving):
+    def _run(self, errand: WireOrder, released: Event) -> None:
+        if isinstance(errand, WriteParcel):
             self._shelve(errand)
             return
-        seat = Seat(group=errand.group, rank=0, size=errand.size, device=self._device, backend=errand.backend)
+        seat = GroupRank(group=errand.group, rank=0, size=errand.size, device=self._device, backend=errand.backend)
         self._links.keep_only({errand.group})
         with self._links.use(self._meeting, seat, released) as link:
             self._courier.send(link, errand.version, errand.base)
 
-    def _shelve(self, errand: Shelving) -> None:
+    def _shelve(self, errand: WriteParcel) -> None:
         """Into this rank's own folder: an errand names a version, never a path."""
         if self._outbox is None or self.snapshots is None:
             raise WireError("this rank's configuration names no folder for snapshots (wire.snapshots)")
@@ -149,5 +151,5 @@ class Depot:
         except OSError as error:
             raise WireError(f"cannot write to {self.snapshots}: {error.strerror}") from error
 
-    def _sender(self, errand: Errand) -> int:
+    def _sender(self, errand: WireOrder) -> int:
         return self.layout.parcels[errand.parcel].sender

@@ -10,18 +10,18 @@ from async_rl.board.inbox import Inbox
 from async_rl.config import HEARTBEAT_S
 from async_rl.protocols import Board
 from async_rl.transport.messages import (
-    Failed,
-    Hello,
-    Left,
+    PushFailed,
+    PushStaged,
     Reply,
-    Staged,
     ToLearner,
+    WorkerHello,
+    WorkerLeft,
 )
 from async_rl.transport.sending.membership import Membership
 from async_rl.types import VersionRecord
 
 
-class Hearing:
+class Replies:
     def __init__(self, board: Board, membership: Membership) -> None:
         self._board = board
         self._membership = membership
@@ -54,13 +54,13 @@ class Hearing:
         return member in self._left or member in self._lapsed
 
     def has_failed(self, member: str) -> bool:
-        return isinstance(self.replies.get(member), Failed)
+        return isinstance(self.replies.get(member), PushFailed)
 
     def all_answered(self, members: Collection[str]) -> bool:
         return all(member in self.replies or self.is_gone(member) for member in members)
 
     def all_reported(self, members: Collection[str]) -> bool:
-        return all(isinstance(self.replies.get(member), Staged | Failed) or self.is_gone(member) for member in members)
+        return all(isinstance(self.replies.get(member), PushStaged | PushFailed) or self.is_gone(member) for member in members)
 
     async def listen(self, inbox: Inbox[ToLearner]) -> None:
         """consumes: what members say     produces: news, for whoever waits on it     unblocked by: any message"""
@@ -81,15 +81,15 @@ class Hearing:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _hear(self, message: ToLearner) -> None:
-        if isinstance(message, Left):
+        if isinstance(message, WorkerLeft):
             self._left.add(message.member)
             self._membership.silent(message.member)
             return
-        if isinstance(message, Hello):
+        if isinstance(message, WorkerHello):
             self._left.discard(message.member)
             self._membership.hello(message.member)
             return
-        self._membership.spoke(message.member, failed_at=self._version if isinstance(message, Failed) else None)
+        self._membership.spoke(message.member, failed_at=self._version if isinstance(message, PushFailed) else None)
         # The first failure says why; a later one only that the attempt was called off.
         if message.attempt == self._attempt and not self.has_failed(message.member):
             self.replies[message.member] = message

@@ -28,25 +28,25 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
-    Begin,
-    Cancel,
-    Failed,
-    Flip,
-    Offer,
-    Ready,
-    Refused,
-    Staged,
+    PushBegin,
+    PushCancel,
+    PushFailed,
+    PushOffer,
+    PushReady,
+    PushRefused,
+    PushStaged,
+    VersionLive,
 )
-from async_rl.transport.packed_source import NOTES_EXPIRE_S, Source, write_layout, write_source
-from async_rl.transport.sending.groups import Cohorts
+from async_rl.transport.packed_source import NOTES_EXPIRE_S, PackedSource, write_layout, write_source
+from async_rl.transport.sending.groups import ParcelGroups
 from async_rl.transport.sending.membership import Membership
-from async_rl.transport.sending.partitions import Apart
-from async_rl.transport.sending.rank_orders import Delivery
-from async_rl.transport.sending.rank_sender import Depot
-from async_rl.transport.sending.replies import Hearing
-from async_rl.transport.sending.snapshot_service import Shelf
+from async_rl.transport.sending.partitions import Partitions
+from async_rl.transport.sending.rank_orders import SendParcel
+from async_rl.transport.sending.rank_sender import RankSender
+from async_rl.transport.sending.replies import Replies
+from async_rl.transport.sending.snapshot_service import SnapshotService
 from async_rl.transport.wire.gpus import backend_among, gpu_of
-from async_rl.transport.wire.process_group import Timeouts
+from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
 _GRACE_S = 0.5
@@ -76,22 +76,22 @@ class PushReport:
 class WeightSender:
     """Hold it open with `async with` for as long as the learner lives. Pushes run one at a time."""
 
-    def __init__(self, board: Board, wire: WireConfig, depot: Depot, device: str, *, fence: int) -> None:
+    def __init__(self, board: Board, wire: WireConfig, depot: RankSender, device: str, *, fence: int) -> None:
         """`depot` is rank 0's."""
         self._board = board
         self._wire = wire
         self._depot = depot
         self._device = torch.device(device)
         self._fence = fence
-        self._timeouts = Timeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        self._timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         self._membership = Membership(board, rest_s=wire.rendezvous_timeout_s)
-        self._hearing = Hearing(board, self._membership)
+        self._hearing = Replies(board, self._membership)
         self._generation = 0
-        self._cohorts = Cohorts(fence)
-        self._apart = Apart(_APART * wire.operation_timeout_s)
+        self._cohorts = ParcelGroups(fence)
+        self._apart = Partitions(_APART * wire.operation_timeout_s)
         self._pushing = asyncio.Lock()
         self._listening = asyncio.TaskGroup()
-        self._shelf = Shelf(depot, wire.snapshot_every)
+        self._shelf = SnapshotService(depot, wire.snapshot_every)
 
     async def __aenter__(self) -> WeightSender:
         inbox = await Inbox.open(self._board, TO_LEARNER, TO_LEARNER_MESSAGES)
@@ -166,13 +166,13 @@ class WeightSender:
 
     async def flip(self, record: VersionRecord) -> None:
         """Tell everybody that the version is live. Call it after `buffer.publish`; repeating it is harmless."""
-        await post(self._board, TO_WORKERS, Flip(fence=self._fence, record=record))
+        await post(self._board, TO_WORKERS, VersionLive(fence=self._fence, record=record))
         self._shelf.went_live(record)
 
     async def _write_packed(self) -> None:
         """For whoever takes a version."""
         depot = self._depot
-        packed = Source(fence=self._fence, host=self._wire.host, layout=depot.layout, versions=depot.packed)
+        packed = PackedSource(fence=self._fence, host=self._wire.host, layout=depot.layout, versions=depot.packed)
         await write_source(self._board, packed)
 
     async def _stay_written(self) -> None:
@@ -205,9 +205,9 @@ class WeightSender:
 
     async def _gather(
         self, record: VersionRecord, cohort: Sequence[str], trusted: Collection[str], outcome: _Outcome
-    ) -> dict[str, Ready]:
+    ) -> dict[str, PushReady]:
         """Offer the version, and return who is ready for it."""
-        offer = Offer(
+        offer = PushOffer(
             fence=self._fence,
             generation=self._generation,
             to=tuple(cohort),
@@ -216,14 +216,14 @@ class WeightSender:
         await post(self._board, TO_WORKERS, offer)
         await self._hearing.until(lambda: self._hearing.all_answered(cohort), _GRACE_S)
         await self._hearing.until(lambda: self._hearing.all_answered(trusted), self._timeouts.operation_s - _GRACE_S)
-        ready: dict[str, Ready] = {}
+        ready: dict[str, PushReady] = {}
         for member in cohort:
             match self._hearing.replies.get(member):
-                case Ready() as reply:
+                case PushReady() as reply:
                     ready[member] = reply
-                case Refused(reason=reason):
+                case PushRefused(reason=reason):
                     outcome.dropped[member] = reason
-                case Failed(reason=reason):
+                case PushFailed(reason=reason):
                     self._blame(record, member, reason, outcome)
                 case _ if self._hearing.is_gone(member):
                     outcome.dropped[member] = "left the run"
@@ -233,7 +233,7 @@ class WeightSender:
                     self._blame(record, member, f"failed, and did not answer the next offer within {_GRACE_S:g} s", outcome)
         return ready
 
-    async def _deliver(self, record: VersionRecord, ready: Mapping[str, Ready], released: Event) -> None:
+    async def _deliver(self, record: VersionRecord, ready: Mapping[str, PushReady], released: Event) -> None:
         """Send, and wait for everybody's report; give up at the first sign that something is broken."""
         members, parcels = list(ready), len(self._depot.layout.parcels)
         # Those who read in place may well share the learner's GPU.
@@ -242,7 +242,7 @@ class WeightSender:
         if descriptors_are_scarce() or any(reply.is_short_of_descriptors for reply in ready.values()):
             self._cohorts.broke()
         wires = self._cohorts.wires(parcels, ready, backend)
-        begin = Begin(
+        begin = PushBegin(
             fence=self._fence,
             generation=self._generation,
             members=tuple(members),
@@ -252,7 +252,7 @@ class WeightSender:
         )
         await post(self._board, TO_WORKERS, begin)
         errands = [
-            Delivery(
+            SendParcel(
                 parcel=wire.parcel,
                 version=record.version,
                 group=wire.group,
@@ -280,15 +280,15 @@ class WeightSender:
         raise WireError("a member failed or left the run")
 
     async def _settle_accounts(self, record: VersionRecord, ready: Sequence[str], outcome: _Outcome) -> None:
-        if not all(isinstance(self._hearing.replies.get(member), Staged | Failed) for member in ready):
-            await post(self._board, TO_WORKERS, Cancel(fence=self._fence, generation=self._generation))
+        if not all(isinstance(self._hearing.replies.get(member), PushStaged | PushFailed) for member in ready):
+            await post(self._board, TO_WORKERS, PushCancel(fence=self._fence, generation=self._generation))
             await self._hearing.until(lambda: self._hearing.all_reported(ready), _GRACE_S)
         failed: dict[str, str] = {}
         for member in ready:
             match self._hearing.replies.get(member):
-                case Staged():
+                case PushStaged():
                     outcome.staged.append(member)
-                case Failed(reason=reason):
+                case PushFailed(reason=reason):
                     failed[member] = reason
                 case _:
                     goodbye = self._hearing.said_goodbye(member)

@@ -8,14 +8,14 @@ import structlog
 
 from async_rl.errors import WireError
 from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
-from async_rl.transport.sending.rank_sender import Depot
+from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.types import VersionRecord
 
 _log = structlog.get_logger(__name__)
 
 
-class Shelf:
-    def __init__(self, depot: Depot, every: int) -> None:
+class SnapshotService:
+    def __init__(self, depot: RankSender, every: int) -> None:
         self._depot, self._every = depot, every
         self._live: VersionRecord | None = None
         self._num_live = 0

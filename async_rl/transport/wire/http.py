@@ -49,7 +49,7 @@ _NO_DESCRIPTORS_S = 0.1
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
-class Serving:
+class ParcelServer:
     """One rank's server, on threads of its own, until `close`."""
 
     def __init__(self, address: str, reading: Reading, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ class _Server(ThreadingHTTPServer):
         self.places = threading.Semaphore(_AT_ONCE)
         self.connections = threading.Semaphore(_CONNECTIONS)
         self.closing = Event()
-        super().__init__((address, 0), _Answer)
+        super().__init__((address, 0), _ParcelRequestHandler)
 
     def accept(self) -> None:
         while not self.closing.is_set():
@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _ParcelRequestHandler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.connection.settimeout(min(_REQUEST_S, self._served_by.timeout_s))

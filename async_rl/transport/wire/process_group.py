@@ -28,7 +28,7 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGl
 
 from async_rl.transport.messages import Backend
 from async_rl.transport.wire import gloo
-from async_rl.transport.wire.rendezvous import Meeting, as_wire_error
+from async_rl.transport.wire.rendezvous import WireRendezvous, as_wire_error
 
 _DEPTH = 3
 """Transfers under way at once, each over a connection of its own where gloo carries them: one alone does not fill the way."""
@@ -43,13 +43,13 @@ _WATCHDOG = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class WireTimeouts:
     rendezvous_s: float
     operation_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GroupRank:
     """One end's place in a group."""
 
     group: str
@@ -60,14 +60,14 @@ class Seat:
     backend: Backend
 
 
-Landed = Callable[[int], None]
+OnReceived = Callable[[int], None]
 """Told how many bytes of a parcel have arrived so far, in order: they are verified while the next are on their way."""
 
 
 class Link:
     """A process group that turns whatever torch raises into WireError, with a deadline on every operation."""
 
-    def __init__(self, group: Any, seat: Seat, timeouts: Timeouts, released: Event) -> None:
+    def __init__(self, group: Any, seat: GroupRank, timeouts: WireTimeouts, released: Event) -> None:
         self._group = group
         self._seat = seat
         self._operation_s = timeouts.operation_s
@@ -77,7 +77,7 @@ class Link:
         """At which the last whole parcel travelled; 0 before the first."""
 
     @classmethod
-    def open(cls, meeting: Meeting, seat: Seat, timeouts: Timeouts, released: Event) -> Link:
+    def open(cls, meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts, released: Event) -> Link:
         with as_wire_error("rendezvous"):
             _call_the_roll(meeting, seat, timeouts)
             group = _nccl(meeting, seat, timeouts) if seat.backend == "nccl" else _gloo(meeting, seat, timeouts)
@@ -126,15 +126,15 @@ class Link:
             time.sleep(0.0005)
 
 
-class Links:
+class LinkPool:
     """The groups of one end, kept from version to version as long as its cohorts stay the same."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: WireTimeouts) -> None:
         self._timeouts = timeouts
         self._idle: dict[str, Link] = {}
 
     @contextmanager
-    def use(self, meeting: Meeting, seat: Seat, released: Event) -> Iterator[Link]:
+    def use(self, meeting: WireRendezvous, seat: GroupRank, released: Event) -> Iterator[Link]:
         """Whoever fails within, ends the link."""
         link = self._idle.pop(seat.group, None)
         if link is None:
@@ -187,14 +187,14 @@ def _move(link: Link, data: torch.Tensor, transfer_bytes: int, landed: Callable[
     link.wait(agreement)
 
 
-def _call_the_roll(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> None:
+def _call_the_roll(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> None:
     # Building a group may rightly take long (NCCL) and cannot be interrupted: so first see, quickly, that everybody is there.
     meeting.store.set(f"{seat.group}/here/{seat.rank}", "")
     there = [f"{seat.group}/here/{rank}" for rank in range(seat.size)]
     meeting.store.wait(there, timedelta(seconds=timeouts.operation_s))
 
 
-def _gloo(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> ProcessGroupGloo:
+def _gloo(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> ProcessGroupGloo:
     store = PrefixStore(seat.group, meeting.store)
     # Everybody answered the roll call, so the mesh is a matter of milliseconds.
     timeout = timedelta(seconds=timeouts.operation_s)
@@ -224,7 +224,7 @@ def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> Proc
         raise RuntimeError(f"the group was not connected within {seconds:g} s") from None
 
 
-def _nccl(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> Any:
+def _nccl(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> Any:
     from torch.distributed import ProcessGroupNCCL  # absent from CPU builds of torch
 
     torch.cuda.set_device(seat.device)  # the current device belongs to the thread
@@ -234,7 +234,7 @@ def _nccl(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> Any:
     return ProcessGroupNCCL(_store_for_nccl(meeting, seat, timeouts), seat.rank, seat.size, options)
 
 
-def _store_for_nccl(meeting: Meeting, seat: Seat, timeouts: Timeouts) -> Store:
+def _store_for_nccl(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> Store:
     """One of torch's own, for this group's rendezvous alone: NCCL's threads ask it from C++ for as long as the group lives.
 
     The sender keeps it, at an address that the others learn from the run's Redis. It asks for no password, as NCCL's own

@@ -16,14 +16,14 @@ STORE = "wire"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class WireRendezvous:
     store: Store
     """For the addresses of process groups. It lies in the run's Redis, behind its users and passwords."""
     address: str
     """At which this end listens: while a process group forms, and a rank for workers that pull parcels."""
 
     @classmethod
-    def at(cls, host: str, store: Store) -> Meeting:
+    def at(cls, host: str, store: Store) -> WireRendezvous:
         """Rank 0's: `host` is its own `wire.host`."""
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -35,7 +35,7 @@ class Meeting:
             ) from error
 
     @classmethod
-    def towards(cls, host: str, store: Store) -> Meeting:
+    def towards(cls, host: str, store: Store) -> WireRendezvous:
         """At the interface that leads to the learner's `wire.host`: a machine's host name may mean another, or nothing."""
         with as_wire_error(f"wire.host: {host!r} is no address that this machine reaches"):
             family, kind, protocol, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]

@@ -20,7 +20,7 @@ _ON_HOST = "async-rl-weights"
 _ON_GPU = "async-rl-gpu-weights"
 
 
-class Memory:
+class ParcelMemory:
     """A sender's own."""
 
     def __init__(self, num_bytes: int, device: torch.device, *, shared: bool) -> None:
