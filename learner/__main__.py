@@ -161,7 +161,7 @@ async def learn(
             await watch.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
-                closing(BestEffortRows(config.run_folder / "samples.jsonl", most_bytes=config.metrics.most_bytes)) as samples,
+                closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
                 Journal(
                     config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=compute.idle
                 ) as journal,
@@ -248,7 +248,7 @@ class Archive:
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:
     """A person hears at the start what the buffer may come to need, not when it is full."""
     needed_mb, given_mb = config.buffer_mb(tokens_per_rollout), config.redis.max_memory_mb
-    said = f"the buffer holds at most {config.most_groups} groups, {needed_mb:.0f} MB if all are as long as they may be"
+    said = f"the buffer holds at most {config.max_groups} groups, {needed_mb:.0f} MB if all have the maximum length"
     if config.redis.url or needed_mb <= given_mb:
         log.info(said)
     else:

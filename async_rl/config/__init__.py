@@ -1,4 +1,4 @@
-"""The typed tree of a run: `tree.py` first; `loading.py` makes it from files and words of a command line."""
+"""The typed configuration of a run: `tree.py` first; `loading.py` builds it from YAML files and a command line."""
 
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
 from async_rl.config.tree import (

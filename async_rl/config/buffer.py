@@ -1,4 +1,4 @@
-"""The sections of the configuration that are about the replay buffer: its server, its limits, what becomes of groups."""
+"""The sections of the replay buffer: `redis`, `staleness`, `replay`, `retention` and `leases`."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from async_rl.replay_protocol import Selector
 
 class RedisConfig(Section):
     url: str = ""
-    """Empty: `async-rl run` and `buffer serve` start a server. One of yours: redis://HOST:PORT, rediss:// (TLS), unix:///PATH,
-    redis+sentinel://HOST:PORT,HOST:PORT/MASTER or redis+cluster://HOST:PORT,HOST:PORT (rediss+... is TLS too)."""
+    """Address of an existing server: redis://HOST:PORT, rediss:// (TLS), unix:///PATH,
+    redis+sentinel://HOST:PORT,HOST:PORT/MASTER or redis+cluster://HOST:PORT,HOST:PORT (rediss+... for TLS).
+    Empty: `async-rl run` and `async-rl buffer serve` start an embedded one."""
     user: str = ""
-    """Of the server's ACL; `async-rl buffer users create` makes one for each role. Empty is the default user."""
+    """ACL user; `async-rl buffer users create` creates one per role. Empty: the default user."""
     password_file: Path | None = None
-    """A file that holds the password, so that it never appears in a command line; else ASYNC_RL_REDIS_PASSWORD is asked."""
+    """File with the password, so that it never appears on a command line. Unset: $ASYNC_RL_REDIS_PASSWORD is used."""
     ca_file: Path | None = None
-    """Who signed the server's certificate. Unset means whom this machine trusts."""
+    """CA certificate that signed the server's certificate. Unset: the system's trusted CAs."""
     cert_file: Path | None = None
-    """Our own certificate, for servers that want one."""
+    """Client certificate, for servers that require one."""
     key_file: Path | None = None
-    """The key of `cert_file`."""
+    """Private key of `cert_file`."""
     insecure: bool = False
-    """Allows a server that is reached over a network without TLS or without a password."""
+    """Allow a server on a network without TLS or without a password."""
     max_memory_mb: PositiveInt = 512
-    """Of a server that we start. A full server makes workers wait; it never evicts."""
+    """Memory limit of an embedded server, in MiB. When it is full, commits wait; nothing is evicted."""
     payloads: str = "redis"
-    """Where large payloads lie. `files`: in the run's folder beside Redis, which is faster when learner and workers share one
-    machine; or the absolute path of a folder for this run alone."""
+    """Where large payloads are stored: `redis`; `files`: in the run's folder, which is faster if learner and workers share a
+    machine; or the absolute path of a folder used by this run only (docs/payload_files.md)."""
     compress_text: bool = False
-    """Worth it where conversations are long and the network is slow; token ids and log-probabilities hardly shrink."""
+    """Compress conversations in payloads with zstd. Useful for long conversations over a slow network; token ids and
+    log-probabilities hardly compress and are stored as they are."""
     payloads_max_mb: PositiveInt = 4096
-    """Of payload files. When they are more, workers wait as for a full server."""
+    """Limit of payload files, in MiB. Beyond it, commits wait as for a full server."""
     connect_timeout_s: PositiveFloat = 60.0
-    """How long a process waits for Redis to answer before it gives up."""
+    """Seconds that a process waits for Redis before it exits with code 6."""
 
     @field_validator("url")
     @classmethod
     def _has_no_password(cls, url: str) -> str:
-        """The configuration is written into the run's folder and shown; only Sentinels' password has no other place."""
+        """Refuse credentials in the URL, which is logged and written to disk; only Sentinel has no other place for them."""
         place, _, query = url.partition("://")[2].partition("?")
         credentials = place.partition("/")[0].rpartition("@")[0]
         if "+sentinel" not in url.partition("://")[0] and (":" in credentials or "password=" in query):
             raise ValueError(
-                "redis.url holds a password, which whoever sees this configuration or the command line would read: put it into "
-                "a file and name that in redis.password_file, or into the environment variable ASYNC_RL_REDIS_PASSWORD"
+                "redis.url holds a password, which visible to all who see this configuration or the command line: put it "
+                "into a file named by redis.password_file, or into the environment variable ASYNC_RL_REDIS_PASSWORD"
             )
         return url
 
@@ -55,7 +57,7 @@ class RedisConfig(Section):
     @classmethod
     def _payloads_have_a_place(cls, place: str) -> str:
         if place not in ("redis", "files") and not Path(place).is_absolute():
-            raise ValueError(f"redis.payloads ({place!r}) is redis, files, or the absolute path of a folder")
+            raise ValueError(f"redis.payloads ({place!r}) must be redis, files, or the absolute path of a folder")
         return place
 
     @model_validator(mode="after")
@@ -69,51 +71,54 @@ class RedisConfig(Section):
 
 class StalenessConfig(Section):
     max_age: float = Field(default=2, ge=0, le=1_000_000)
-    """A group trains only weights that are at most this many versions newer than its oldest token. 0 is on-policy. A
-    fraction gives fewer groups in flight: 0.5 means half a step's groups more than a step needs, none older than 1."""
+    """Maximum age of a group when it is trained: versions between the weights being trained and the oldest weights that
+    sampled one of its tokens. 0 is on-policy. The buffer holds (max_age + 1) x batch.groups_per_step groups; a fraction such
+    as 0.5 gives that many slots with an age bound of 1."""
     selector: Selector = "windowed_fifo"
-    """Which groups leave first: the oldest, waiting for a straggler that would become too old (windowed_fifo) or letting it
-    go and having its task rolled again (fifo); the freshest; any (uniform); by priority (prioritized)."""
+    """Which ready groups are taken first. `windowed_fifo`: the oldest, waiting for unfinished groups that would otherwise
+    become too old; `fifo`: the oldest, dropping groups that become too old and repeating their tasks; `freshest`; `uniform`;
+    `prioritized` (by `replay.priority`)."""
     wait_deadline_s: PositiveFloat = 600.0
-    """After waiting this long for stragglers, the learner lets them go after all."""
+    """With `windowed_fifo`: seconds that the learner waits for unfinished groups before it drops them."""
 
 
 class ReplayConfig(Section):
-    """Training a group more than once. The defaults do not."""
+    """Training a group more than once (docs/buffer.md). By default every group is trained once."""
 
     max_uses: PositiveInt = 1
-    """How many steps one group may train."""
+    """Maximum number of steps that train one group. 1: no replay."""
     samples_per_insert: float | None = Field(default=None, ge=1)
-    """Hold the average number of uses near this: workers pause when they are ahead of it, the learner when it is."""
+    """Target average number of uses per group: workers wait when they are ahead of it, the learner waits when it is. Unset:
+    no target."""
     min_groups: PositiveInt = 1
-    """With samples_per_insert: no step before this many groups are ready."""
+    """With samples_per_insert: groups that must be ready before the first step."""
     error_buffer: PositiveFloat | None = None
-    """With samples_per_insert: how far uses may deviate from it, to either side. Unset means a step's groups times
-    max(1, samples_per_insert)."""
+    """With samples_per_insert: allowed deviation of uses from samples_per_insert x inserts, in either direction. Unset:
+    batch.groups_per_step x max(1, samples_per_insert)."""
     priority: str = "advantage"
-    """What a group's further uses depend on with staleness.selector: prioritized. `advantage` (mean |advantage|), `age`
-    (the younger the likelier), or a function of yours, `package.module:function`."""
+    """Priority of further uses with staleness.selector `prioritized`: `advantage` (mean absolute advantage), `age` (younger
+    groups first), or your function as `package.module:function`."""
 
 
 class RetentionConfig(Section):
-    """What becomes of groups whose training is durable."""
+    """What happens to the payloads of groups after a checkpoint contains their training."""
 
     keep_steps: int = Field(default=0, ge=0)
-    """Their payloads stay in the buffer for this many steps, to be looked at."""
+    """Keep payloads in the buffer for this many more steps, for inspection. 0: delete them."""
     archive: bool = False
-    """Write them to append-only files in the run's folder (docs/archive.md)."""
+    """Write them to append-only files in the run's folder before deletion (docs/archive.md)."""
     archive_max_gb: PositiveFloat = 10.0
-    """The oldest files go when there is more."""
+    """Size limit of the archive, in GB; the oldest files are deleted first."""
     archive_max_days: PositiveFloat | None = None
-    """Files older than this go too."""
+    """Delete archive files older than this many days. Unset: no limit."""
 
 
 class LeaseConfig(Section):
     ticket_s: PositiveFloat = 30.0
-    """A worker that vanishes holds its tickets this long."""
+    """Lease of a ticket in seconds: a worker that dies blocks its tickets this long. Renewed while the worker lives."""
     learner_s: PositiveFloat = 10.0
-    """A learner that vanishes holds the run this long."""
+    """Lease of the learner in seconds: after a crash, its successor waits this long. Must exceed 2 s."""
     member_s: PositiveFloat = 10.0
-    """A worker that vanishes stays listed for weight pushes this long."""
+    """Seconds that a dead worker stays listed as a receiver of weight pushes. Must exceed 2 s."""
     max_attempts: PositiveInt = 3
-    """How often a task whose episodes all failed is tried."""
+    """Attempts of a task whose episodes all fail before it is dropped."""

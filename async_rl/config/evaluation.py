@@ -1,4 +1,4 @@
-"""The sections of the configuration about models that are not trained: other policies, and evaluating the one that is."""
+"""The `policies` and `evaluation` sections: models that are served but not trained, and how the trained one is evaluated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from async_rl.protocols import GenerationArgs
 
 
 class PolicySampling(Section):
-    """How a policy samples where the agent does not say. What is unset follows the model's own defaults."""
+    """Sampling defaults for requests that do not set their own. Unset fields use the model's defaults."""
 
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy."""
+    """0 is greedy decoding."""
     max_tokens: PositiveInt | None = None
+    """Maximum tokens per generation."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
     stop: tuple[str, ...] | None = None
@@ -30,31 +31,32 @@ class PolicySampling(Section):
 
 
 class OpenAIPolicy(Section):
-    """A model behind any server that speaks OpenAI's protocol: vLLM, SGLang, a gateway of ours, a provider."""
+    """A model behind an OpenAI-compatible server: vLLM, SGLang, our gateway, a hosted provider."""
 
     type: Literal["openai"] = "openai"
     url: str = Field(pattern=r"^https?://")
-    """Up to and including its version: http://HOST:PORT/v1"""
+    """Base URL including the API version: http://HOST:PORT/v1"""
     model: str = ""
-    """Unset means the only one that the server has."""
+    """Model name sent to the server. Empty: the server's only model."""
     tokenizer: TokenizerConfig | None = None
-    """The served model's own: then prompts go as token ids. Unset means that the server is spoken to in messages."""
+    """The served model's tokenizer; if set, prompts are sent as token ids. Unset: prompts are sent as chat messages."""
     api_key_file: Path | None = None
-    """A file that holds the key, so that it never appears in a command line."""
+    """File with the API key, so that the key never appears in a configuration or on a command line."""
     sampling: PolicySampling = PolicySampling()
     timeout_s: PositiveFloat = 300.0
-    """For one generation, with all its attempts."""
+    """Seconds for one generation, including retries."""
     attempts: PositiveInt = 5
-    """When the server is busy or cannot be reached, with growing pauses between them."""
+    """Attempts per generation when the server is busy or unreachable, with exponential backoff."""
     max_in_flight: PositiveInt = 64
-    """Requests at once; more of them wait here."""
+    """Maximum concurrent requests; further ones wait in the client."""
 
 
 class HuggingFacePolicy(Section):
-    """A Hugging Face folder run by transformers, one generation after another: for small models and for comparing."""
+    """A Hugging Face folder run with transformers, one generation at a time. For small models and for comparisons."""
 
     type: Literal["hf"]
     folder: Path
+    """Hugging Face folder with weights and tokenizer."""
     sampling: PolicySampling = PolicySampling()
 
 
@@ -68,25 +70,26 @@ TASKS = 32
 
 class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
-    """`async-rl run` evaluates the weights after every so many steps, beside the training; 0 switches it off."""
+    """Evaluate every N optimizer steps, concurrently with training. 0: never."""
     environments: tuple[str, ...] = ()
-    """Which, by name; unset means all, those that are `evaluation_only` too."""
+    """Names of the environments to evaluate. Empty: all, including those that are `evaluation_only`."""
     tasks: NumTasks | dict[str, NumTasks] = TASKS
-    """Different tasks of each environment: a number, `all` rows of a table, or a mapping from environment to either (those that
-    it does not name get 32). A table with fewer rows is evaluated whole: no row counts twice."""
+    """Distinct tasks per environment: a number, `all` (every row of a dataset), or a mapping from environment to either
+    (environments it does not name get 32). A dataset with fewer rows is evaluated once in full."""
     samples: PositiveInt = 4
-    """Of each task."""
+    """Rollouts per task."""
     k: tuple[PositiveInt, ...] = (1,)
-    """Which pass@k to estimate; none may be above `samples`."""
+    """Values of k for pass@k; at most `samples`."""
     greedy: bool = True
-    """Play each task once more with temperature 0."""
+    """Also play each task once with temperature 0 and report it as `greedy`."""
     solved_at: float = 1.0
-    """A sample counts as right when its reward is at least this."""
+    """A rollout counts as solved when its reward is at least this."""
     seed: int = 1_000_003
-    """Stands for run.seed when environments make up tasks, so that these are others than the ones trained on."""
+    """Used instead of run.seed for generated tasks, so that evaluation tasks differ from training tasks."""
     episodes_in_flight: PositiveInt = 32
+    """Maximum concurrent episodes."""
     wait_s: float = Field(default=120.0, ge=0, le=500)
-    """How long a run that has trained its last step waits for the evaluation of it."""
+    """Seconds that a finished run waits for the evaluation of its last step."""
 
     def tasks_of(self, environment: str) -> NumTasks:
         return self.tasks.get(environment, TASKS) if isinstance(self.tasks, dict) else self.tasks

@@ -1,4 +1,4 @@
-"""Who may listen where: beyond this machine only with a token, or where a person has said that the network is private."""
+"""Rules for listening addresses: beyond loopback, a server needs a token or an explicit `insecure` setting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """It stands for every interface of the machine."""
+    """Whether the address means every interface of the machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -25,18 +25,18 @@ def is_wildcard(host: str) -> bool:
 
 
 def refuse_exposure(what: str, host: str, *, token: str, insecure: bool, way_out: str) -> None:
-    """Raise ConfigError where `what` would answer anybody on a network."""
+    """Raise ConfigError if `what` would listen beyond loopback without a token; `way_out` completes the sentence."""
     if not is_loopback(host) and not token and not insecure:
-        raise ConfigError(f"{what} would answer anybody who reaches {host}: {way_out}, or listen on 127.0.0.1")
+        raise ConfigError(f"{what} would serve unauthenticated requests on {host}: {way_out}, or listen on 127.0.0.1")
 
 
 def knows(authorization: str, token: str) -> bool:
-    """Whether the Authorization header of a request brings the token; anything does where there is none."""
+    """Whether an Authorization header carries the token, compared in constant time. True if no token is required."""
     return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
 
 def read_token(file: str | Path | None, *, key: str) -> str:
-    """Empty where no file is named. `key` is what a person wrote to name it."""
+    """Read a token file; "" if `file` is unset. Raises ConfigError naming `key`, the setting or option that gave the path."""
     if file is None or not str(file):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The sections of the configuration that the learner reads."""
+"""The `learner` section."""
 
 from __future__ import annotations
 
@@ -10,49 +10,56 @@ from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_valida
 
 from async_rl.config.section import Section
 
-Forgetting = Annotated[float, Field(ge=0, lt=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
     model_config = ConfigDict(allow_inf_nan=False)
 
     learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warmup from 0. 0: none."""
     min_learning_rate: float = Field(default=0.0, ge=0)
+    """Learning rate at the end of the decay."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    betas: tuple[Forgetting, Forgetting] = (0.9, 0.999)
+    """Shape of the learning rate after the warmup, over the run's steps."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of Adam's two moments."""
     eps: PositiveFloat = 1e-8
+    """Adam's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay. 0: none."""
     clip_grad: float = Field(default=1.0, ge=0)
-    """0 switches clipping off."""
+    """Maximum gradient norm. 0: no clipping."""
     offload: bool = False
-    """Adam's moments wait in host memory while rows are computed (CUDA): less memory, two copies over the bus per update."""
+    """Keep Adam's moments in host memory between updates (CUDA): less GPU memory, two transfers per update."""
 
 
 class ParallelConfig(Section):
-    """How the learner's ranks are divided; what is left after tensor x pipeline x context is data-parallel."""
+    """Parallelism of the learner (docs/parallelism.md). Ranks beyond tensor x pipeline x context are data-parallel."""
 
     tensor: PositiveInt = 1
-    """Ranks that share every layer: its heads, its columns."""
+    """Tensor parallelism: ranks that split every layer by heads and columns."""
     pipeline: PositiveInt = 1
-    """Stages of consecutive layers, one per rank."""
+    """Pipeline parallelism: stages of consecutive layers."""
     virtual_stages: PositiveInt = 1
-    """Chunks of layers on each pipeline rank, dealt round: shorter waits at the ends of a step for more messages within it."""
+    """Interleaved pipeline: chunks of layers per pipeline rank. More chunks make the bubble smaller and add messages."""
     sequence: bool = False
-    """Tensor ranks divide a row's tokens between the matrices that they share: less memory. Experts need it with `tensor`."""
+    """Sequence parallelism among tensor ranks, which saves memory. Required for experts with `tensor` above 1."""
     context: PositiveInt = 1
-    """Ranks that share every row, for sequences too long for one."""
+    """Context parallelism: ranks that split every packed row, for sequences too long for one GPU."""
     expert: PositiveInt = 1
-    """Ranks that share the experts of a layer. They are found among those of one pipeline stage, and need no others."""
+    """Expert parallelism: ranks that split the experts of a layer. They are taken from the ranks of one pipeline stage."""
     processes: PositiveInt = 1
-    """Learner ranks on this machine, when `async-rl` starts them itself. 1 stands for as few as the others need."""
+    """Learner ranks that `async-rl` starts on this machine. 1: the minimum that the other settings need."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> ParallelConfig:
         if self.virtual_stages > 1 and self.pipeline == 1:
             raise ValueError("virtual_stages interleaves the stages of a pipeline: it needs pipeline above 1")
         if self.sequence and self.tensor == 1:
-            raise ValueError("sequence divides a row's tokens among tensor ranks: it needs tensor above 1")
+            raise ValueError("sequence splits tokens among tensor ranks, so it needs tensor above 1")
         if self.processes == 1:
             return self
         model = self.tensor * self.pipeline * self.context
@@ -64,113 +71,118 @@ class ParallelConfig(Section):
 
     @property
     def ranks(self) -> int:
-        """As many as `async-rl` starts on this machine; under another launcher WORLD_SIZE counts."""
+        """Number of ranks that `async-rl` starts on this machine. Under another launcher WORLD_SIZE applies."""
         fewest = math.lcm(self.tensor * self.pipeline * self.context, self.pipeline * self.expert)
         return max(self.processes, fewest)
 
     @property
     def slot_multiple(self) -> int:
-        """Context ranks lengthen every sequence to a multiple of this, which bins must leave room for."""
+        """Sequences are padded to a multiple of this for context parallelism; bins need room for the padding."""
         return 2 * self.context if self.context > 1 else 1
 
     @property
     def bins_multiple(self) -> int:
-        """Interleaved stages take so many bins at a time."""
+        """The number of bins per rank must be a multiple of this (interleaved pipeline)."""
         return self.pipeline if self.virtual_stages > 1 else 1
 
 
 class GuardConfig(Section):
-    """Acts when rollouts say too little about the policy that they train (docs/objectives.md). Needs a band to watch."""
+    """Reacts when rollouts are too far off-policy (docs/objectives.md). min_ess and max_kl define the allowed band."""
 
     action: Literal["off", "lower_learning_rate", "tighten_max_age", "stop"] = "off"
+    """What to do after `patience` steps outside of the band."""
     min_ess: float | None = Field(default=None, gt=0, lt=1)
-    """The band ends below this effective sample size (policy/ess)."""
+    """Lower bound of the effective sample size (policy/ess), between 0 and 1. Unset: not checked."""
     max_kl: PositiveFloat | None = None
-    """The band ends above this KL divergence from the sampling policy (policy/kl_behave), in nats a token."""
+    """Upper bound of the KL divergence from the sampling policy (policy/kl_behave), in nats per token. Unset: not checked."""
     patience: PositiveInt = 3
-    """Steps in a row outside of the band before the guard acts, and between two acts."""
+    """Consecutive steps outside of the band before the guard acts, and again before it acts once more."""
     recovery: PositiveInt = 20
-    """Steps in a row well inside before it takes one act back."""
+    """Consecutive steps well inside of the band before one action is undone."""
     margin: float = Field(default=0.1, ge=0, lt=1)
-    """Well inside is this share of the way from the band's edge to no divergence at all."""
+    """Distance from the bound that counts as well inside, as a share of the way from the bound to zero divergence."""
     factor: float = Field(default=0.5, gt=0, lt=1)
-    """What each act multiplies the learning rate with."""
+    """lower_learning_rate: factor applied to the learning rate by each action."""
     lowest_scale: float = Field(default=0.05, gt=0, le=1)
-    """All of them together multiply it with no less."""
+    """lower_learning_rate: lower bound of the product of all factors."""
     lowest_max_age: int = Field(default=1, ge=0)
-    """Each act of the other kind lowers staleness.max_age by 1, not below this."""
+    """tighten_max_age: each action lowers staleness.max_age by 1, down to this."""
 
     @model_validator(mode="after")
     def _has_a_band(self) -> GuardConfig:
         if self.action != "off" and self.min_ess is None and self.max_kl is None:
-            raise ValueError(f"action {self.action} needs min_ess or max_kl, the edges of the band that it guards")
+            raise ValueError(f"action {self.action} needs min_ess or max_kl, the bounds that it watches")
         return self
 
 
 class UpdatesConfig(Section):
-    """How weights are updated and kept, whatever they learn from."""
+    """Settings shared by `async-rl run` and `async-rl train`: optimizer, parallelism, precision, checkpoints."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: ParallelConfig = ParallelConfig()
     precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
-    """What layers compute in; `auto` is bfloat16 on CUDA and float32 on a CPU. `fp8` needs the Transformer Engine layers."""
+    """Compute precision. `auto`: bfloat16 on CUDA, float32 on a CPU. `fp8` needs model.layer_spec: transformer_engine."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again instead of remembering it: each layer's MLP, or whole layers."""
+    """Activation recomputation: `selective` recomputes each layer's MLP in the backward pass, `full` whole layers."""
     deterministic: bool = False
-    """The same batches give the same bits, at some cost on CUDA; an operation that cannot ends the run."""
+    """Use deterministic algorithms: the same batches give identical weights, more slowly on CUDA. An operation
+    without one ends the run."""
     checkpoint_every: PositiveInt = 10
+    """Steps between two checkpoints."""
     keep_checkpoints: PositiveInt = 2
+    """Number of checkpoints to keep."""
     disk_wait_s: float = Field(default=600.0, ge=0)
-    """How long a full or failing disk may hold up the journal and the checkpoints; training waits for it, then the run ends."""
+    """Seconds that training waits for a full or failing disk when it writes the journal or a checkpoint, before it exits with
+    code 10. 0: exit at once."""
     max_bad_steps: PositiveInt = 3
-    """This many non-finite steps in a row end the run."""
+    """Consecutive steps with a non-finite loss or gradient after which the run ends with exit code 7."""
 
 
 class OwnCritic(Section):
-    """A model of its own, divided among the ranks as the policy is."""
+    """A critic with weights of its own, parallelised like the policy."""
 
     type: Literal["own"]
     folder: Path | None = None
-    """A Hugging Face folder to begin from, of any architecture; unset: the policy's initial weights. Values begin near 0."""
+    """Hugging Face folder with initial weights, of any architecture. Unset: the policy's. The value head starts near 0."""
     optimizer: OptimizerConfig = OptimizerConfig()
     warmup_steps: int = Field(default=0, ge=0)
-    """For so many steps the critic learns alone, from what the policy does as it is."""
+    """Steps at the beginning that train only the critic. 0: none."""
 
 
 class SharedCritic(Section):
-    """The policy's layers, with one more output."""
+    """A value head on the policy's layers."""
 
     type: Literal["shared"]
     coefficient: PositiveFloat = 0.5
-    """Of the value loss, beside the policy's."""
+    """Weight of the value loss in the total loss."""
 
 
 CriticConfig = Annotated[OwnCritic | SharedCritic, Field(discriminator="type")]
 
 
 class ReferenceConfig(Section):
-    """The policy that the trained one shall stay near. It is there only where the objective asks for it."""
+    """The reference policy of a KL penalty. Loaded only if the objective has one."""
 
     folder: Path | None = None
-    """A Hugging Face folder with the policy's vocabulary; unset: the run's initial weights."""
+    """Hugging Face folder with the policy's vocabulary. Unset: the run's initial weights."""
 
 
 class TeacherConfig(Section):
-    """The model that an objective with advantages of type `distillation` learns from."""
+    """The teacher of objectives with advantages of type `distillation`."""
 
     folder: Path
-    """A Hugging Face folder with the policy's vocabulary, of any architecture."""
+    """Hugging Face folder with the policy's vocabulary, of any architecture."""
 
 
 class LearnerConfig(UpdatesConfig):
     steps: PositiveInt = 100
-    """The run ends after this many optimizer steps."""
+    """Optimizer steps of the run."""
     objective: str = "async_default"
-    """A preset under configs/objectives/, a YAML file like them, or code of yours: `module:NAME`, `path/to/file.py:NAME`."""
+    """A preset in configs/objectives/, the path of such a YAML file, or your code: `module:NAME`, `path/to/file.py:NAME`."""
     guard: GuardConfig = GuardConfig()
     critic: CriticConfig | None = None
-    """Who foretells rewards, for objectives with advantages of type `gae` (PPO)."""
+    """Value model, required by objectives with advantages of type `gae` (docs/ppo.md)."""
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig | None = None
     measure_entropy: bool = False
-    """Report `policy/entropy` also where the objective does not ask for it; it costs one more pass over the logits."""
+    """Report `policy/entropy` even if the objective does not use it. Costs one more pass over the logits."""

@@ -1,7 +1,7 @@
-"""From `@ file.yaml --dotted.key value` to a Config that knows where each of its values came from.
+"""Builds a configuration from `@ file.yaml --dotted.key value`, and records where each value came from.
 
 Files are merged in order (sections key by key; lists are replaced), then the overrides apply. Changing the `type` of a
-section starts that section afresh, because the keys of another type mean nothing to it.
+section discards its other keys, because they belong to the previous type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Loaded(Generic[ModelT]):
     config: ModelT
     origins: Mapping[str, str]
-    """For each leaf, by dotted key: `file:line`, "command line" or "default"."""
+    """Origin of each value by dotted key: `file:line`, "command line" or "default"."""
     files: tuple[Path, ...]
 
 
@@ -44,12 +44,12 @@ class Override:
 
 
 def load(args: Sequence[str]) -> Config:
-    """The configuration that a command line describes. Raises ConfigError."""
+    """Load the configuration that a command line describes. Raises ConfigError."""
     return load_with_origins(args).config
 
 
 def load_named(args: Sequence[str]) -> Config:
-    """Of a process that others must find: the run needs a name."""
+    """Like `load`, but raises ConfigError if the run has no name, by which separately started processes find each other."""
     config = load(args)
     check_named(config.run.name)
     return config
@@ -57,7 +57,7 @@ def load_named(args: Sequence[str]) -> Config:
 
 def check_named(name: str) -> None:
     if not name:
-        raise ConfigError("run.name is not set: processes that are started one by one find each other by it (--run.name NAME)")
+        raise ConfigError("run.name is not set: processes that are started separately find each other by it (--run.name NAME)")
 
 
 def load_with_origins(args: Sequence[str]) -> Loaded[Config]:
@@ -65,7 +65,7 @@ def load_with_origins(args: Sequence[str]) -> Loaded[Config]:
 
 
 def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded[ModelT]:
-    """A command line as any kind of configuration; `example` is a file of that kind, for who gave none."""
+    """Load any kind of configuration; `example` is a file to suggest in the error when none was given."""
     files, overrides = parse(args)
     tree = _tree(files, overrides)
     try:
@@ -77,24 +77,24 @@ def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded
 
 
 def read_key(key: str, args: Sequence[str]) -> Plain:
-    """What a command line sets a key of the root to, before anything is validated; None where it does not."""
+    """Read one top-level key without validating the rest; None if it is not set."""
     node = _tree(*parse(args)).children.get(key)
     return plain(node) if node is not None else None
 
 
 def load_file(model: type[ModelT], path: Path) -> ModelT:
-    """A YAML file as any pydantic model, with the same errors."""
+    """Load a YAML file as any pydantic model, with the same error messages."""
     return _validate(model, read_file(path))
 
 
 def to_yaml(config: BaseModel) -> str:
-    """The resolved tree; loading it gives the same configuration."""
+    """The configuration as YAML; loading it gives an equal one."""
     tree: Plain = config.model_dump(mode="json")
     return dump(tree)
 
 
 def to_show(config: BaseModel) -> dict[str, Any]:
-    """The resolved tree for eyes other than the run's: without the password that the address of Sentinels may hold."""
+    """The configuration as plain values for display: without the password that a Sentinel URL may contain."""
     tree = config.model_dump(mode="json")
     if "redis" in tree:
         tree["redis"]["url"] = re.sub(r"//[^/@]*@", "//***@", tree["redis"]["url"])
@@ -102,7 +102,7 @@ def to_show(config: BaseModel) -> dict[str, Any]:
 
 
 def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:
-    """Split a command line into files and overrides, in order."""
+    """Split a command line into files and overrides, in order. Raises ConfigError."""
     files: list[Path] = []
     overrides: list[Override] = []
     words = iter(args)
@@ -128,7 +128,7 @@ def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:
 
 
 def shipped_configs() -> Path:
-    """Where configs/ lies: inside the package when installed from a wheel, beside it in a checkout."""
+    """The folder of shipped configurations: inside the package when installed from a wheel, beside it in a checkout."""
     package = Path(async_rl.__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -144,7 +144,7 @@ def _tree(files: Sequence[Path], overrides: Sequence[Override]) -> Branch:
 
 
 def own_or_shipped(path: Path) -> Path:
-    """The file itself, or one that we ship: `configs/quickstart.yaml` works from any folder."""
+    """The path itself if it exists, else the shipped file: `configs/quickstart.yaml` works from any folder."""
     if path.exists() or path.is_absolute():
         return path
     parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
@@ -173,7 +173,7 @@ def _changes_type(branch: Branch, replacement: Node | None) -> bool:
 
 
 def _set(tree: Branch, keys: Sequence[str], override: Override) -> Branch:
-    """The tree with one override applied; `keys` is what is left of the path."""
+    """Return the tree with one override applied; `keys` is the remaining path."""
     key, rest = keys[0], keys[1:]
     present = tree.children.get(key)
     node = _set_below(present, rest, override) if rest else _merge(present, read_value(override.text, COMMAND_LINE))
@@ -217,7 +217,7 @@ def _validate(model: type[ModelT], tree: Branch) -> ModelT:
 
 
 def _with_default_types(model: type[BaseModel], tree: Branch) -> Branch:
-    """Where a section has a default of some type, its keys can be set without naming that type again."""
+    """Add the `type` of a section's default value, so that its keys can be set without repeating the type."""
     children = dict(tree.children)
     for name, field in model.model_fields.items():
         child, default = children.get(name), field.default
@@ -266,7 +266,7 @@ def _origin(tree: Branch, keys: Sequence[str]) -> str:
 
 
 def leaves(tree: Plain, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Plain]]:
-    """Every value with the keys that lead to it; lists count as one value unless they hold sections."""
+    """All values with their keys; a list is one value unless it contains sections."""
     if isinstance(tree, dict) and tree:
         return [leaf for key, value in tree.items() for leaf in leaves(value, (*above, key))]
     if isinstance(tree, list) and any(isinstance(item, dict) for item in tree):

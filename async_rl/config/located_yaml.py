@@ -1,4 +1,4 @@
-"""YAML in which every value knows where it was written.
+"""A YAML reader that keeps the file and line of every value.
 
 Scalars follow YAML 1.2: 1e-6 is a number, and `no` is a word.
 """
@@ -16,10 +16,10 @@ import yaml
 from async_rl.errors import ConfigError
 
 DEFAULT = "default"
-"""The origin of what nobody wrote."""
+"""Origin of values that neither a file nor the command line sets."""
 
-DEEPEST = 100
-"""Levels of lists and mappings within each other."""
+MAX_DEPTH = 100
+"""Maximum nesting of lists and mappings."""
 
 Plain = bool | int | float | str | list["Plain"] | dict[str, "Plain"] | None
 
@@ -28,7 +28,7 @@ Plain = bool | int | float | str | list["Plain"] | dict[str, "Plain"] | None
 class Leaf:
     value: bool | int | float | str | None
     text: str
-    """As it was written, for fields that want the characters: a name like 007."""
+    """The source text, for text fields with a value like 007."""
     origin: str
 
 
@@ -58,7 +58,7 @@ def plain(node: Node) -> Plain:
 
 
 def read_file(path: Path) -> Branch:
-    """The mapping in a YAML file; an empty file is an empty mapping."""
+    """Read the mapping in a YAML file; an empty file is an empty mapping. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -74,7 +74,7 @@ def read_file(path: Path) -> Branch:
 
 
 def read_value(text: str, origin: str) -> Node:
-    """One value from a command line. What is not valid YAML (`*`, `a: b: c`) is taken as the text it is."""
+    """Parse one value from a command line. What is not valid YAML (`*`, `a: b: c`) is plain text."""
     try:
         return _parse(text, origin, lines=False)
     except ConfigError:
@@ -82,7 +82,7 @@ def read_value(text: str, origin: str) -> Node:
 
 
 def dump(value: Plain) -> str:
-    """Text that `read_file` reads back to an equal value."""
+    """Write YAML that `read_file` reads back to an equal value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -97,7 +97,7 @@ def _parse(text: str, source: str, *, lines: bool = True) -> Node:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None and lines else ""
         raise ConfigError(f"{source}{line}: not valid YAML: {error.problem}") from error
     except RecursionError:
-        raise ConfigError(f"{source}: values are nested deeper than {DEEPEST} levels") from None
+        raise ConfigError(f"{source}: values are nested deeper than {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     finally:
@@ -112,14 +112,14 @@ class _Locator:
         self._above: set[int] = set()
 
     def locate(self, node: yaml.Node, key: yaml.Node | None = None) -> Node:
-        """A value stands where its key was written, or by itself where it has none."""
+        """Convert a node. The origin of a value in a mapping is the line of its key."""
         origin = self._origin(node if key is None else key)
         if isinstance(node, yaml.ScalarNode):
             return Leaf(value=self._loader.scalar(node), text=node.value, origin=origin)
         if id(node) in self._above:
             raise ConfigError(f"{origin}: this value contains itself")
-        if len(self._above) == DEEPEST:
-            raise ConfigError(f"{origin}: values are nested deeper than {DEEPEST} levels")
+        if len(self._above) == MAX_DEPTH:
+            raise ConfigError(f"{origin}: values are nested deeper than {MAX_DEPTH} levels")
         self._above.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in sentences: the dotted key, where it was written, what would be right."""
+"""Turns pydantic's validation errors into sentences: the dotted key, its file and line, and what would be valid."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Keys = tuple[str, ...]
 
 
 def describe(error: ValidationError, model: type[BaseModel], tree: Branch) -> str:
-    """One line for each key that is wrong."""
+    """Return one line per invalid key."""
     problems: dict[Keys, list[_Problem]] = {}
     for details in error.errors(include_url=False):
-        if details["type"] == "default_factory_not_called":  # a default that depends on what is wrong
+        if details["type"] == "default_factory_not_called":  # a default that depends on an invalid field
             continue
         place = _place(model, details["loc"])
         problems.setdefault(place.keys, []).append((details, place))
@@ -29,12 +29,12 @@ def describe(error: ValidationError, model: type[BaseModel], tree: Branch) -> st
 
 
 def _has_deeper(keys: Keys, problems: Iterable[Keys]) -> bool:
-    """Whether the problem only follows from one inside: a list is "too short" when its one item was refused."""
+    """Whether a nested key has a problem that causes this one: a list without its invalid item is too short."""
     return any(len(other) > len(keys) and other[: len(keys)] == keys for other in problems)
 
 
 def numbers_meant_as_text(error: ValidationError, model: type[BaseModel], tree: Branch) -> list[Keys]:
-    """Where text was asked for and a number was written: a run called 007 shall keep its zeros."""
+    """Keys of text fields for which YAML found a number: a run named 007 keeps its zeros."""
     return [
         keys
         for details in error.errors(include_url=False)
@@ -46,18 +46,18 @@ def numbers_meant_as_text(error: ValidationError, model: type[BaseModel], tree: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _KeyLocation:
     keys: Keys
     section: type[BaseModel] | None
-    """The model in which the last key stands."""
+    """The model that has the last key as a field."""
     in_scalar_union: bool
 
 
-_Problem = tuple[ErrorDetails, _Place]
+_Problem = tuple[ErrorDetails, _KeyLocation]
 
 
-def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
-    """Where pydantic's location lies in the file: without the labels that it adds for the members of a union."""
+def _place(model: type[BaseModel], location: Sequence[int | str]) -> _KeyLocation:
+    """Translate pydantic's location to keys of the file, without the labels it adds for members of a union."""
     keys: list[str] = []
     section: type[BaseModel] | None = None
     shape: Any = model
@@ -79,11 +79,11 @@ def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
             shape = arguments[1] if get_origin(shape) is dict else arguments[0]
         else:
             shape = None
-    return _Place(keys=tuple(keys), section=section, in_scalar_union=in_scalar_union)
+    return _KeyLocation(keys=tuple(keys), section=section, in_scalar_union=in_scalar_union)
 
 
 def _bare(shape: Any) -> Any:
-    """Without Annotated and without `| None`, neither of which shows in a location."""
+    """Strip Annotated and `| None`, which do not appear in a location."""
     if get_origin(shape) is Annotated:
         return _bare(get_args(shape)[0])
     if get_origin(shape) in (Union, types.UnionType):
@@ -158,12 +158,12 @@ LONGEST_SHOWN = 120
 
 
 def _wanted(details: ErrorDetails) -> str:
-    """By one member of a union."""
+    """What one member of a union expects."""
     named = {"int_type": "a whole number", "int_parsing": "a whole number", "dict_type": "a mapping"}
     return named.get(details["type"], details["msg"].removeprefix("Input should be "))
 
 
-def _unknown(place: _Place, model: type[BaseModel]) -> str:
+def _unknown(place: _KeyLocation, model: type[BaseModel]) -> str:
     known_here = list(place.section.model_fields) if place.section is not None else []
     everywhere = _dotted_keys(model)
     *above, last = place.keys

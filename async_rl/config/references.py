@@ -1,4 +1,4 @@
-"""How people's own code is named in a configuration: `package.module:name` or `path/to/file.py:name`."""
+"""References to user code in a configuration: `package.module:name` or `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from async_rl.errors import ConfigError
 
 
 def load_reference(reference: str) -> Any:
-    """What it names. Everything that goes wrong is a ConfigError, also what their code raises when it is loaded."""
+    """Import what the reference names. Raises ConfigError, also for anything that the user's module raises on import."""
     module_name, _, attribute = reference.rpartition(":")
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     if not hasattr(module, attribute):
@@ -24,7 +24,7 @@ def load_reference(reference: str) -> Any:
 
 
 def absolute_reference(reference: str) -> str:
-    """The same one, also for a process that was started in another folder."""
+    """The reference with an absolute file path, valid from any working directory."""
     file, _, name = reference.rpartition(":")
     return f"{Path(file).absolute()}:{name}" if file.endswith(".py") else reference
 

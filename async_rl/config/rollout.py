@@ -1,4 +1,4 @@
-"""The sections of the configuration that a rollout worker reads: environments, sampling, engine, episodes, evaluation."""
+"""The sections of a rollout worker: `environments`, `sampling` and `worker`."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from async_rl.protocols import GenerationArgs
 
 class EnvironmentConfig(Section):
     type: str
-    """A registered name, or a class of yours: `package.module:Class` or `path/to/file.py:Class`."""
+    """A registered name, or your class: `package.module:Class` or `path/to/file.py:Class`."""
     name: str = ""
-    """How it is called in metrics; unset means its type."""
+    """Name in metrics and commands; must be unique. Empty: the type."""
     weight: PositiveFloat = 1.0
-    """Share of the tasks."""
+    """Relative share of tasks among all environments."""
     max_share: float = Field(default=1.0, gt=0, le=1)
-    """At most this share of a batch's groups, so that an environment of quick episodes does not crowd out the others."""
+    """Maximum share of a step batch, so that an environment with fast episodes does not crowd out the others. 1: no limit."""
     evaluation_only: bool = False
-    """Its tasks are evaluated, never trained on."""
+    """Use its tasks for evaluation only, never for training."""
     max_in_flight: PositiveInt | None = None
-    """At most so many of its groups at once in one worker: for environments that are scarce or heavy."""
+    """Maximum concurrent groups per worker, for environments with limited capacity. Unset: no limit."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class or function."""
 
     @property
     def label(self) -> str:
         return self.name if self.name else self.type.rpartition(":")[2]
 
     def quota(self, groups_per_step: int) -> int | None:
-        """At most so many of a step's groups; None where nothing limits it."""
+        """Maximum groups of this environment in a step batch; None: no limit."""
         return ceil(self.max_share * groups_per_step) if self.max_share < 1 else None
 
     def seen_from_anywhere(self) -> EnvironmentConfig:
-        """The same one, also for a process that was started in another folder."""
+        """Return the same configuration with an absolute path, for processes with another working directory."""
         return self.model_copy(update={"type": absolute_reference(self.type)})
 
 
 class SamplingConfig(Section):
     temperature: PositiveFloat = 1.0
-    """The learner divides its logits by it too, so that both sides speak of the same distribution."""
+    """Sampling temperature. The learner divides its logits by it as well, so that its probabilities match the sampled ones."""
     max_tokens: PositiveInt = 256
-    """Per generation."""
+    """Maximum tokens per generation."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the likeliest tokens that hold this much probability, of what top_k leaves. The learner cuts its
-    distribution in the same way, so that both sides speak of the same one (docs/inference.md)."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability, after top_k. 1: off. The learner
+    truncates its distribution in the same way (docs/inference.md)."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from this many of the likeliest tokens; 0 means all. As for top_p."""
+    """Sample from this many of the most likely tokens. 0: all. The learner truncates in the same way."""
     stop: tuple[str, ...] = ()
+    """Strings that end a generation; they are part of its text."""
     stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a generation."""
 
     @property
     def is_truncated(self) -> bool:
@@ -71,87 +73,86 @@ class SamplingConfig(Section):
 
 
 class GatewayConfig(Section):
-    """OpenAI-compatible endpoints for agents that bring a loop of their own (docs/gateway.md)."""
+    """OpenAI-compatible endpoints for agents with their own loop (docs/gateway.md)."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Agents on other machines need an address that they reach, or 0.0.0.0."""
+    """Address to listen on. For agents on other machines: an address they can reach, or 0.0.0.0."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0 takes any free one, so that several workers fit on a machine."""
+    """Port to listen on. 0: any free port, so that several workers can share a machine."""
     advertised_host: str | None = None
-    """The host in the base_url that agents get; unset means `host`, or this machine's name where that is 0.0.0.0."""
+    """Host in the base_url given to agents. Unset: `host`, or this machine's name if that is 0.0.0.0."""
     max_body_mb: PositiveFloat = 32.0
-    """A larger request is refused."""
+    """Maximum size of a request, in MB. Larger ones are refused with 413."""
     max_concurrent: PositiveInt = 64
-    """Generations that one episode may run at once; more are answered with 429, which SDKs try again."""
+    """Maximum concurrent generations per episode. Further requests get 429, which SDKs retry."""
     request_timeout_s: PositiveFloat | None = None
-    """A request that is not answered by then fails. Unset leaves time to the episode: requests end with it."""
+    """Seconds until a request fails. Unset: requests end with their episode."""
     tool_calls: Literal["hermes", "llama3_json"] = "hermes"
-    """How the model writes tool calls: <tool_call>{...}</tool_call> as Qwen does, or JSON alone as Llama 3 does."""
+    """Format of the model's tool calls: `hermes` is <tool_call>{...}</tool_call> (Qwen), `llama3_json` bare JSON (Llama 3)."""
     override_sampling: bool = False
-    """Ignore temperature, top_p, top_k and seed of requests, so that the run's apply: for agents that ask for
-    temperature 0, with which all siblings of a group say the same."""
+    """Ignore temperature, top_p, top_k and seed of requests and use those of the run. For agents that request temperature 0,
+    which would make all rollouts of a group identical."""
 
 
 class TimeoutsConfig(Section):
-    """Of the stages of an episode, in seconds; 0 means that only `episode_timeout_s` bounds a stage."""
+    """Time limits of the stages of an episode, in seconds. 0: only `episode_timeout_s` applies."""
 
     task_s: NonNegativeFloat = 60.0
-    """Posing a task. It is done before the episodes begin, so nothing else bounds it."""
+    """Making a task. This happens before the episodes start, so `episode_timeout_s` does not cover it. 0: no limit."""
     generation_s: NonNegativeFloat = 0.0
-    """One generation, waiting for the engine included."""
+    """One generation, including the wait for the engine."""
     observation_s: NonNegativeFloat = 0.0
-    """What the environment does between two generations."""
+    """One step of the environment between two generations."""
     reward_s: NonNegativeFloat = 0.0
-    """Scoring an episode, or the siblings of a group together."""
+    """Scoring one episode, or all rollouts of a group together."""
 
 
 class BreakerConfig(Section):
-    """When a worker leaves an environment alone for a while, and goes on with the others."""
+    """Circuit breaker: stop playing an environment that fails repeatedly, and continue with the others."""
 
     after: NonNegativeInt = 5
-    """Groups of one environment that fail completely, one after the other. 0 means never."""
+    """Consecutive groups of one environment in which every episode failed that open the breaker. 0: never."""
     pause_s: PositiveFloat = 30.0
-    """Then one group tries whether it works again."""
+    """Seconds until one group tries the environment again."""
 
 
 class WorkerConfig(Section):
     processes: PositiveInt = 1
-    """Workers that `async-rl run` starts on this machine."""
+    """Number of workers that `async-rl run` starts."""
     groups_in_flight: PositiveInt | Literal["auto"] = 4
-    """As many episodes as so many groups have, one worker plays at a time. `auto` follows the engine's load, at most
-    groups_at_most."""
+    """Groups that one worker rolls out concurrently. `auto`: follow the engine's load, up to groups_at_most."""
     groups_at_most: PositiveInt = 256
-    """Where groups_in_flight is `auto`."""
+    """Upper bound with groups_in_flight `auto`."""
     engines: PositiveInt = 1
-    """That share one worker's generations, each on GPUs of its own."""
+    """Inference engines per worker (data parallel), each on its own GPUs."""
     tensor: PositiveInt = 1
-    """GPUs that divide each engine's layers among them (docs/inference.md)."""
+    """Tensor-parallel GPUs per engine (docs/inference.md)."""
     kv_cache_gb: PositiveFloat = 0.25
-    """On each of these GPUs."""
+    """Size of the KV cache per GPU, in GB."""
     kv_block_tokens: PositiveInt = 64
-    """Of one page of the KV cache. On GPUs it is rounded up to a multiple of 256, which is what FlashAttention reads."""
+    """Tokens per block of the paged KV cache. On GPUs it is rounded up to a multiple of 256, as FlashAttention requires."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
-    """What becomes of the keys and values of generations that are running when new weights come: `keep` goes on with them,
-    `recompute` computes them again under the new weights before the next token."""
+    """What happens to the KV cache of running generations when weights change: `keep` continues with it, `recompute` computes
+    it again under the new weights before the next token."""
     prefix_reuse: bool = True
-    """Siblings of a group and turns of an episode share the keys and values of the tokens that they begin with, in whole
-    blocks of kv_block_tokens."""
+    """Prefix caching: rollouts of a group and turns of an episode share KV blocks of their common prefix, in whole blocks of
+    kv_block_tokens."""
     prompt_tokens_per_step: PositiveInt = 4096
-    """A step computes at most so many tokens of prompts beside those that it samples: longer prompts take several steps,
-    so that nobody who is generating waits long. It also bounds the memory of a step."""
+    """Chunked prefill: maximum prompt tokens per engine step. Longer prompts take several steps, so that running generations
+    are not delayed. It also bounds the memory of a step."""
     episode_timeout_s: PositiveFloat = 300.0
-    """A whole episode, or a whole group of an agent that plays its siblings together."""
+    """Seconds for one episode, or for a whole group if the agent plays its rollouts together."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     refills: NonNegativeInt = 0
-    """Failed siblings of a group that are played again, so that groups stay full."""
+    """Failed rollouts per group that are played again, so that groups stay complete. 0: none."""
     breaker: BreakerConfig = BreakerConfig()
     grader_processes: PositiveInt = 2
-    """For graders that block (docs/episodes.md); they start when they are first needed."""
+    """Processes for blocking graders (docs/episodes.md), started on first use."""
     stall_limit_s: PositiveFloat = 20.0
-    """A worker whose event loop is blocked for so long, by code of an environment that does not await, is replaced, and the
-    environment left alone for breaker.pause_s, twice as long each further time (docs/episodes.md)."""
+    """Seconds that environment code may block a worker's event loop. After that the worker is restarted and the environment
+    paused for breaker.pause_s, doubling each further time (docs/episodes.md)."""
     drain_s: PositiveFloat = 30.0
-    """After SIGTERM, running groups have this long to finish before their tickets are handed back."""
+    """Seconds that running groups may take to finish after SIGTERM before their tickets are returned."""
     failure_budget: PositiveInt = 100
-    """Episodes that may fail without a success between them before the worker gives up loudly."""
+    """Consecutive failed episodes after which the worker exits with code 8."""
     gateway: GatewayConfig = GatewayConfig()

@@ -1,4 +1,4 @@
-"""What every section of the configuration is: frozen, without unknown keys, each field explained by the text under it."""
+"""The base class of all configuration sections: immutable, no unknown keys, the text under a field is its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of the configuration that says how the processes of a run are kept alive."""
+"""The `supervision` section: when the processes of a run are restarted or killed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from async_rl.supervision.processes.restarts import RestartPolicy
 
 
 class SupervisionConfig(Section):
-    """What `async-rl run` and `train` do about processes that crash or hang (docs/operations.md)."""
+    """How `async-rl run` and `train` handle processes that crash or hang (docs/operations.md)."""
 
     restarts: NonNegativeInt = 3
-    """Restarts of one process within `window_s`. After that a worker or evaluator is left out for `window_s` while others work;
-    without any other worker, or for the learner and the Redis server, the run ends with exit code 12."""
+    """Maximum restarts of one process within `window_s`. A worker or evaluator that exceeds it is not restarted for another
+    `window_s` while the remaining workers go on. If no other worker is left, or the process is the learner or the Redis server,
+    the run ends with exit code 12."""
     window_s: PositiveFloat = 300.0
+    """Seconds over which `restarts` are counted."""
     backoff_s: NonNegativeFloat = 0.5
-    """Pause before the first restart; each further one within the window waits twice as long."""
+    """Seconds before the first restart; the delay doubles with each further restart within the window."""
     silence_s: PositiveFloat = 300.0
-    """A process that shows no sign of life for so long is killed and started again."""
+    """Seconds without a heartbeat after which a process is killed and restarted. It counts as a crash."""
 
     @property
     def policy(self) -> RestartPolicy:

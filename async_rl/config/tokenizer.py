@@ -1,4 +1,4 @@
-"""The section of the configuration that names a tokenizer."""
+"""The `tokenizer` section."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class CharacterTokenizer(Section):
 class HuggingFaceTokenizer(Section):
     type: Literal["huggingface"]
     folder: Path
+    """A folder with tokenizer.json and, for prompts that are messages, a chat template. Nothing is downloaded."""
 
 
 TokenizerConfig = Annotated[CharacterTokenizer | HuggingFaceTokenizer, Field(discriminator="type")]

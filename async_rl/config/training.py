@@ -1,4 +1,4 @@
-"""The configurations of `async-rl train`: one for each method, which differ in a section or two."""
+"""The configurations of `async-rl train`, one per method."""
 
 from __future__ import annotations
 
@@ -20,68 +20,69 @@ Method = Literal["sft", "dpo", "rm", "distill"]
 
 class TableConfig(Section):
     path: str
-    """A .jsonl or .parquet file, a folder that `datasets` saved, or the name of a dataset on the Hugging Face hub."""
+    """A .jsonl or .parquet file, a folder written by `save_to_disk`, or the name of a dataset on the Hugging Face hub."""
     split: str = "train"
-    """Of a dataset that has several."""
+    """Split of a dataset that has several."""
 
     @property
     def place(self) -> str:
-        """The path, also of a table that we ship."""
+        """The path, resolved to a shipped file if there is none of the user's."""
         return str(own_or_shipped(Path(self.path)))
 
 
 class HeldOutConfig(TableConfig):
-    """A table that nobody trains on, with the columns of the other."""
+    """A held-out dataset with the same columns, for evaluation only."""
 
     every: PositiveInt = 50
-    """Steps. It is looked at before the first and after the last one too."""
+    """Steps between evaluations. There is also one before the first and one after the last step."""
     examples: PositiveInt | None = None
-    """Of the table's beginning; unset means all."""
+    """Use only this many examples from the beginning. Unset: all."""
 
 
 class DataConfig(TableConfig):
     columns: dict[str, str] = Field(default_factory=dict)
-    """What the table calls them, where it is something else: {prompt: question, response: answer}."""
+    """Column names that differ from the expected ones: {prompt: question, response: answer}."""
     chat: bool = False
-    """A prompt that is a text is a user's message, for the chat template."""
+    """Render text prompts with the chat template, as a user message."""
     system: str = ""
-    """A message before the prompt's; implies `chat`."""
+    """System message before the prompt; implies `chat`."""
     shuffle: bool = True
-    """Each epoch in an order of its own. It depends on run.seed alone, so a run that is resumed goes on in it."""
+    """Shuffle each epoch differently. The order depends only on run.seed, so a resumed run continues it."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of an example that is longer than a packed row, or than the model's context."""
+    """An example longer than a packed row or the model's context is an error (`refuse`) or is skipped (`drop`)."""
     held_out: HeldOutConfig | None = None
+    """Unset: no evaluation."""
 
 
 class TrainingBatch(Section):
     examples_per_step: PositiveInt = 32
-    """Rows of the table in one optimizer step; with pairs, so many pairs."""
+    """Examples per optimizer step; with preference data, pairs."""
     bin_tokens: PositiveInt = 4096
-    """Capacity of one packed micro-batch row. The sequences of a pair share one."""
+    """Token capacity of one packed row (micro-batch). Both sequences of a pair are in the same row."""
 
 
 class TrainingLearner(UpdatesConfig):
     steps: PositiveInt | None = None
-    """The run ends after this many optimizer steps."""
+    """Optimizer steps of the run. Give this or epochs."""
     epochs: PositiveFloat | None = None
-    """Or when the table was gone through so often. Unset as well means 1."""
+    """Passes over the dataset. If steps and epochs are both unset, 1."""
 
     @model_validator(mode="after")
     def _one_end(self) -> TrainingLearner:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("steps and epochs both say when the run ends; give one of them")
+            raise ValueError("steps and epochs both set the length of the run; give one of them")
         return self
 
 
 class TrainingConfig(Section):
-    """What all methods share."""
+    """Sections shared by all methods."""
 
     head: ClassVar[Literal["tokens", "scalar"]] = "tokens"
     compares: ClassVar[bool] = False
-    """A row of the table is a pair of answers."""
+    """Whether an example is a pair of answers."""
 
     method: Method
-    """Each has its own as the default; a run's file says by it what kind of run it is."""
+    """The training method. Each method's configuration has its own as the default; it marks the file of a training run."""
     run: RunConfig = RunConfig()
     model: ModelConfig
     tokenizer: TokenizerConfig = CharacterTokenizer()
@@ -91,6 +92,7 @@ class TrainingConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
 
     @property
     def run_folder(self) -> Path:
@@ -103,7 +105,7 @@ class TrainingConfig(Section):
         return max(1, ceil(epochs * table_rows / self.batch.examples_per_step))
 
     def seen_from_anywhere(self) -> TrainingConfig:
-        """The same run, with every path absolute."""
+        """Return the same configuration with absolute paths, for processes with another working directory."""
         tree = self.model_dump()
         tree["run"]["folder"] = self.run_folder.parent
         for section, key in self._folders():
@@ -115,12 +117,12 @@ class TrainingConfig(Section):
         return type(self).model_validate(tree)
 
     def _folders(self) -> tuple[tuple[str, str], ...]:
-        """Sections and keys that are folders, where they are set."""
+        """(section, key) of the settings that hold a folder."""
         return (("model", "folder"), ("tokenizer", "folder"))
 
 
 def _absolute(table: TableConfig) -> str:
-    """What is no file is a name on the hub."""
+    """The absolute path; a path that does not exist is the name of a dataset on the hub and stays as it is."""
     path = Path(table.place)
     return str(path.absolute()) if path.exists() else table.path
 
@@ -134,29 +136,31 @@ def _ipo_is_normalised(chosen: dict[str, Any]) -> bool:
 
 
 class DpoConfig(Section):
-    """With d = log-probability under the policy - under the reference, of a whole answer:
+    """Direct preference optimisation. With d = log-probability of an answer under the policy minus under the reference:
     sigmoid: -log sigmoid(beta (d_chosen - d_rejected)), ipo: (d_chosen - d_rejected - 1 / (2 beta))^2
     """
 
     variant: Literal["sigmoid", "ipo"] = "sigmoid"
+    """The loss."""
     beta: PositiveFloat = 0.1
+    """Strength of the regularisation towards the reference; lower allows larger deviation."""
     length_normalised: bool = Field(default_factory=_ipo_is_normalised)
-    """d is a mean over an answer's tokens instead of their sum. On by default with `ipo`."""
+    """Compute d as the mean over an answer's tokens instead of the sum. Default: true with `ipo`, else false."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """With `sigmoid`: the share of pairs in which the rejected answer is assumed to be the better one."""
+    """With `sigmoid`: assumed share of pairs with swapped labels."""
     nll_coefficient: NonNegativeFloat = 0.0
-    """Adds so much of -log-probability per token of the chosen answers, which keeps them from becoming unlikely too."""
+    """Weight of an added negative log-likelihood of the chosen answers, which keeps them from becoming less likely. 0: none."""
 
     @model_validator(mode="after")
     def _smoothing_belongs_to_sigmoid(self) -> DpoConfig:
         if self.variant == "ipo" and self.label_smoothing > 0:
-            raise ValueError("label_smoothing belongs to variant: sigmoid; set it to 0 with variant: ipo")
+            raise ValueError("label_smoothing belongs to variant: sigmoid only; set it to 0 with variant: ipo")
         return self
 
 
 class DpoSection(DpoConfig):
     reference: Path | None = None
-    """A Hugging Face folder; unset means the weights that training began with."""
+    """Hugging Face folder of the reference model. Unset: the initial weights."""
 
 
 class DpoTraining(TrainingConfig):
@@ -178,12 +182,11 @@ class RewardModelTraining(TrainingConfig):
 
 class DistillSection(Section):
     teacher: Path
-    """A Hugging Face folder of a model with the same tokenizer."""
+    """Hugging Face folder of a model with the same tokenizer."""
     direction: Literal["forward", "reverse", "mixed"] = "forward"
-    """KL(teacher || student) covers all that the teacher would say, KL(student || teacher) avoids what it would not, and
-    `mixed` is half of each."""
+    """`forward`: KL(teacher || student), mode-covering; `reverse`: KL(student || teacher), mode-seeking; `mixed`: the mean."""
     temperature: PositiveFloat = 1.0
-    """Of both distributions."""
+    """Temperature of both distributions."""
 
 
 class Distillation(TrainingConfig):
@@ -191,11 +194,11 @@ class Distillation(TrainingConfig):
     distill: DistillSection
 
     @model_validator(mode="after")
-    def _teacher_is_within_reach(self) -> Distillation:
+    def _has_no_pipeline(self) -> Distillation:
         if self.learner.parallel.pipeline > 1:
             raise ValueError(
-                "distillation asks the teacher row by row, where the student's logits are, which a pipeline would have to "
-                "wait for; set learner.parallel.pipeline to 1, and divide by tensor instead"
+                "distillation runs the teacher next to the student's logits, which is not supported with a pipeline; set "
+                "learner.parallel.pipeline to 1 and use learner.parallel.tensor instead"
             )
         return self
 
@@ -211,4 +214,4 @@ METHODS: dict[Method, type[TrainingConfig]] = {
 }
 
 AnyRun = Config | TrainingConfig
-"""What has a folder, a device and metrics."""
+"""The configuration of a run of `async-rl run` or of `async-rl train`."""

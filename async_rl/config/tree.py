@@ -1,4 +1,4 @@
-"""One typed tree per run, and every number derived from it beside its formula. Loading is loading.py's work."""
+"""`Config`, the configuration of a run, with the values derived from it. `loading.py` builds it."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from async_rl.replay_protocol import Limits
 
 class RunConfig(Section):
     name: str = ""
-    """Names the run in Redis and on disk: letters, digits, `.`, `_` and `-`, beginning with a letter, a digit or `_`.
-    `async-rl run` makes one up; fleets launched by hand must be given the same."""
+    """Name of the run in Redis and on disk: letters, digits, `.`, `_` and `-`, beginning with a letter, a digit or `_`.
+    Empty: `async-rl run` generates one. Processes launched separately must all be given the same name."""
     folder: Path = Path("runs")
-    """Where run folders are made."""
+    """Parent directory of run folders."""
     seed: int = 0
-    """Of the initial weights, the tasks and the sampling."""
+    """Seed of initial weights, task order and sampling."""
 
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
         if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
             raise ValueError(
-                f"run.name ({name!r}) names a folder and keys in Redis: use letters, digits, '.', '_' and '-', beginning with "
-                "a letter, a digit or '_'"
+                f"run.name ({name!r}) is used as a folder name and in Redis keys: use letters, digits, '.', '_' and '-', "
+                "beginning with a letter, a digit or '_'"
             )
         return name
 
 
 class ExpertsSize(Section):
-    """Several MLPs in a layer, of which every token visits a few."""
+    """Mixture-of-experts layers of a model built from `model.size`."""
 
     number: PositiveInt
+    """Experts per layer."""
     per_token: PositiveInt = 2
+    """Experts that each token is routed to."""
     ffn: PositiveInt
-    """Of one expert."""
+    """MLP width of one expert."""
     every: PositiveInt = 1
-    """Every so many layers has experts, the last of each so many; the others have one MLP of the model's `ffn`."""
+    """Every Nth layer is a mixture-of-experts layer; the others have a dense MLP of width `size.ffn`."""
 
     @model_validator(mode="after")
     def _leaves_a_choice(self) -> ExpertsSize:
@@ -63,20 +65,28 @@ class ExpertsSize(Section):
 
 
 class ModelSize(Section):
-    """A model made up from its measurements, with random weights."""
+    """Dimensions of a transformer with random initial weights."""
 
     hidden: PositiveInt
+    """Hidden size; a multiple of `heads`."""
     layers: PositiveInt
+    """Number of transformer layers."""
     heads: PositiveInt
+    """Attention heads per layer."""
     kv_heads: PositiveInt | None = None
-    """Fewer than `heads` is grouped-query attention; unset means as many."""
+    """Key/value heads; fewer than `heads` gives grouped-query attention. Unset: as many as `heads`."""
     ffn: PositiveInt | None = None
-    """Unset means 4 x hidden."""
+    """MLP width. Unset: 4 x hidden."""
     max_positions: PositiveInt = 512
+    """Context length in tokens."""
     rope_theta: PositiveFloat = 10_000.0
+    """Base of the rotary position embedding."""
     tied_embeddings: bool = True
+    """Use the input embedding as the output layer."""
     init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
     experts: ExpertsSize | None = None
+    """Unset: a dense model."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSize:
@@ -85,112 +95,123 @@ class ModelSize(Section):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.experts is not None and self.experts.every > self.layers:
-            raise ValueError(f"experts.every ({self.experts.every}) leaves no experts in a model of {self.layers} layers")
+            raise ValueError(
+                f"experts.every ({self.experts.every}) exceeds the number of layers ({self.layers}), so none would have experts"
+            )
         return self
 
 
 class ModelConfig(Section):
-    """Either `size` or `folder`."""
+    """The model to train: exactly one of `size` and `folder`."""
 
     size: ModelSize | None = None
+    """A new model of these dimensions, with random weights."""
     folder: Path | None = None
-    """A Hugging Face folder: its config.json gives the architecture, its safetensors the first weights."""
+    """Hugging Face folder: config.json gives the architecture, the safetensors files the initial weights (docs/models.md)."""
     layer_spec: Literal["local", "transformer_engine"] = "local"
-    """Whose layers: Megatron's own with our attention, or Transformer Engine's (CUDA, extra `gpu`)."""
+    """Layer implementation: Megatron's local layers, or Transformer Engine (needs CUDA and the extra `gpu`)."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ModelConfig:
         if (self.size is None) == (self.folder is None):
-            raise ValueError("give exactly one of model.size and model.folder (--model.size null takes away a file's)")
+            raise ValueError("give exactly one of model.size and model.folder (--model.size null removes the one from a file)")
         return self
 
 
 class BatchConfig(Section):
     groups_per_step: PositiveInt = 8
+    """Groups in one step batch."""
     group_size: PositiveInt = 8
-    """Sibling rollouts of one task."""
+    """Rollouts per task."""
     tokens_per_step: PositiveInt | None = None
-    """A step takes fewer than groups_per_step groups when these would hold more tokens than this."""
+    """Maximum tokens in a step batch: a step takes fewer groups when the next one would exceed it. Unset: no limit."""
     bin_tokens: PositiveInt = 4096
-    """Capacity of one packed micro-batch row. A longer rollout has a row of its own."""
+    """Token capacity of one packed row (micro-batch). A longer rollout gets a row of its own."""
     minibatches: PositiveInt = 1
-    """A step's groups are divided into this many optimizer updates; all of them together make one version."""
+    """Optimizer updates per pass over the step batch. A step makes one version, however many updates it has."""
     epochs: PositiveInt = 1
-    """How often a step goes over its groups. More than one update wants an objective with `anchor: proximal`."""
+    """Passes over each step batch. With more than one update per step, use an objective with `anchor: proximal`."""
     drop_no_signal: bool = True
-    """Groups whose rewards are all equal teach nothing under a group baseline: drop them, and roll another task."""
+    """Drop groups whose rewards are all equal, which have zero advantage under a group baseline, and roll out another task."""
 
     @model_validator(mode="after")
     def _updates_have_groups(self) -> BatchConfig:
         if self.minibatches > self.groups_per_step:
             raise ValueError(
-                f"minibatches ({self.minibatches}) must not be above groups_per_step ({self.groups_per_step}): each update "
-                "takes whole groups"
+                f"minibatches ({self.minibatches}) must not exceed groups_per_step ({self.groups_per_step}): an update "
+                "consists of whole groups"
             )
         return self
 
 
 class WireConfig(Section):
     dtype: Literal["model", "bfloat16"] = "model"
-    """In which numbers weights travel. Workers convert them to what their engines compute in."""
+    """Precision of weights on the wire; `model` is the learner's. Workers convert them to their engine's precision."""
     shared_memory: bool = True
-    """Workers on the learner's machine read the weights where they lie, instead of receiving them."""
+    """Hand weights to workers on the learner's machine through shared memory instead of a socket."""
     bucket_mb: PositiveFloat = 16.0
-    """The most that one transfer carries: it must get through within `operation_timeout_s`."""
+    """Maximum size of one transfer, in MB. It must complete within `operation_timeout_s`."""
     deltas: Literal["auto", "always", "off"] = "auto"
-    """Whether workers on other machines get the difference to what they hold instead of whole bfloat16 weights; auto: when it
-    is there sooner, by the measured speed of the wire. Needs the extra `delta`."""
+    """Send bfloat16 weights to workers on other machines as differences to the version they hold. `auto`: when that is faster
+    at the measured network speed. Needs the extra `delta` on both ends."""
     rendezvous_timeout_s: PositiveFloat = 60.0
+    """Seconds that the members of a push wait for each other to connect."""
     operation_timeout_s: PositiveFloat = 10.0
+    """Seconds for one transfer; a worker that takes longer is left out of the push."""
     host: str = "127.0.0.1"
-    """The address under which workers reach the learner: of one interface, since it also listens there."""
+    """The learner's address on the network it shares with workers; it must belong to one interface, because the learner also
+    listens on it."""
     insecure: bool = False
-    """Needed where `host` is not this machine alone: states that the network is private. Process groups (gloo, NCCL) take
-    whoever connects for a member, and weights cross the network in the clear."""
+    """Required when `host` is not a loopback address: confirms that the network is private. Process groups (gloo, NCCL) do not
+    authenticate their members, and weights are not encrypted."""
     push_every_steps: PositiveInt = 1
-    """Push a version when at least so many steps have passed since the last one that was pushed, ..."""
+    """Minimum optimizer steps between two pushes."""
     push_every_s: float = Field(default=0.0, ge=0)
-    """... and so many seconds. Sooner where the learner could not train on without it, and with every checkpoint."""
+    """Minimum seconds between two pushes, in addition to push_every_steps. A version is pushed sooner when the learner could
+    not continue without it, and with every checkpoint."""
     snapshots: str = ""
-    """A folder where the learner leaves live versions as files, within the run's folder unless it is absolute. Workers that
-    see it too can start while there is no learner. Empty means none."""
+    """Folder for snapshots of live versions, relative to the run's folder unless absolute. Workers that can read it start
+    without a running learner. Empty: no snapshots."""
     snapshot_every: PositiveInt = 1
-    """Of the versions that go live, each so-manyth is written down; the newest, where the disk is slower than that."""
+    """Snapshot every Nth live version. When the disk is slower than that, only the newest one is written."""
 
     @model_validator(mode="after")
     def _is_private(self) -> WireConfig:
         if is_wildcard(self.host):
             raise ValueError(
-                f"wire.host: {self.host!r} means every interface of this machine; name the address of the private network "
-                "under which workers reach the learner"
+                f"wire.host: {self.host!r} means every interface of this machine; give this machine's address on the private "
+                "network that workers use"
             )
         if not self.insecure and not is_loopback(self.host):
             raise ValueError(
-                f"wire.host: at {self.host!r} process groups take whoever connects for a member, so it must be an address in "
-                "a private network; if it is, say so with wire.insecure: true"
+                f"wire.host: process groups at {self.host!r} do not authenticate their members, so the network must be "
+                "private; if it is, set wire.insecure: true"
             )
         return self
 
 
 class MetricsConfig(Section):
     console: bool = True
+    """Print metrics: a live panel on a terminal, else one line per step."""
     max_mb: PositiveFloat = 512.0
-    """metrics.jsonl and samples.jsonl take at most so much each: the older half lies in FILE.1, what is older is deleted."""
+    """Size limit of metrics.jsonl and of samples.jsonl, in MB. At half of it the file is rotated to FILE.1, which replaces the
+    previous one."""
     wandb_project: str = ""
-    """Set to log to Weights & Biases (extra `wandb`); WANDB_MODE=offline needs no account."""
+    """Weights & Biases project (extra `wandb`). WANDB_MODE=offline needs no account. Empty: off."""
     tensorboard: bool = False
+    """Write TensorBoard event files to the run's folder (extra `tensorboard`)."""
     prometheus_port: int = Field(default=0, ge=0, le=65535)
-    """0 switches it off."""
+    """Port of the Prometheus endpoint. 0: off."""
     prometheus_host: str = "127.0.0.1"
-    """Where it listens. Beyond this machine it needs a token, or `prometheus_insecure`."""
+    """Address that the endpoint listens on. Other than loopback, it needs a token or `prometheus_insecure`."""
     prometheus_token_file: Path | None = None
-    """Whoever scrapes must send what stands there, as Prometheus does with `authorization: {credentials_file: ...}`."""
+    """File with the bearer token that scrapers must send (Prometheus: `authorization: {credentials_file: ...}`)."""
     prometheus_insecure: bool = False
-    """Allows a host beyond this machine without a token: the network is private."""
+    """Allow scraping from other machines without a token: confirms that the network is private."""
 
     @property
-    def most_bytes(self) -> int:
-        """Of either file."""
+    def max_bytes(self) -> int:
+        """Size limit of either file."""
         return round(self.max_mb * 1e6)
 
 
@@ -201,8 +222,8 @@ class Config(Section):
     tokenizer: TokenizerConfig = CharacterTokenizer()
     environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
     environments_from: tuple[str, ...] = ()
-    """Modules, files, folders and plug-ins whose code `env attach` may bring into the run beside what `environments` names.
-    A module's submodules count, and all files in a folder, which is written with a slash: `environments/`."""
+    """Modules, files, folders and plug-ins from which `env attach` may add environments during the run, besides the types
+    in `environments`. A module includes its submodules; a folder, written with a slash (`environments/`), all of its files."""
     sampling: SamplingConfig = SamplingConfig()
     staleness: StalenessConfig = StalenessConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -212,12 +233,13 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     worker: WorkerConfig = WorkerConfig()
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Other models, by the name under which agents find them in `context.policies`. Never trained."""
+    """Other models, by name; agents find them in `context.policies`. Never trained."""
     evaluation: EvaluationConfig = EvaluationConfig()
     wire: WireConfig = WireConfig()
     metrics: MetricsConfig = MetricsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where models compute. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Config:
@@ -238,8 +260,8 @@ class Config(Section):
         limits, replay = self.limits, self.replay
         if replay.max_uses > limits.age_bound + 1:
             raise ValueError(
-                f"replay.max_uses ({replay.max_uses}) is never reached: a group is used once a step, and "
-                f"staleness.max_age ({self.staleness.max_age:g}) lets it train {limits.age_bound + 1} steps at most"
+                f"replay.max_uses ({replay.max_uses}) cannot be reached: a group is used at most once per step, and with "
+                f"staleness.max_age {self.staleness.max_age:g} in at most {limits.age_bound + 1} steps"
             )
         if replay.samples_per_insert is None:
             return self
@@ -311,29 +333,29 @@ class Config(Section):
 
     @property
     def keep_steps(self) -> int:
-        """An archive needs its groups for as long as it may take to write them."""
+        """Steps that spent groups keep their payloads: at least as long as writing the archive may take."""
         archiving = ARCHIVE_CHECKPOINTS * self.learner.checkpoint_every if self.retention.archive else 0
         return max(self.retention.keep_steps, archiving)
 
     @property
-    def most_groups(self) -> int:
-        """That the buffer ever holds with a payload: in its slots, since the last checkpoint (twice, for one that is
-        being written), kept, and waiting to be used again.
+    def max_groups(self) -> int:
+        """Upper bound of groups with a payload in the buffer: in slots, trained since the last two checkpoints (one may still
+        be in writing), retained, and waiting for another use.
         """
         again = self.limits.age_bound + 1 if self.replay.max_uses > 1 else 0
         steps = 2 * self.learner.checkpoint_every + self.keep_steps + again
         return self.limits.slots + steps * self.batch.groups_per_step
 
     def buffer_mb(self, tokens_per_rollout: int) -> float:
-        """The memory for that many groups, if every rollout were as long as it may be and had one sample."""
-        return self.most_groups * self.batch.group_size * tokens_per_rollout * PAYLOAD_BYTES_PER_TOKEN / 2**20
+        """Buffer memory in MiB for `max_groups` groups of rollouts of this length, with one sample each."""
+        return self.max_groups * self.batch.group_size * tokens_per_rollout * PAYLOAD_BYTES_PER_TOKEN / 2**20
 
     @property
     def run_folder(self) -> Path:
         return (self.run.folder / self.run.name).absolute()
 
     def seen_from_anywhere(self) -> Config:
-        """The same run, with every path absolute."""
+        """Return the same configuration with absolute paths, for processes with another working directory."""
         tree = self.model_dump()
         tree["run"]["folder"] = self.run_folder.parent
         redis_files = (("redis", name) for name in ("password_file", "ca_file", "cert_file", "key_file"))
@@ -360,24 +382,24 @@ class Config(Section):
 
     @property
     def redis_folder(self) -> Path:
-        """Where an embedded server keeps its data."""
+        """Data folder of the embedded Redis server."""
         return self.run_folder / "redis"
 
     @property
     def archive_folder(self) -> Path:
-        """Where spent groups are written down."""
+        """Folder of the archive of spent groups."""
         return self.run_folder / "archive"
 
     @property
     def payload_folder(self) -> Path | None:
-        """Where large payloads lie as files; None when all of them are in Redis."""
+        """Folder of payload files; None when payloads are stored in Redis."""
         if self.redis.payloads == "redis":
             return None
         return self.run_folder / "payloads" if self.redis.payloads == "files" else Path(self.redis.payloads)
 
     @property
     def snapshot_folder(self) -> Path | None:
-        """Runs that share an absolute folder do not meet in it."""
+        """Folder of weight snapshots, None without them. In an absolute `wire.snapshots`, each run has a subfolder."""
         if not self.wire.snapshots:
             return None
         given = Path(self.wire.snapshots)
@@ -385,7 +407,7 @@ class Config(Section):
 
     @property
     def redis_url(self) -> str:
-        """The given server, or the socket of the embedded one, which has a short path: sockets allow about 100 bytes."""
+        """The configured server, or the socket of the embedded one; its path is short because sockets allow about 100 bytes."""
         if self.redis.url:
             return self.redis.url
         mark = hashlib.sha256(str(self.redis_folder).encode()).hexdigest()[:16]
@@ -393,7 +415,7 @@ class Config(Section):
 
     @property
     def fleet_facts(self) -> dict[str, str]:
-        """What every process of a run must agree on, by dotted key; a worker that differs is refused with the key's name."""
+        """Settings that all processes of a run must share, by dotted key. A worker that differs is refused, naming the key."""
         shared: dict[str, object] = {
             "model": _by_content(self.model.model_dump(mode="json", exclude={"layer_spec"}), "config.json"),
             "tokenizer": _by_content(self.tokenizer.model_dump(mode="json"), "tokenizer.json"),
@@ -407,20 +429,20 @@ class Config(Section):
 
 
 PAYLOAD_BYTES_PER_TOKEN = 16
-"""Nine for id, mask and log-probability, the rest for text and the server's own needs."""
+"""Estimate: 9 bytes for id, mask and log-probability; the rest for text and Redis overhead."""
 
 ARCHIVE_CHECKPOINTS = 4
-"""A group waits for the archive this many checkpoints at most; then it is let go, and counted."""
+"""A spent group is kept for the archive for at most this many checkpoints, then deleted and counted as expired."""
 
 PROTOCOL = 3
-"""Of the messages between processes. Grows with every change that an older process would not understand."""
+"""Version of the messages between processes; incremented by every incompatible change."""
 
 HEARTBEAT_S = 1.0
-"""Everything with a lease renews it this often."""
+"""Interval at which leases are renewed."""
 
 
 def _by_content(section: dict[str, object], file: str) -> dict[str, object]:
-    """A folder may lie elsewhere on every machine: what counts is what it says."""
+    """Replace a folder's path by a hash of its content, because the path may differ between machines."""
     if not section.get("folder"):
         return section
     path = Path(str(section["folder"])) / file

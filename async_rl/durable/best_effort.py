@@ -17,10 +17,10 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BestEffortRows:
-    """A row file of at most `most_bytes`, half of it in PATH.1: what is older is deleted."""
+    """A row file of at most `max_bytes`, half of it in PATH.1: what is older is deleted."""
 
-    def __init__(self, path: Path, *, most_bytes: int) -> None:
-        self._path, self._half = path, most_bytes // 2
+    def __init__(self, path: Path, *, max_bytes: int) -> None:
+        self._path, self._half = path, max_bytes // 2
         self._file: RowFile | None = None
         self._is_refused = False
         self.dropped = 0

@@ -67,7 +67,7 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
     if wanted.tensorboard:
         _need_extra("tensorboard", asked_by="metrics.tensorboard")
     sinks: list[MetricsSink] = [
-        JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after, most_bytes=wanted.most_bytes)
+        JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after, max_bytes=wanted.max_bytes)
     ]
     with ExitStack() as opened:
         opened.callback(lambda: Sinks(sinks).close())

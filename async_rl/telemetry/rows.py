@@ -30,8 +30,8 @@ class MetricRow:
 
 
 class JsonlSink:
-    def __init__(self, path: Path, *, resumed_after: int, most_bytes: int) -> None:
-        self._rows = BestEffortRows(path, most_bytes=most_bytes)
+    def __init__(self, path: Path, *, resumed_after: int, max_bytes: int) -> None:
+        self._rows = BestEffortRows(path, max_bytes=max_bytes)
         is_new = not path.exists() and not older(path).exists()
         self._mark = None if is_new else json.dumps({"resumed_after": resumed_after}).encode()
         """Must stand before the next row."""

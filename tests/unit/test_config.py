@@ -69,8 +69,8 @@ def test_the_socket_of_an_embedded_server_fits_the_systems_limit(tmp_path: Path)
     [
         ({"host": "0.0.0.0"}, "means every interface of this machine"),
         ({"host": "::", "insecure": True}, "means every interface of this machine"),
-        ({"host": "10.1.2.3"}, "if it is, say so with wire.insecure: true"),
-        ({"host": "head"}, "if it is, say so with wire.insecure: true"),
+        ({"host": "10.1.2.3"}, "if it is, set wire.insecure: true"),
+        ({"host": "head"}, "if it is, set wire.insecure: true"),
     ],
 )
 def test_an_address_that_everybody_reaches_is_refused(wire: dict[str, object], complaint: str):
@@ -104,7 +104,7 @@ def test_numbers_that_do_not_fit_together_are_refused(wrong: dict[str, object], 
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
-        ({"batch": {"groups_per_step": 2, "minibatches": 3}}, r"minibatches \(3\) must not be above groups_per_step \(2\)"),
+        ({"batch": {"groups_per_step": 2, "minibatches": 3}}, r"minibatches \(3\) must not exceed groups_per_step \(2\)"),
         ({"learner": {"optimizer": {"betas": [0.9, 1.0]}}}, "should be less than 1"),
         ({"learner": {"optimizer": {"learning_rate": float("inf")}}}, "should be a finite number"),
     ],
@@ -116,7 +116,7 @@ def test_what_no_optimizer_can_do_is_refused(sections: dict[str, object], compla
 
 @pytest.mark.parametrize("name", [".", "..", "-rf", ".hidden", "a/b", "a\n", "a\0", "a b", "ü"])
 def test_a_run_is_called_by_what_is_safe_as_a_folder_and_a_key(name: str):
-    with pytest.raises(ValidationError, match=r"run\.name \(.*\) names a folder and keys in Redis"):
+    with pytest.raises(ValidationError, match=r"run\.name \(.*\) is used as a folder name and in Redis keys"):
         config(run={"name": name})
 
 

@@ -119,7 +119,7 @@ def test_a_whole_file_that_does_not_fit_is_not_cut(tmp_path: Path):
 
 def test_rows_that_may_be_lost_are_dropped_counted_and_missed_once_aloud(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    rows = BestEffortRows(path, most_bytes=1000)
+    rows = BestEffortRows(path, max_bytes=1000)
     with structlog.testing.capture_logs() as said:
         rows.add(b"1")
         with no_file_above(path.stat().st_size + 1):
@@ -136,7 +136,7 @@ def test_rows_that_may_be_lost_are_dropped_counted_and_missed_once_aloud(tmp_pat
 
 def test_rows_that_may_be_lost_never_take_more_than_their_share(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    rows = BestEffortRows(path, most_bytes=1000)
+    rows = BestEffortRows(path, max_bytes=1000)
     for number in range(500):
         rows.add(str(number).encode())
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1000
@@ -153,7 +153,7 @@ from pathlib import Path
 from async_rl.durable.best_effort import BestEffortRows
 from async_rl.durable.row_file import RowFile, rows_of
 folder = Path(sys.argv[1])
-rows, best = RowFile(folder / "rows", sync=True), BestEffortRows(folder / "best", most_bytes=1 << 30)
+rows, best = RowFile(folder / "rows", sync=True), BestEffortRows(folder / "best", max_bytes=1 << 30)
 added = 0
 try:
     while True:

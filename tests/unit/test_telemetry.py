@@ -97,12 +97,12 @@ def test_steps_that_are_trained_again_replace_the_lost_ones(tmp_path: Path) -> N
 
 def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path, resumed_after=0, most_bytes=10**6)
+    sink = JsonlSink(path, resumed_after=0, max_bytes=10**6)
     for step in (1, 2, 3):
         sink.log(step, {"reward/mean": step, "policy/ess": 1})
     sink.close()
     path.write_bytes(path.read_bytes()[:-9])
-    sink = JsonlSink(path, resumed_after=1, most_bytes=10**6)
+    sink = JsonlSink(path, resumed_after=1, max_bytes=10**6)
     sink.log(2, {"reward/mean": 20})
     sink.close()
     rows = [(row.step, row.values) for row in read_rows(path)]
@@ -110,7 +110,7 @@ def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_a_row_is_on_its_way_before_log_returns(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", resumed_after=0, most_bytes=10**6)
+    sink = JsonlSink(tmp_path / "metrics.jsonl", resumed_after=0, max_bytes=10**6)
     sink.log(7, {"reward/mean": 1})
     assert [row.step for row in read_rows(tmp_path / "metrics.jsonl")] == [7]
     sink.close()
@@ -132,7 +132,7 @@ def test_a_full_disk_costs_rows_and_says_how_many(tmp_path: Path) -> None:
 
 def test_rows_are_read_across_the_two_files(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path, resumed_after=0, most_bytes=4000)
+    sink = JsonlSink(path, resumed_after=0, max_bytes=4000)
     for step in range(1, 41):
         sink.log(step, {"reward/mean": step})
     sink.close()
@@ -140,7 +140,7 @@ def test_rows_are_read_across_the_two_files(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     steps = [row.step for row in read_rows(path)]
     assert steps == list(range(41 - len(steps), 41))
-    sink = JsonlSink(path, resumed_after=35, most_bytes=4000)
+    sink = JsonlSink(path, resumed_after=35, max_bytes=4000)
     sink.close()
     assert read_rows(path)[-1].step == 35
 
@@ -214,7 +214,7 @@ def test_prometheus_serves_the_newest_values(tmp_path: Path) -> None:
 
 
 def test_prometheus_answers_beyond_this_machine_only_whoever_brings_the_token(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Prometheus would answer anybody who reaches 0\.0\.0\.0: set metrics"):
+    with pytest.raises(ConfigError, match=r"Prometheus would serve unauthenticated requests on 0\.0\.0\.0: set metrics"):
         open_sinks(config(tmp_path, prometheus_port=free_port(), prometheus_host="0.0.0.0"))
     (tmp_path / "token").write_text("secret\n")
     port = free_port()
@@ -369,7 +369,7 @@ class Broken:
 def test_a_sink_that_breaks_ends_nothing(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     with (
-        Sinks([JsonlSink(path, resumed_after=0, most_bytes=10**6), Broken()]) as sinks,
+        Sinks([JsonlSink(path, resumed_after=0, max_bytes=10**6), Broken()]) as sinks,
         structlog.testing.capture_logs() as logged,
     ):
         sinks.log(1, {"reward/mean": 0.1})
