@@ -76,7 +76,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/buffer_speed.py
-	$(BIN)/python benchmarks/buffer_arena.py
+	$(BIN)/python benchmarks/buffer_payload_files.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/weights.py
 

@@ -1,6 +1,6 @@
-"""The replay buffer: which groups exist, who holds them, which leave next.
+"""The replay buffer: which groups exist, which worker or learner holds them, which are sampled next.
 
-Programs open it here; everything else speaks to `ReplayBuffer` and `Board` in async_rl.
+Entry points open it here; all other code uses the protocols `ReplayBuffer` and `Board` of async_rl. Read redis_buffer.py first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported by whoever opens a connection
+if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported when a connection is opened
     from async_rl.config import Config
     from buffer.archive.writing import ArchiveWriter
     from buffer.board import RedisBoard
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `import buffer` stays cheap: the Redis client is imported b
 
 @asynccontextmanager
 async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
-    """The run's replay buffer, connected; or BufferUnreachable."""
+    """Connect to the run's replay buffer. Raises BufferUnreachable."""
     from buffer.server.client import open_server
 
     async with open_server(config) as server:
@@ -30,25 +30,25 @@ async def open_buffer(config: Config) -> AsyncGenerator[RedisBuffer]:
 
 @contextmanager
 def open_buffer_on(server: Server, config: Config) -> Generator[RedisBuffer]:
-    """Over a connection that somebody else closes."""
-    from buffer.payloads.files import Arena
+    """Open the run's buffer over a connection that the caller opened and closes."""
+    from buffer.payloads.files import PayloadFolder
     from buffer.redis_buffer import RedisBuffer
 
     folder = config.payload_folder
-    arena = Arena(folder, max_bytes=config.redis.payloads_max_mb * 2**20) if folder is not None else None
-    with arena or nullcontext():
+    payload_folder = PayloadFolder(folder, max_bytes=config.redis.payloads_max_mb * 2**20) if folder is not None else None
+    with payload_folder or nullcontext():
         yield RedisBuffer(
             server,
             config.run.name,
             learner_lease_s=config.leases.learner_s,
-            arena=arena,
+            payload_folder=payload_folder,
             compress_text=config.redis.compress_text,
         )
 
 
 @asynccontextmanager
 async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
-    """The run's board, connected; or BufferUnreachable."""
+    """Connect to the run's board. Raises BufferUnreachable."""
     from buffer.board import RedisBoard
     from buffer.server.client import open_server
 
@@ -58,7 +58,7 @@ async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
 
 @contextmanager
 def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
-    """The run's stores for process groups, connected; or BufferUnreachable. Imports torch, and needs no event loop."""
+    """Connect to the run's stores for process groups; needs no event loop and imports torch. Raises BufferUnreachable."""
     from buffer.group_store import RedisGroupStores
     from buffer.server.blocking_client import open_blocking_server
 
@@ -67,7 +67,7 @@ def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
 
 
 def open_archive(config: Config) -> ArchiveWriter:
-    """Where the run's spent groups are written down."""
+    """Open the archive that the run's spent groups are appended to."""
     from buffer.archive.writing import ArchiveWriter
 
     limits = config.retention

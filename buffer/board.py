@@ -1,4 +1,4 @@
-"""The board over Redis: small shared facts of a run."""
+"""`Board` over Redis: membership, versions, messages and notes of a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from buffer.server.scripts import Argument, ScriptLibrary
 from buffer.server.unexpected_replies import reading, refused
 
 MESSAGES_KEPT = 10_000
-"""Of each topic."""
+"""Messages kept per topic; older ones are deleted."""
 _MEMBER_TYPES = {"id": str, "host": str, "version": int, "device": str, "gpu": str, "catches_up": str}
 
 
 class RedisBoard:
-    """`Board` of one run. Unlike the buffer's, its messages may arrive twice when the server restarts."""
+    """The board of one run. A message may arrive twice when the server restarts."""
 
     def __init__(self, server: Server, run: str) -> None:
         self._server = server
@@ -44,7 +44,7 @@ class RedisBoard:
         await self._change("leave", member_id)
 
     async def members(self) -> list[Member]:
-        listed = [_member(said) for said in await self._change("members")]
+        listed = [_parse_member(text) for text in await self._change("members")]
         return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
     async def live_version(self) -> VersionRecord | None:
@@ -70,10 +70,12 @@ class RedisBoard:
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         deadline = time.monotonic() + wait_s
         while found := await self._entries_after(keys.topic(self._run, topic), after, deadline - time.monotonic()):
-            messages = [(position.decode(), message) for position, fields in found if (message := _message(fields)) is not None]
+            messages = [
+                (position.decode(), message) for position, fields in found if (message := _parse_message(fields)) is not None
+            ]
             if messages:
                 return messages
-            after = found[-1][0].decode()  # whoever wrote these, our readers look behind them
+            after = found[-1][0].decode()  # none of these is a message of ours: read on behind them
         return []
 
     async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
@@ -86,17 +88,17 @@ class RedisBoard:
     async def _entries_after(self, name: str, after: str, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
         if wait_s <= 0:
             return _entries(await self._ask("read", lambda: self._redis.xread({name: after})))
-        # A reply may take as long as `wait_s`, so this goes over the connections for waiting.
+        # A reply may take as long as `wait_s`, so this uses the connections for waiting.
         block, waits = max(1, round(wait_s * 1000)), cast("Any", self._server.waits)
         found = _entries(await self._ask("read", lambda: waits.xread({name: after}, block=block), longer_s=wait_s))
-        return found if found else await self._begun_anew(name, after)
+        return found if found else await self._read_restarted(name, after)
 
-    async def _begun_anew(self, name: str, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Positions begin with the server's clock. One that was emptied, and whose clock is behind, gives messages positions
-        before those that were read already: then all of them are new.
+    async def _read_restarted(self, name: str, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Read all messages if the stream has restarted before `after`. Positions begin with the server's clock: a server that
+        was emptied and whose clock is behind assigns positions below those that were read already.
         """
         newest = await self._ask("read", lambda: self._redis.xrevrange(name, count=1))
-        if not newest or _place(newest[0][0].decode()) >= _place(after):
+        if not newest or _parse_position(newest[0][0].decode()) >= _parse_position(after):
             return []
         return _entries(await self._ask("read", lambda: self._redis.xread({name: "0-0"})))
 
@@ -118,7 +120,7 @@ class RedisBoard:
 
 
 def raise_if_different(role: str, facts: Mapping[str, str], agreed: Mapping[str, str]) -> None:
-    """`agreed` holds only what differs."""
+    """Raise FleetMismatch if `agreed` is not empty; it holds the keys whose agreed value differs from `facts`."""
     if agreed:
         listed = "; ".join(
             f"{key} is {shortened(facts[key])} here and {shortened(value)} in the run" for key, value in sorted(agreed.items())
@@ -130,23 +132,23 @@ def raise_if_different(role: str, facts: Mapping[str, str], agreed: Mapping[str,
 
 
 LONGEST_SHOWN = 60
-"""Characters of a value; environments and models may be pages."""
+"""Characters shown of a value; environments and models may be long."""
 
 
 def shortened(value: str) -> str:
     return value if len(value) <= LONGEST_SHOWN else f"{value[: LONGEST_SHOWN - 1]}…"
 
 
-def _member(said: bytes | None) -> Member | None:
-    """None where it is not one of ours who speaks."""
+def _parse_member(text: bytes | None) -> Member | None:
+    """Return the member, or None if the text is not a member that this code wrote."""
     try:
-        member = Member(**json.loads(said or b""))
+        member = Member(**json.loads(text or b""))
     except (ValueError, TypeError):
         return None
     return member if all(isinstance(getattr(member, name), kind) for name, kind in _MEMBER_TYPES.items()) else None
 
 
-def _message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+def _parse_message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     try:
         message: Any = json.loads(fields.get(b"message", b""))
     except (ValueError, RecursionError):
@@ -154,12 +156,12 @@ def _message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     return cast("dict[str, Any]", message) if isinstance(message, dict) else None
 
 
-def _place(position: str) -> tuple[int, ...]:
+def _parse_position(position: str) -> tuple[int, ...]:
     return tuple(int(part) for part in position.split("-") if part.isdecimal())
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries of the one stream asked for; the shape around them depends on the protocol's version."""
+    """Return the entries of the one stream in a reply, whose shape depends on the Redis protocol version."""
     if not reply:
         return []
     if isinstance(reply, dict):

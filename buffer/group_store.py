@@ -1,7 +1,7 @@
-"""torch.distributed's Store over the run's Redis: where processes exchange addresses to form a process group.
+"""torch.distributed's Store over the run's Redis: the rendezvous where processes exchange addresses to form a process group.
 
-torch's own TCPStore listens on a port, asks for no password and knows no roles. Here only a user of the run's Redis reads or
-writes. One key of the store is one key of Redis, which expires; Cluster, Sentinel, TLS and users are those of the run.
+torch's TCPStore listens on a port without a password or roles. This store is open to users of the run's Redis alone, with the
+run's Cluster, Sentinel, TLS and ACL settings. Each key of the store is one key of Redis, and expires.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from buffer.server.client import Server, listen
 from buffer.server.scripts import Argument, ScriptLibrary
 
 EXPIRY_S = 3600
-"""After it was written last. What is posted is read within the time limit of a rendezvous, which is minutes."""
+"""A key expires this long after its last write. A rendezvous reads it within its time limit, which is minutes."""
 MAX_VALUE_BYTES = 2**20
-"""Addresses and NCCL's ids are hundreds of bytes; what is longer belongs on the board or the wire."""
+"""Addresses and NCCL ids take hundreds of bytes; longer values belong on the board or the weight wire."""
 RECHECK_S = 1.0
-"""A ring can be missed (the server restarts), so a wait looks again this often."""
+"""A wait reads the key again this often: a notification is lost when the server restarts."""
 
 T = TypeVar("T")
 
 
 class RedisGroupStores:
-    """`GroupStores` of one run."""
+    """The stores of one run, by name."""
 
     def __init__(self, server: BlockingServer, run: str) -> None:
         self._server = server
@@ -43,10 +43,10 @@ class RedisGroupStores:
 
 
 class RedisGroupStore(Store):
-    """Every call blocks until Redis has answered, `get` and `wait` until somebody has set the key.
+    """One store. Every call blocks until Redis has replied; `get` and `wait` block until the key is set.
 
-    Calls are repeated over restarts of the server and end with DistStoreError after `timeout` (torch's `set_timeout`).
-    `num_keys` is refused: it would search the whole server, which no user of a run may do, and no process group asks for it.
+    Calls are repeated across restarts of the server and raise DistStoreError after `timeout` (torch's `set_timeout`).
+    `num_keys` is refused: it would scan the whole server, which no user of a run may do, and no process group calls it.
     """
 
     def __init__(self, server: BlockingServer, run: str, name: str) -> None:
@@ -73,18 +73,18 @@ class RedisGroupStore(Store):
         return self._ask("check", lambda server: _command(server, "exists", *names)) == len(names)
 
     def add(self, key: str, value: int) -> int:
-        """Counts once, also where the answer was lost and the call is repeated."""
+        """Add once, also when the reply is lost and the call is repeated."""
         return int(self._change("store_add", key, value))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """A key that is missing counts as empty."""
+        """Compare and set; a missing key counts as empty."""
         return self._change("store_compare_set", key, expected_value, _bounded(desired_value))
 
     def delete_key(self, key: str) -> bool:
         return self._ask(f"delete {key!r}", lambda server: _command(server, "unlink", self._key(key))) == 1
 
     def clone(self) -> RedisGroupStore:
-        """For another thread: any number of them may call this one."""
+        """Return this store: any number of threads may use it."""
         return self
 
     def _key(self, key: str) -> str:
@@ -94,9 +94,9 @@ class RedisGroupStore(Store):
         name = self._key(key)
         if (value := await _command(server, "get", name)) is not None:
             return value
-        async with listen(server, name) as bell:
+        async with listen(server, name) as listener:
             while (value := await _command(server, "get", name)) is None:
-                await bell.ring(RECHECK_S)
+                await listener.wait(RECHECK_S)
         return value
 
     def _change(self, script: str, key: str, *arguments: Argument) -> Any:

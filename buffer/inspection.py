@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from buffer import keys
-from buffer.rules.ticket_record import BadRecord, Record, parse
+from buffer.rules.ticket_record import BadRecord, TicketRecord, parse_record
 from buffer.server.client import Server
 
 AT_ONCE = 1000
@@ -20,21 +20,21 @@ AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BufferedGroup:
     """One group in the buffer."""
 
     id: str
-    record: Record
+    record: TicketRecord
     bytes: int
     """Of its payload; 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    entries: Sequence[Entry]
-    others: int
+class MatchingGroups:
+    groups: Sequence[BufferedGroup]
+    num_omitted: int
     """Matched too, but did not fit the limit."""
-    unreadable: int
+    num_unreadable: int
     """Records that somebody else must have written."""
 
 
@@ -51,7 +51,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RunState:
     """What moves the run, and what holds it up."""
 
     live_version: int
@@ -60,7 +60,8 @@ class Pace:
     wanted: int
     """Groups that a waiting learner misses; 0 while it does not wait."""
     next_ticket: int
-    state: Mapping[str, str]
+    fields: Mapping[str, str]
+    """The hash `state` as it stands in Redis."""
 
 
 class Inspection:
@@ -70,9 +71,9 @@ class Inspection:
         self._server = server
         self._run = run
 
-    async def choose(self, wanted: Callable[[Record], bool], limit: int) -> Chosen:
+    async def find_groups(self, wanted: Callable[[TicketRecord], bool], limit: int) -> MatchingGroups:
         """The first `limit` groups, in the order of admission, that `wanted` accepts."""
-        found: dict[str, Record] = {}
+        found: dict[str, TicketRecord] = {}
         matched = unreadable = 0
         async for ticket, record in self._records():
             if record is None:
@@ -83,12 +84,12 @@ class Inspection:
                 if len(found) > limit + AT_ONCE:
                     found = dict(sorted(found.items())[:limit])
         first = dict(sorted(found.items())[:limit])
-        return Chosen(entries=await self._with_sizes(first), others=matched - len(first), unreadable=unreadable)
+        return MatchingGroups(groups=await self._with_sizes(first), num_omitted=matched - len(first), num_unreadable=unreadable)
 
-    async def entry(self, ticket: str) -> Entry | None:
+    async def group(self, ticket: str) -> BufferedGroup | None:
         """None for a ticket that has ended. Raises BadRecord."""
         text = await self._ask(lambda redis: redis.hget(keys.records(self._run), ticket))
-        return None if text is None else (await self._with_sizes({ticket: parse(text)}))[0]
+        return None if text is None else (await self._with_sizes({ticket: parse_record(text)}))[0]
 
     async def ended(self, ticket: str) -> str | None:
         """What is remembered of a ticket that ended lately: the answer to a repeated commit."""
@@ -104,20 +105,20 @@ class Inspection:
             tables[kind].setdefault(name, Counter())[what] += int(count)
         return Tally(environments=tables["environment"], workers=tables["worker"])
 
-    async def pace(self) -> Pace:
+    async def run_state(self) -> RunState:
         fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.state(self._run)))
         state = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
         owner, expires = await self._ask(lambda redis: redis.hmget(keys.learner(self._run), "owner", "expires"))
         now_s, _ = cast("tuple[int, int]", await self._ask(lambda redis: redis.time()))
-        return Pace(
+        return RunState(
             live_version=int(state.get("live", -1)),
             learner=owner.decode(errors="replace") if owner is not None and float(expires or 0) > now_s * 1000 else "",
             wanted=int(state.get("wanted", 0)),
             next_ticket=int(state.get("next_ticket", 0)),
-            state=state,
+            fields=state,
         )
 
-    async def _records(self) -> AsyncGenerator[tuple[str, Record | None]]:
+    async def _records(self) -> AsyncGenerator[tuple[str, TicketRecord | None]]:
         """Every record, None if it is unreadable; a ticket may come twice when the hash is resized in between."""
         cursor = 0
         while True:
@@ -128,7 +129,7 @@ class Inspection:
             if cursor == 0:
                 return
 
-    async def _with_sizes(self, found: Mapping[str, Record]) -> list[Entry]:
+    async def _with_sizes(self, found: Mapping[str, TicketRecord]) -> list[BufferedGroup]:
         async def sizes(redis: Any) -> list[int]:
             pipeline = redis.pipeline(transaction=False)
             for ticket in found:
@@ -137,15 +138,16 @@ class Inspection:
 
         measured: list[int] = await self._ask(sizes) if found else []
         return [
-            Entry(id=ticket, record=record, bytes=size) for (ticket, record), size in zip(found.items(), measured, strict=True)
+            BufferedGroup(id=ticket, record=record, bytes=size)
+            for (ticket, record), size in zip(found.items(), measured, strict=True)
         ]
 
     async def _ask(self, command: Callable[[Any], Any]) -> Any:
         return await self._server.ask(lambda: command(cast("Any", self._server.commands)))
 
 
-def _parsed(text: bytes) -> Record | None:
+def _parsed(text: bytes) -> TicketRecord | None:
     try:
-        return parse(text)
+        return parse_record(text)
     except BadRecord:
         return None

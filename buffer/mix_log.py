@@ -1,7 +1,7 @@
-"""The log of changes of the mix of environments, as it stands in Redis: "AT ID JSON", one line a change.
+"""The log of changes of the mix of environments, as stored in Redis: one "AT ID JSON" per change.
 
-What a change means is async_rl/board/environment_mix.py's; the buffer only knows from which task on it holds. An id is made of
-all that came before, so that a log which lost its end and grew another one has no id in common with what it was.
+AT is the index of the first task that the change applies to; async_rl/board/environment_mix.py interprets the JSON. ID is a
+hash over the whole log up to this change, so a log that lost its end and continued differently shares no later id with it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from async_rl.types import MixChange
 from buffer.server.unexpected_replies import reading
 
 CHANGES_MOST = 4096
-"""Every worker and every checkpoint carries them all. scripts/change_mix.lua has the same number."""
+"""Limit of changes: workers and checkpoints carry the whole log. scripts/change_mix.lua has the same number."""
 
 
 def follow_up(known: str, at: int, change: str) -> MixChange:
-    """The entry behind the one with the id `known`."""
+    """Return the entry that follows the one with the id `known`."""
     words = f"{known} {at} {change}"
     return MixChange(at=at, id=hashlib.sha1(words.encode(), usedforsecurity=False).hexdigest(), change=change)
 

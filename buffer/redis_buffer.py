@@ -1,7 +1,6 @@
-"""The buffer's contract over Redis: one atomic script per change, and waiting without asking all the time.
+"""`ReplayBuffer` over Redis: each state change is one atomic Lua script (scripts/), each wait a subscription.
 
-Every script may be repeated, so a lost reply or a restarted server costs time and nothing else. All clocks are the
-server's.
+Every script is idempotent, so a lost reply or a restarted server costs time and nothing else. All times are the server's.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from async_rl.durable.failpoints import define
 from async_rl.errors import LearnerAlreadyRunning
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
@@ -32,34 +30,25 @@ from async_rl.types import (
 )
 from buffer import keys, mix_log
 from buffer.payloads.codec import BadPayload, encode
-from buffer.payloads.files import Arena
-from buffer.payloads.store import Payloads, sound_group
+from buffer.payloads.files import PayloadFolder
+from buffer.payloads.store import PayloadStore, decode_checked
 from buffer.payloads.validation import problem_with
-from buffer.rules.audit import Snapshot, audit
+from buffer.rules.audit import BufferSnapshot, audit
 from buffer.rules.limits_text import read_limits, write_changes, write_limits
 from buffer.rules.recovery import ENDED, verdicts_on
-from buffer.rules.ticket_record import Record, parse
-from buffer.run_in_redis import RunInRedis, ServerFull, pieces
+from buffer.rules.ticket_record import TicketRecord, parse_record
+from buffer.run_in_redis import RunInRedis, ServerFull, chunks
 from buffer.server.client import Server, listen
-from buffer.server.scripts import NAMES
-from buffer.server.unexpected_replies import UnexpectedReply, of_wrong_type, reading
+from buffer.server.unexpected_replies import UnexpectedReply, reading, wrong_type
 
-RECHECK_S = 1.0
-"""Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""
-PAYLOADS_AT_ONCE = 32
-"""Groups per read: replies of some megabytes keep the server available to others in between."""
-TICKETS_AT_ONCE = 128
-"""Per call of a script: no script keeps the server to itself for long."""
 VERSIONS_KEPT = 4096
-"""Rows of the version table."""
+"""Rows of the version table; older rows are deleted."""
 
 log = logging.getLogger(__name__)
-define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
-T = TypeVar("T")
 
 
 class RedisBuffer:
-    """`ReplayBuffer` of one run, in a Redis server."""
+    """The replay buffer of one run, in a Redis server. async_rl/replay_protocol.py documents the methods."""
 
     def __init__(
         self,
@@ -67,29 +56,29 @@ class RedisBuffer:
         run: str,
         *,
         learner_lease_s: float = 10.0,
-        arena: Arena | None = None,
+        payload_folder: PayloadFolder | None = None,
         compress_text: bool = False,
     ) -> None:
         self._run = RunInRedis(server, run)
-        self._payloads = Payloads(self._run, arena)
+        self._payloads = PayloadStore(self._run, payload_folder)
         self._compress_text = compress_text
         self.vocab_size: int | None = None
-        """With it, groups with other token ids are refused."""
+        """If set, groups with token ids outside the vocabulary are quarantined."""
         self._learner_lease_ms = round(learner_lease_s * 1000)
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
         self._published_version = self._released_step = -1
-        """By this learner: a server that knows less has lost what it confirmed."""
+        """What this learner has published and released: a server that knows less has lost confirmed changes."""
         self._open_requests: dict[str, str] = {}
-        """Reservations of workers that have not brought tickets yet."""
+        """Worker -> id of its reservation that has returned no tickets yet."""
 
     # -- the worker's side ------------------------------------------------------------------------------------------
     async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
-        # A reply that a cancelled call no longer awaited may have brought tickets: the same request brings them again.
+        # A cancelled call may have left a reply with tickets unread: the same request id returns the same tickets.
         request = self._open_requests.setdefault(worker, next(self._requests))
 
         async def attempt() -> list[Ticket]:
             try:
-                reply = await self._run.change("reserve", _name(worker), request, version, count, int(wait_s > 0))
+                reply = await self._run.change("reserve", _checked_name(worker), request, version, count, int(wait_s > 0))
             except ServerFull:
                 return []
             return [
@@ -111,7 +100,7 @@ class RedisBuffer:
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
             result = await self._run.change("drop", worker, group.id, "no_signal", group.task.environment)
-            return _answer(result, instead_of_dropped="no_signal")
+            return _commit_result(result, instead_of_dropped="no_signal")
         problem, payload = problem_with(group, vocab_size=self.vocab_size), b""
         try:
             payload = encode(group, compress_text=self._compress_text)
@@ -120,7 +109,7 @@ class RedisBuffer:
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
             refused = worker, group.id, problem, group.task.environment, payload
-            return _answer(await self._run.with_room(group.id, lambda: self._run.change("quarantine", *refused)))
+            return _commit_result(await self._run.with_room(group.id, lambda: self._run.change("quarantine", *refused)))
         versions = group.oldest_version, group.newest_version
         described = worker, group.id, *versions, group.num_tokens, group.task.environment
         stored = await self._payloads.store(group.id, payload)
@@ -128,7 +117,7 @@ class RedisBuffer:
         async def store() -> bytes:
             return await self._run.change_with_payload("commit", group.id, stored, *described)
 
-        return _answer(await self._run.with_room(group.id, store))
+        return _commit_result(await self._run.with_room(group.id, store))
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
         await self._run.change("drop", worker, ticket, reason, environment)
@@ -138,7 +127,7 @@ class RedisBuffer:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         words = [word for pair in write_limits(limits).items() for word in pair]
-        async with listen(self._run.server, keys.learner_channel(self._run.name)) as bell:
+        async with listen(self._run.server, keys.learner_channel(self._run.name)) as listener:
             while True:
                 is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, after, *words)
                 if is_ours:
@@ -151,7 +140,7 @@ class RedisBuffer:
                         f"learner {holder.decode()} holds run {self._run.name}; stop it, or give this run another run.name"
                     )
                 first_seen = (incarnation, renewals)
-                await bell.ring(left_ms / 1000 + 0.01)
+                await listener.wait(left_ms / 1000 + 0.01)
 
     async def hold(self, fence: int) -> None:
         await self._run.change("hold", fence, self._learner_lease_ms)
@@ -160,7 +149,7 @@ class RedisBuffer:
         await self._run.change("resign", fence)
 
     async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
-        """In bounded pieces: a learner that dies between them is succeeded by one that begins again."""
+        """Recover in bounded chunks. If the learner dies between two of them, its successor starts over."""
         self._released_step = -1
         is_older = bool(await self._run.change("recover", fence, position.mark if position is not None else ""))
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
@@ -173,11 +162,11 @@ class RedisBuffer:
                 spent, returned = spent + ended, returned + ready
         if is_older and position is not None:
             gone = [ticket for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
-            lost = [ticket.again for ticket in gone if not ticket.steps]  # who has trained need not be rolled again
-            for tasks in pieces([*position.redo, *lost]):
+            lost = [ticket.again for ticket in gone if not ticket.steps]  # a group that has trained is not rolled out again
+            for tasks in chunks([*position.redo, *lost]):
                 await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         lost_groups = 0
-        for groups in pieces([] if is_older else undone):  # an older server goes by what the position lists
+        for groups in chunks([] if is_older else undone):  # an older server follows the position alone
             lost_groups += await self._run.change("undo", fence, *(word for group in groups for word in group))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
         numbers = saved.step, saved.version, saved.next_ticket, saved.next_task, saved.untrained
@@ -199,7 +188,7 @@ class RedisBuffer:
 
         async def attempt() -> list[TakenGroup]:
             while reply := await self._run.change("take", fence, *wanted, self._published_version, self._released_step):
-                groups, refused = await self._read(reply)
+                groups, refused = await self._read_taken(reply)
                 for ticket, reason in refused:
                     log.error("group %s cannot be used and is quarantined: %s", ticket, reason)
                     await self._run.change("refuse", fence, ticket, reason)
@@ -209,14 +198,14 @@ class RedisBuffer:
 
         return await self._run.until(attempt, keys.ready_channel(self._run.name), wait_s)
 
-    async def _read(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
+    async def _read_taken(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
         refused: list[tuple[str, str]] = []
         rows = _rows(reply, 6)
         payloads = await self._payloads.read([row[0].decode() for row in rows])
         for (ticket, oldest, at_commit, at_take, task, attempt), payload in zip(rows, payloads, strict=True):
             try:
-                group = sound_group(self._payloads.whole(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
+                group = decode_checked(self._payloads.resolve(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
                 if at_take < oldest:
                     raise BadPayload("its record says that it was taken before it was rolled out")
             except BadPayload as error:
@@ -227,9 +216,9 @@ class RedisBuffer:
         return groups, refused
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
-        for some in pieces(list(weights.items())):
+        for chunk in chunks(list(weights.items())):
             await self._run.change(
-                "prioritize", fence, *(word for ticket, weight in some for word in (ticket, repr(float(weight))))
+                "prioritize", fence, *(word for ticket, weight in chunk for word in (ticket, repr(float(weight))))
             )
 
     async def issue(self, fence: int, *, after: int) -> int:
@@ -244,8 +233,9 @@ class RedisBuffer:
         self._released_step = max(self._released_step, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
-        """Not one moment's picture, but a sound one: tickets issued meanwhile are left out, and what waits to be rolled again
-        is read last, together with the mark: a buffer that has the mark is not older than this position.
+        """Read the position in several calls. It is consistent although it is not a snapshot: tickets issued meanwhile are left
+        out, and the tasks to roll again are read last, together with the mark. A server that has the mark is not older than
+        this position.
         """
         mark = uuid.uuid4().hex[:16]
         version, next_ticket, next_task, mix = await self._run.change("position", fence, step)
@@ -288,26 +278,26 @@ class RedisBuffer:
         return [
             SpentGroup(id=ticket, step=step, payload=whole)
             for (ticket, step), payload in zip(kept.items(), payloads, strict=True)
-            if (whole := self._payloads.copy(payload, ticket)) is not None
+            if (whole := self._payloads.to_bytes(payload, ticket)) is not None
         ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
-        for some in pieces(groups):
-            await self._run.change("discard", fence, *some)
+        for chunk in chunks(groups):
+            await self._run.change("discard", fence, *chunk)
         await self.sweep()
 
     async def set_max_age(self, fence: int, max_age: float) -> None:
         await self._run.change("set_max_age", fence, str(max_age))
 
-    # -- anybody ----------------------------------------------------------------------------------------------------
+    # -- any role ---------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
-        """Those in force; None before the first learner."""
+        """Return the limits in force; None before the first learner."""
         state = await self._state()
         with reading("state"):
             return read_limits({name.decode(errors="replace"): value.decode() for name, value in state.items()})
 
     async def overrides(self) -> dict[str, str]:
-        """What was changed while the run goes on, as it stands in Redis."""
+        """Return the limits that were changed during the run, as stored in Redis."""
         found = await self._run.ask("hgetall", keys.overrides(self._run.name))
         with reading("overrides"):
             return {name.decode(): value.decode() for name, value in found.items()}
@@ -347,7 +337,7 @@ class RedisBuffer:
         )
         places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
         return audit(
-            Snapshot(
+            BufferSnapshot(
                 stats=_stats(reply[:-9], fence),
                 leased=leased.keys(),
                 reserved=reserved.keys(),
@@ -363,57 +353,57 @@ class RedisBuffer:
         )
 
     async def _raise_if_types_are_wrong(self) -> None:
-        """A script that meets such a key fails, and cannot say which it is."""
+        """Raise UnexpectedReply naming a key of the wrong type: a script that meets one fails without saying which it is."""
         expected = keys.types(self._run.name)
         found = await self._run.ask_all([("type", name) for name in expected])
         for (name, wanted), kind in zip(expected.items(), found, strict=True):
             if kind.decode() not in ("none", wanted):
-                raise of_wrong_type(name, kind.decode(), wanted)
+                raise wrong_type(name, kind.decode(), wanted)
 
     async def payload(self, ticket: str) -> bytes | None:
-        """A group's bytes, wherever they lie; None if it has none."""
+        """Return a group's payload, from Redis or its file; None if it has none."""
         [payload] = await self._payloads.read([ticket])
-        return self._payloads.copy(payload, ticket)
+        return self._payloads.to_bytes(payload, ticket)
 
     async def sweep(self) -> int:
-        """Delete the payload files that nobody needs any more; returns how many. Anybody may, at any time."""
+        """Delete the payload files that no ticket can refer to any more; returns how many. May be called at any time."""
         return await self._payloads.sweep()
 
     # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
-        """The latest reports on refused payloads, newest first."""
+        """Return the reports on quarantined payloads, newest first."""
         found: dict[bytes, bytes] = await self._run.ask("hgetall", keys.quarantine(self._run.name))
-        reports = [_report(ticket.decode(errors="replace"), text) for ticket, text in found.items()]
+        reports = [_quarantine_report(ticket.decode(errors="replace"), text) for ticket, text in found.items()]
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
-        return self._payloads.copy(await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket), ticket)
+        return self._payloads.to_bytes(await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket), ticket)
 
     async def readmit(self, ticket: str) -> str:
-        """ "stored", or why the group stays in quarantine."""
+        """Make a quarantined group ready again. Returns "stored", or the reason why it stays in quarantine."""
         payload = await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket)
         try:
-            group = sound_group(self._payloads.whole(payload), ticket)
+            group = decode_checked(self._payloads.resolve(payload), ticket)
         except BadPayload as error:
             return str(error)
         versions = group.oldest_version, group.newest_version
         return (await self._run.change("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
 
     async def forget(self, tickets: Sequence[str]) -> int:
-        """Delete reports and payloads; returns how many there were."""
+        """Delete quarantine reports with their payloads, and return how many reports there were."""
         return await self._run.change("forget", *tickets)
 
 
-def _is_outstanding(record: Record, step: int) -> bool:
+def _is_outstanding(record: TicketRecord, step: int) -> bool:
     return record.state != "kept" and (record.state != "taken" or max(record.steps, default=step + 1) > step)
 
 
 def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
-    """Tickets whose place or score is not the one in their record: what is selected by a score is judged by its record."""
+    """Return the tickets whose set or score contradicts their record. Scripts select by score and decide by the record."""
     found: dict[str, str] = {}
     for ticket, text in records.items():
         try:
-            record = parse(text)
+            record = parse_record(text)
             keys.ticket_number(ticket)
         except ValueError:
             found[ticket] = "recorded unreadably"
@@ -428,7 +418,7 @@ def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, b
     return found
 
 
-def _report(ticket: str, text: bytes) -> dict[str, Any]:
+def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:
     try:
         report: Any = json.loads(text)
         return {**report, "time": int(report["time"]), "ticket": ticket}
@@ -444,16 +434,16 @@ def _report(ticket: str, text: bytes) -> dict[str, Any]:
         }
 
 
-def _until_step(record: Record, step: int) -> tuple[int, ...]:
+def _until_step(record: TicketRecord, step: int) -> tuple[int, ...]:
     return tuple(used for used in record.steps if used <= step)
 
 
-def _answer(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") -> CommitResult:
+def _commit_result(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") -> CommitResult:
     text = reply.decode()
     return instead_of_dropped if text == "dropped" else cast("CommitResult", text)
 
 
-def _name(worker: str) -> str:
+def _checked_name(worker: str) -> str:
     if "\t" in worker:
         raise ValueError(f"the name of a worker holds no tab: {worker!r}")
     return worker

@@ -14,7 +14,7 @@ from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import FenceLost
 from buffer import keys
 from buffer.rules.recovery import rewound
-from buffer.rules.ticket_record import Record, parse
+from buffer.rules.ticket_record import TicketRecord, parse_record
 from buffer.server.client import Server, listen
 from buffer.server.scripts import NAMES, Argument, ScriptLibrary
 from buffer.server.unexpected_replies import reading, refused
@@ -80,20 +80,20 @@ class RunInRedis:
             except ServerFull:
                 log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
             if not await self.change("starve"):  # kept payloads may have made room
-                await self.until_slots_ring()
+                await self.wait_for_slots()
 
-    async def until_slots_ring(self) -> None:
-        async with listen(self.server, keys.slots_channel(self.name)) as bell:
-            await bell.ring(RECHECK_S)
+    async def wait_for_slots(self) -> None:
+        async with listen(self.server, keys.slots_channel(self.name)) as listener:
+            await listener.wait(RECHECK_S)
 
-    async def records(self) -> AsyncIterator[dict[str, Record]]:
+    async def records(self) -> AsyncIterator[dict[str, TicketRecord]]:
         """Every ticket that is there from the beginning to the end, some at a time, perhaps more than once."""
         cursor = 0
         while True:
             cursor, found = await self.ask("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
             with reading("records"):
-                records = {ticket.decode(): parse(text) for ticket, text in found.items()}
-            for some in pieces(list(records.items())):  # a small hash comes as a whole, whatever was asked for
+                records = {ticket.decode(): parse_record(text) for ticket, text in found.items()}
+            for some in chunks(list(records.items())):  # a small hash comes as a whole, whatever was asked for
                 yield dict(some)
             if int(cursor) == 0:
                 return
@@ -103,9 +103,9 @@ class RunInRedis:
         if found or wait_s <= 0:
             return found
         deadline = time.monotonic() + wait_s
-        async with listen(self.server, channel) as bell:
+        async with listen(self.server, channel) as listener:
             while not (found := await attempt()) and (left := deadline - time.monotonic()) > 0:
-                await bell.ring(min(left, RECHECK_S))
+                await listener.wait(min(left, RECHECK_S))
         return found
 
 
@@ -125,7 +125,7 @@ def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]
     return refused(script, error)
 
 
-def pieces(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
+def chunks(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
     rest = iter(elements)
     while some := list(islice(rest, length)):
         yield some

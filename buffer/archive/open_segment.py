@@ -16,9 +16,9 @@ from pathlib import Path
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import sync_folder
 from buffer.archive.segment import (
-    Entry,
-    Facts,
-    Index,
+    GroupSummary,
+    SegmentEntry,
+    SegmentIndex,
     file_header,
     file_number,
     files_in,
@@ -39,7 +39,7 @@ class OpenSegment:
         self.path, self._file = _begin(folder)
         self.ids: set[str] = set()
         self.end = 0
-        self._entries: list[Entry] = []
+        self._entries: list[SegmentEntry] = []
         self._durable = 0, 0
         """How many entries, and where they end."""
         failpoint("archive.begun")
@@ -48,12 +48,12 @@ class OpenSegment:
         """Comes first."""
         self._put(file_header(about))
 
-    def add(self, facts: Facts, payload: bytes) -> None:
+    def add(self, summary: GroupSummary, payload: bytes) -> None:
         offset = self.end
-        self._put(record_head(facts, payload, offset))
+        self._put(record_head(summary, payload, offset))
         self._put(payload)
-        self._entries.append(Entry(facts=facts, offset=offset, length=self.end - offset))
-        self.ids.add(facts.id)
+        self._entries.append(SegmentEntry(summary=summary, offset=offset, length=self.end - offset))
+        self.ids.add(summary.id)
 
     def sync(self) -> None:
         os.fsync(self._file)
@@ -61,10 +61,10 @@ class OpenSegment:
             sync_folder(self.path.parent)
         self._durable = len(self._entries), self.end
 
-    def close(self) -> Index | None:
+    def close(self) -> SegmentIndex | None:
         """Cut off what is not durable, and index the rest; None if nothing is left."""
         count, end = self._durable
-        index = Index(entries=tuple(self._entries[:count]), damage=(), end=end)
+        index = SegmentIndex(entries=tuple(self._entries[:count]), damage=(), end=end)
         try:
             failpoint("archive.closed")
             with suppress(OSError):  # a disk in trouble: the next writer settles this file

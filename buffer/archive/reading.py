@@ -16,7 +16,7 @@ from typing import TextIO, cast
 
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Rollout, RolloutGroup, Sample, Status, Task
-from buffer.archive.segment import Damage, Entry, Facts, Index, files_in, index_of, opened, payload_of
+from buffer.archive.segment import Damage, GroupSummary, SegmentEntry, SegmentIndex, files_in, index_of, opened, payload_of
 from buffer.payloads.codec import BadPayload, decode
 
 
@@ -29,33 +29,35 @@ def read(
     """
     wanted = frozenset(ids) if ids is not None else None
 
-    def is_wanted(facts: Facts) -> bool:
-        return (after_step is None or facts.step > after_step) and (wanted is None or facts.id in wanted)
+    def is_wanted(summary: GroupSummary) -> bool:
+        return (after_step is None or summary.step > after_step) and (wanted is None or summary.id in wanted)
 
-    return ((facts.step, group) for facts, group in _groups(folder, is_wanted, damage if damage is not None else []))
+    return ((summary.step, group) for summary, group in _groups(folder, is_wanted, damage if damage is not None else []))
 
 
 def find(folder: Path, group_id: str) -> tuple[int, RolloutGroup] | None:
     return next(read(folder, ids=[group_id]), None)
 
 
-def _groups(folder: Path, is_wanted: Callable[[Facts], bool], damage: list[Damage]) -> Iterator[tuple[Facts, RolloutGroup]]:
+def _groups(
+    folder: Path, is_wanted: Callable[[GroupSummary], bool], damage: list[Damage]
+) -> Iterator[tuple[GroupSummary, RolloutGroup]]:
     met: set[str] = set()
     for path, file, index in _files(folder):
         damage.extend(index.damage)
         for entry in index.entries:
-            if entry.facts.id in met or not is_wanted(entry.facts):
+            if entry.summary.id in met or not is_wanted(entry.summary):
                 continue
             try:
                 group = _group_at(file, entry)
             except BadPayload as problem:
                 damage.append(Damage(file=path.name, offset=entry.offset, length=entry.length, reason=str(problem)))
             else:
-                met.add(entry.facts.id)
-                yield entry.facts, group
+                met.add(entry.summary.id)
+                yield entry.summary, group
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int, Index]]:
+def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
     if not folder.is_dir():
         raise ConfigError(f"there is no archive in {folder}; with retention.archive: true a run begins one at a checkpoint")
     for path in files_in(folder):
@@ -63,7 +65,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, Index]]:
             yield path, file, index_of(path)
 
 
-def _group_at(file: int, entry: Entry) -> RolloutGroup:
+def _group_at(file: int, entry: SegmentEntry) -> RolloutGroup:
     payload = payload_of(file, entry)
     if payload is None:
         raise BadPayload("its bytes changed")
@@ -77,7 +79,7 @@ def archived_steps(folder: Path) -> tuple[dict[str, int], int]:
     for _, _, index in _files(folder):
         damaged += len(index.damage)
         for entry in index.entries:
-            steps.setdefault(entry.facts.id, entry.facts.step)
+            steps.setdefault(entry.summary.id, entry.summary.step)
     return steps, damaged
 
 
@@ -109,21 +111,21 @@ class ArchiveStats:
 
 def archive_stats(folder: Path) -> ArchiveStats:
     """From the indexes alone, where there are any: no group is read."""
-    facts: dict[str, Facts] = {}
+    summary: dict[str, GroupSummary] = {}
     files = size = damaged = 0
     for path, _, index in _files(folder):
         files, size, damaged = files + 1, size + path.stat().st_size, damaged + len(index.damage)
         for entry in index.entries:
-            facts.setdefault(entry.facts.id, entry.facts)
-    by_environment: dict[str, list[Facts]] = {}
-    for group in facts.values():
+            summary.setdefault(entry.summary.id, entry.summary)
+    by_environment: dict[str, list[GroupSummary]] = {}
+    for group in summary.values():
         by_environment.setdefault(group.environment, []).append(group)
-    steps, times = [group.step for group in facts.values()], [group.time for group in facts.values()]
+    steps, times = [group.step for group in summary.values()], [group.time for group in summary.values()]
     return ArchiveStats(
         files=files,
         bytes=size,
-        groups=len(facts),
-        tokens=sum(group.tokens for group in facts.values()),
+        groups=len(summary),
+        tokens=sum(group.tokens for group in summary.values()),
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         since=min(times, default=None),
@@ -133,7 +135,7 @@ def archive_stats(folder: Path) -> ArchiveStats:
     )
 
 
-def _summed(groups: Collection[Facts]) -> EnvironmentStats:
+def _summed(groups: Collection[GroupSummary]) -> EnvironmentStats:
     rewards = [group.reward for group in groups if group.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     return EnvironmentStats(groups=len(groups), tokens=sum(group.tokens for group in groups), reward=mean)

@@ -35,7 +35,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class GroupSummary:
     """What a record says of its group, so that nobody must decode groups to choose among them."""
 
     id: str
@@ -51,10 +51,10 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SegmentEntry:
     """Where a record lies."""
 
-    facts: Facts
+    summary: GroupSummary
     offset: int
     length: int
 
@@ -70,10 +70,10 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class SegmentIndex:
     """What a file holds, in the order of the file."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SegmentEntry, ...]
     damage: tuple[Damage, ...]
     end: int
     """Behind the last record; what follows is a record that was never finished."""
@@ -100,9 +100,9 @@ def file_header(about: Mapping[str, object]) -> bytes:
     return _sealed(start, text, 0)
 
 
-def record_head(facts: Facts, payload: bytes, offset: int) -> bytes:
+def record_head(summary: GroupSummary, payload: bytes, offset: int) -> bytes:
     """All of a record but its payload. Sealed with its offset, so that a record inside a payload passes for nothing."""
-    text = json.dumps(asdict(facts)).encode()
+    text = json.dumps(asdict(summary)).encode()
     start = _RECORD.pack(_RECORD_MAGIC, len(text), len(payload), xxhash.xxh3_64_intdigest(payload), 0)[: -_SEAL.size]
     return _sealed(start, text, offset)
 
@@ -125,14 +125,14 @@ def opened(path: Path) -> Generator[int]:
         os.close(file)
 
 
-def index_of(path: Path) -> Index:
+def index_of(path: Path) -> SegmentIndex:
     """From the index file if that is about this very file, else from the file itself."""
     return read_index(path) or scan(path)
 
 
-def scan(path: Path) -> Index:
+def scan(path: Path) -> SegmentIndex:
     """Read the whole file and check every record. After damage, go on at the next record that can be found."""
-    entries: list[Entry] = []
+    entries: list[SegmentEntry] = []
     damage: list[Damage] = []
     with opened(path) as file:
         size = os.fstat(file).st_size
@@ -153,10 +153,10 @@ def scan(path: Path) -> Index:
             else:
                 entries.append(entry)
             offset = end = offset + entry.length
-    return Index(entries=tuple(entries), damage=tuple(damage), end=end)
+    return SegmentIndex(entries=tuple(entries), damage=tuple(damage), end=end)
 
 
-def payload_of(file: int, entry: Entry) -> bytes | None:
+def payload_of(file: int, entry: SegmentEntry) -> bytes | None:
     """The group's bytes as they were archived; None if they are not what they were."""
     record = memoryview(os.pread(file, entry.length, entry.offset))
     if len(record) != entry.length or entry.length < _RECORD.size:
@@ -168,7 +168,7 @@ def payload_of(file: int, entry: Entry) -> bytes | None:
     return bytes(payload) if seal == _seal(record[: _RECORD.size - _SEAL.size], text, entry.offset) else None
 
 
-def _unsound(path: Path, entry: Entry) -> Damage:
+def _unsound(path: Path, entry: SegmentEntry) -> Damage:
     return Damage(file=path.name, offset=entry.offset, length=entry.length, reason="its bytes changed")
 
 
@@ -185,7 +185,7 @@ def _start(file: int, path: Path) -> int:
     return _FILE.size + length
 
 
-def _entry_at(file: int, offset: int) -> Entry | None:
+def _entry_at(file: int, offset: int) -> SegmentEntry | None:
     start = os.pread(file, _RECORD.size, offset)
     if len(start) < _RECORD.size:
         return None
@@ -196,15 +196,15 @@ def _entry_at(file: int, offset: int) -> Entry | None:
     if seal != _seal(start[: -_SEAL.size], text, offset):
         return None
     try:
-        facts = _facts(json.loads(text))
+        summary = _read_summary(json.loads(text))
     except (ValueError, TypeError, KeyError):
         return None
-    return Entry(facts=facts, offset=offset, length=_RECORD.size + length + size)
+    return SegmentEntry(summary=summary, offset=offset, length=_RECORD.size + length + size)
 
 
-def _facts(head: Mapping[str, Any]) -> Facts:
+def _read_summary(head: Mapping[str, Any]) -> GroupSummary:
     """What a later version adds to a record is passed over."""
-    return Facts(**{name: head[name] for name in Facts.__dataclass_fields__})
+    return GroupSummary(**{name: head[name] for name in GroupSummary.__dataclass_fields__})
 
 
 def _next_record(file: int, start: int, size: int) -> int | None:
@@ -227,23 +227,23 @@ def index_file(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
-def write_index(path: Path, index: Index) -> None:
+def write_index(path: Path, index: SegmentIndex) -> None:
     """What a power loss makes of it is noticed, and it is made again."""
     about = {"format": FORMAT, "bytes": index.end, "damage": [asdict(damage) for damage in index.damage]}
-    entries = ({**asdict(entry.facts), "offset": entry.offset, "length": entry.length} for entry in index.entries)
+    entries = ({**asdict(entry.summary), "offset": entry.offset, "length": entry.length} for entry in index.entries)
     body = "".join(f"{json.dumps(line)}\n" for line in (about, *entries))
     write_whole(index_file(path), f"{xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
 
 
-def read_index(path: Path) -> Index | None:
+def read_index(path: Path) -> SegmentIndex | None:
     """None if there is no index, or if it is about something else than this file."""
     try:
         about, *lines = [cast("dict[str, Any]", json.loads(line)) for line in _index_lines(path)]
-        entries = [Entry(facts=_facts(line), offset=line["offset"], length=line["length"]) for line in lines]
+        entries = [SegmentEntry(summary=_read_summary(line), offset=line["offset"], length=line["length"]) for line in lines]
         damage = [Damage(**stretch) for stretch in about["damage"]]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Index(entries=tuple(entries), damage=tuple(damage), end=about["bytes"])
+    return SegmentIndex(entries=tuple(entries), damage=tuple(damage), end=about["bytes"])
 
 
 def is_indexed(path: Path) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from async_rl.durable.failpoints import define, failpoint
-from buffer.archive.writing import Spent
+from async_rl.types import SpentGroup
 
 GROUPS_AT_ONCE = 32
 """Per reading and per flush to the disk."""
@@ -28,20 +28,20 @@ T = TypeVar("T")
 class SpentGroups(Protocol):
     """All that this service needs of the buffer."""
 
-    async def spent_groups(self, limit: int, /) -> Sequence[Spent]:
+    async def spent_groups(self, limit: int, /) -> Sequence[SpentGroup]:
         """Oldest first."""
         ...
 
     async def discard(self, fence: int, ids: Sequence[str], /) -> object: ...
 
 
-class Writer(Protocol):
-    def append(self, groups: Sequence[Spent]) -> int:
+class GroupWriter(Protocol):
+    def append(self, groups: Sequence[SpentGroup]) -> int:
         """Blocks until they are durable; an OSError says that they are not."""
         ...
 
 
-async def archive_spent(buffer: SpentGroups, fence: int, writer: Writer, *, wake: asyncio.Event) -> None:
+async def archive_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, wake: asyncio.Event) -> None:
     """Until cancelled.
 
     consumes: spent groups (buffer.spent_groups)   waits for:    spent groups
@@ -64,7 +64,7 @@ async def archive_spent(buffer: SpentGroups, fence: int, writer: Writer, *, wake
             await wake.wait()
 
 
-async def drain_spent(buffer: SpentGroups, fence: int, writer: Writer, *, within_s: float) -> bool:
+async def drain_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, within_s: float) -> bool:
     """Archive what is left, when `archive_spent` has ended. False if it had to stop before; nothing is lost by that."""
     try:
         async with asyncio.timeout(within_s):
@@ -80,7 +80,7 @@ class _DiskRefused(Exception):
     """As the operating system puts it."""
 
 
-async def _archive_all(buffer: SpentGroups, fence: int, writer: Writer) -> None:
+async def _archive_all(buffer: SpentGroups, fence: int, writer: GroupWriter) -> None:
     while groups := await buffer.spent_groups(GROUPS_AT_ONCE):
         try:
             await _in_thread(lambda groups=groups: writer.append(groups))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from async_rl.durable.failpoints import define, failpoint
-from async_rl.types import RolloutGroup, Status
+from async_rl.types import RolloutGroup, SpentGroup, Status
 from buffer.archive.open_segment import OpenSegment, settle
-from buffer.archive.segment import MAX_HEAD, Facts, files_in, index_file, index_of, is_indexed
+from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_file, index_of, is_indexed
 from buffer.payloads.codec import BadPayload, decode
 
 SEGMENT_BYTES = 64 * 2**20
@@ -28,19 +28,6 @@ LONGEST_NAME = 256
 
 log = logging.getLogger(__name__)
 define("archive.appended", "archive.synced", "archive.removed")
-
-
-class Spent(Protocol):
-    """A group that is needed no more, as the buffer holds it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def payload(self) -> bytes: ...
 
 
 class ArchiveWriter:
@@ -60,7 +47,7 @@ class ArchiveWriter:
         self._others_bytes = 0
         """Of a writer that still lives: counted, left alone."""
 
-    def append(self, groups: Sequence[Spent]) -> int:
+    def append(self, groups: Sequence[SpentGroup]) -> int:
         """How many of them were not there yet. After an OSError offer them again: none counts as archived."""
         try:
             self._settle()
@@ -94,7 +81,7 @@ class ArchiveWriter:
             return True
         return any(group_id in ids for ids in self._recent)
 
-    def _write(self, group: Spent) -> None:
+    def _write(self, group: SpentGroup) -> None:
         largest = len(group.payload) + MAX_HEAD
         if self._open is not None and self._open.end + largest > self._segment_bytes:
             self._open.sync()
@@ -104,7 +91,7 @@ class ArchiveWriter:
         if self._open is None:
             self._open = OpenSegment(self._folder)
             self._open.describe({"run": self._run, "created": time.time(), "codec_schema": _schema(group)})
-        self._open.add(facts_of(group), group.payload)
+        self._open.add(summary_of(group), group.payload)
 
     @property
     def _bytes(self) -> int:
@@ -116,7 +103,7 @@ class ArchiveWriter:
             return
         file, self._open = self._open, None
         if (index := file.close()) is not None:
-            self._recent.append({entry.facts.id for entry in index.entries})
+            self._recent.append({entry.summary.id for entry in index.entries})
             self._closed.append(_closed(file.path, index.end, newest=time.time()))
 
     def _expire(self) -> None:
@@ -145,7 +132,7 @@ class ArchiveWriter:
                 self._others_bytes += path.stat().st_size
         self._recent.clear()
         for file in list(self._closed)[-FILES_REMEMBERED:]:
-            self._recent.append({entry.facts.id for entry in index_of(file.path).entries})
+            self._recent.append({entry.summary.id for entry in index_of(file.path).entries})
         self._is_settled = True
 
 
@@ -164,14 +151,14 @@ def _closed(path: Path, size: int, *, newest: float) -> ClosedFile:
     return ClosedFile(path=path, bytes=size, newest=newest)
 
 
-def facts_of(group: Spent) -> Facts:
+def summary_of(group: SpentGroup) -> GroupSummary:
     """Bytes that are no group are archived all the same; what they were is then for a person to find out."""
     try:
         environment, tokens, reward = _described(decode(group.payload))
     except BadPayload:
         environment, tokens, reward = "", 0, None
     name = environment[:LONGEST_NAME]
-    return Facts(id=group.id, step=group.step, time=time.time(), environment=name, tokens=tokens, reward=reward)
+    return GroupSummary(id=group.id, step=group.step, time=time.time(), environment=name, tokens=tokens, reward=reward)
 
 
 def _described(group: RolloutGroup) -> tuple[str, int, float | None]:
@@ -180,6 +167,6 @@ def _described(group: RolloutGroup) -> tuple[str, int, float | None]:
     return group.task.environment, group.num_sampled, mean if math.isfinite(mean) else None
 
 
-def _schema(group: Spent) -> int:
+def _schema(group: SpentGroup) -> int:
     """As the envelope of the file's first group says. Each says its own, and that is the one that counts."""
     return int.from_bytes(group.payload[4:6], "little")

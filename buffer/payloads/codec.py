@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from async_rl.types import RolloutGroup, Sample
-from buffer.payloads.records import MAX_ITEMS, BadPayload, Packed, read_group, read_spans, write_group
+from buffer.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_group, read_spans, write_group
 
 MAX_BYTES = 256 * 2**20
 """Of one payload; a larger one is refused unread."""
@@ -44,7 +44,7 @@ _MALFORMED = (ValueError, TypeError, ArithmeticError, MemoryError, struct.error,
 
 _pack = cast("Callable[[object], bytes]", cast("Any", msgpack).packb)
 _unpack = cast(
-    "Callable[[bytes | memoryview], Packed]",
+    "Callable[[bytes | memoryview], MsgpackValue]",
     partial(cast("Any", msgpack).unpackb, strict_map_key=True, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0),
 )
 
@@ -134,7 +134,7 @@ class _Columns:
         self._mask = np.frombuffer(payload, _MASK, count, mask)
         self._at = 0
 
-    def read_sample(self, value: Packed) -> Sample:
+    def read_sample(self, value: MsgpackValue) -> Sample:
         match value:
             case [int() as length, list() as spans] if 0 <= length <= len(self._mask) - self._at:
                 start, self._at = self._at, self._at + length
@@ -169,7 +169,7 @@ def _read_records(records: bytes | memoryview, columns: _Columns) -> RolloutGrou
     return group
 
 
-def _unpacked(records: bytes | memoryview) -> Packed:
+def _unpacked(records: bytes | memoryview) -> MsgpackValue:
     if len(records) > MAX_RECORD_BYTES:
         raise BadPayload(f"its records take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")
     return _unpack(records)
@@ -198,7 +198,7 @@ def _read_schema_1(payload: bytes | memoryview) -> RolloutGroup:
     return read_group(_unpacked(memoryview(payload)[_HEADER.size :]), _read_whole_sample)
 
 
-def _read_whole_sample(value: Packed) -> Sample:
+def _read_whole_sample(value: MsgpackValue) -> Sample:
     match value:
         case [bytes() as token_ids, bytes() as loss_mask, bytes() as logprobs, list() as spans]:
             return Sample(

@@ -45,22 +45,22 @@ _TOKEN_FILE = "folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-define("arena.created", "arena.written")
+define("payload_file.created", "payload_file.written")
 
 
-class ArenaFull(Exception):
+class PayloadFolderFull(Exception):
     """There is no room for another file until some are deleted. Nothing was written."""
 
 
-class Arena:
-    """The payload files of one run on one machine: `with Arena(folder, max_bytes=...) as arena`.
+class PayloadFolder:
+    """The payload files of one run on one machine: `with PayloadFolder(folder, max_bytes=...) as payload_folder`.
 
     Processes need no lock among themselves: names never meet, and a file that was deleted already is no error. The
     bound holds up to 1/64, or one payload, for each process that writes.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        self.folder = folder
+        self.path = folder
         self._max_bytes = max_bytes
         self._unmeasured = 0
         """Bytes that may be written before the folder is measured again."""
@@ -76,19 +76,19 @@ class Arena:
         os.close(self._descriptor)  # what was mapped stays mapped
 
     def put(self, ticket: str, payload: bytes) -> bytes:
-        """Write a file, and return the reference to it. Raises ArenaFull."""
+        """Write a file, and return the reference to it. Raises PayloadFolderFull."""
         if len(payload) > self._max_bytes:
-            raise ConfigError(f"redis.payloads: a group of {len(payload)} bytes does not fit in {self.folder}; allow it more")
+            raise ConfigError(f"redis.payloads: a group of {len(payload)} bytes does not fit in {self.path}; allow it more")
         name = f"{ticket}-{secrets.token_hex(8)}"
         if not _NAME.fullmatch(name):
             raise BadPayload("its id is not that of a ticket")
         self._use_room(len(payload))
         with self._new_file(name) as descriptor:
-            failpoint("arena.created")
+            failpoint("payload_file.created")
             left = memoryview(payload)
             while left:
                 left = left[os.write(descriptor, left) :]
-        failpoint("arena.written")
+        failpoint("payload_file.written")
         return _REFERENCE.pack(_MAGIC, self.token, len(payload)) + name.encode()
 
     def get(self, reference: bytes) -> memoryview | bytes:
@@ -128,7 +128,7 @@ class Arena:
             room = self._max_bytes - self.measure()
             if size > room:
                 self._unmeasured = 0
-                raise ArenaFull
+                raise PayloadFolderFull
             self._unmeasured = max(size, room // LOOKS)
         self._unmeasured -= size
 
@@ -149,8 +149,8 @@ class Arena:
 
     def _refusal(self, error: OSError) -> Exception:
         if error.errno in _FULL:
-            return ArenaFull()
-        return BufferUnreachable(f"payloads cannot be written to {self.folder} ({error.strerror}); is it still there?")
+            return PayloadFolderFull()
+        return BufferUnreachable(f"payloads cannot be written to {self.path} ({error.strerror}); is it still there?")
 
     def _read_reference(self, reference: bytes) -> tuple[str, int]:
         """Anybody may have written it: nothing but a file of this folder can be named."""
@@ -161,7 +161,7 @@ class Arena:
         if not _NAME.fullmatch(name) or not 0 < length <= MAX_BYTES:
             raise BadPayload("its reference to a file is malformed")
         if token != self.token:
-            raise BadPayload(f"its bytes are not in {self.folder} of this machine: written elsewhere, or before a reboot")
+            raise BadPayload(f"its bytes are not in {self.path} of this machine: written elsewhere, or before a reboot")
         return name, length
 
     @contextmanager
@@ -174,7 +174,7 @@ class Arena:
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_size != length:
-                raise BadPayload(f"its file in {self.folder} should have {length} bytes and has {found.st_size}")
+                raise BadPayload(f"its file in {self.path} should have {length} bytes and has {found.st_size}")
             yield descriptor
         except (OSError, ValueError) as error:  # a ValueError: it became shorter before it was mapped
             raise self._loss(error) from error
@@ -184,8 +184,8 @@ class Arena:
     def _loss(self, error: OSError | ValueError) -> Exception:
         reason = error.strerror if isinstance(error, OSError) else "it became shorter"
         if isinstance(error, OSError) and error.errno in _SHORTAGE:  # no fault of the payload
-            return BufferUnreachable(f"payloads cannot be read from {self.folder} ({reason}); raise the limits of this process")
-        return BadPayload(f"its bytes are gone from {self.folder} ({reason})")
+            return BufferUnreachable(f"payloads cannot be read from {self.path} ({reason}); raise the limits of this process")
+        return BadPayload(f"its bytes are gone from {self.path} ({reason})")
 
 
 def is_reference(payload: bytes) -> bool:

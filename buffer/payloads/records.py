@@ -13,7 +13,7 @@ from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scal
 MAX_ITEMS = 2**14
 """Of one list: msgpack believes the length that a list announces, and makes room for it at every level of nesting."""
 
-Packed: TypeAlias = "bool | int | float | str | bytes | list[Packed] | dict[Packed, Packed] | None"
+MsgpackValue: TypeAlias = "bool | int | float | str | bytes | list[MsgpackValue] | dict[MsgpackValue, MsgpackValue] | None"
 """What msgpack can bring."""
 
 _STATUSES = {status.value: status for status in Status}
@@ -72,7 +72,7 @@ def _bounded(items: list[Any]) -> list[Any]:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
-def read_group(value: Packed, read_sample: Callable[[Packed], Sample]) -> RolloutGroup:
+def read_group(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> RolloutGroup:
     match value:
         case [str() as group_id, task, list() as rollouts, str() as worker]:
             return RolloutGroup(
@@ -85,7 +85,7 @@ def read_group(value: Packed, read_sample: Callable[[Packed], Sample]) -> Rollou
             raise BadPayload("the group is not what a group must be")
 
 
-def _read_task(value: Packed) -> Task:
+def _read_task(value: MsgpackValue) -> Task:
     match value:
         case [str() as key, str() as environment, str() | list() as prompt, str() as answer, dict() as data]:
             return Task(
@@ -99,7 +99,7 @@ def _read_task(value: Packed) -> Task:
             raise BadPayload("the task is not what a task must be")
 
 
-def _read_rollout(value: Packed, read_sample: Callable[[Packed], Sample]) -> Rollout:
+def _read_rollout(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> Rollout:
     match value:
         case [
             list() as samples,
@@ -125,7 +125,7 @@ def _read_rollout(value: Packed, read_sample: Callable[[Packed], Sample]) -> Rol
             raise BadPayload("a rollout is not what a rollout must be")
 
 
-def _read_failure(value: Packed) -> Failure:
+def _read_failure(value: MsgpackValue) -> Failure:
     match value:
         case [str() as boundary, str() as kind, str() as message]:
             return Failure(boundary=boundary, kind=kind, message=message)
@@ -133,7 +133,7 @@ def _read_failure(value: Packed) -> Failure:
             raise BadPayload("a failure is not three texts")
 
 
-def _read_conversation(messages: list[Packed]) -> tuple[Message, ...]:
+def _read_conversation(messages: list[MsgpackValue]) -> tuple[Message, ...]:
     found: list[Message] = []
     for message in messages:
         match message:
@@ -147,7 +147,7 @@ def _read_conversation(messages: list[Packed]) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def _read_tool_call(value: Packed) -> ToolCall:
+def _read_tool_call(value: MsgpackValue) -> ToolCall:
     match value:
         case [str() as name, str() as arguments, str() as call_id]:
             return ToolCall(name=name, arguments=arguments, id=call_id)
@@ -155,7 +155,7 @@ def _read_tool_call(value: Packed) -> ToolCall:
             raise BadPayload("a tool call is not three texts")
 
 
-def read_spans(numbers: list[Packed]) -> tuple[VersionSpan, ...]:
+def read_spans(numbers: list[MsgpackValue]) -> tuple[VersionSpan, ...]:
     found: list[VersionSpan] = []
     rest = iter(numbers)
     for version, start, stop in zip(rest, rest, rest, strict=True):
@@ -166,14 +166,14 @@ def read_spans(numbers: list[Packed]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
-def _numbers(values: dict[Packed, Packed]) -> Mapping[str, float]:
+def _numbers(values: dict[MsgpackValue, MsgpackValue]) -> Mapping[str, float]:
     for name, value in values.items():
         if type(name) is not str or type(value) is not float:
             raise BadPayload("a measure is not a name with a number")
     return cast("dict[str, float]", values)
 
 
-def _scalars(values: dict[Packed, Packed]) -> Mapping[str, Scalar]:
+def _scalars(values: dict[MsgpackValue, MsgpackValue]) -> Mapping[str, Scalar]:
     for name, value in values.items():
         if type(name) is not str or not isinstance(value, str | int | float):
             raise BadPayload("the task's data is more than names with scalars")

@@ -27,8 +27,8 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer.payloads.codec import encode
-from buffer.reference.state_machine import Entry, Ledger
-from buffer.rules.audit import Snapshot, audit
+from buffer.reference.state_machine import StateMachine, TicketEntry
+from buffer.rules.audit import BufferSnapshot, audit
 from buffer.rules.limits_text import write_changes
 
 RECHECK_S = 1.0
@@ -57,7 +57,7 @@ class MemoryBuffer:
     def __init__(self, clock: Clock | None = None, *, learner_lease_s: float = 10.0) -> None:
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._learner_lease_s = learner_lease_s
-        self._ledger = Ledger()
+        self._machine = StateMachine()
         self._overrides: dict[str, Any] = {}
         self._fence = 0
         self._learner: _Learner | None = None
@@ -71,28 +71,28 @@ class MemoryBuffer:
     # -- the worker's side ------------------------------------------------------------------------------------------
     async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
         def attempt() -> list[Ticket]:
-            return self._ledger.reserve(worker, version, count, waits=wait_s > 0, now=self._clock.now())
+            return self._machine.reserve(worker, version, count, waits=wait_s > 0, now=self._clock.now())
 
         tickets = await self._wait_for(attempt, wait_s)
         self._notify()  # whoever waits behind this worker
         return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
-        entries = {ticket: self._ledger.held(worker, ticket) for ticket in tickets}
+        entries = {ticket: self._machine.held(worker, ticket) for ticket in tickets}
         for entry in entries.values():
-            if entry is not None and self._ledger.limits is not None:
-                entry.expires = self._clock.now() + self._ledger.limits.lease_s
+            if entry is not None and self._machine.limits is not None:
+                entry.expires = self._clock.now() + self._machine.limits.lease_s
         return {ticket for ticket, entry in entries.items() if entry is None}
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
-        result = self._ledger.commit(worker, group, keep=keep)
+        result = self._machine.commit(worker, group, keep=keep)
         self._notify()
         return result
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
-        entry = self._ledger.held(worker, ticket)
+        entry = self._machine.held(worker, ticket)
         if entry is not None:
-            self._ledger.drop(entry, reason)
+            self._machine.drop(entry, reason)
             self._notify()
 
     # -- the learner's side -----------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ class MemoryBuffer:
             await self._change(min(left, RECHECK_S))
         self._learner = _Learner(owner=owner, expires=self._clock.now() + self._learner_lease_s)
         self._fence = max(self._fence, after) + 1
-        self._ledger.limits = replace(limits, **self._overrides)
-        self._ledger.recovering = True
+        self._machine.limits = replace(limits, **self._overrides)
+        self._machine.recovering = True
         self._notify()
         return self._fence
 
@@ -122,7 +122,7 @@ class MemoryBuffer:
 
     async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         self._holder(fence)
-        recovery = self._ledger.recover(position, undone)
+        recovery = self._machine.recover(position, undone)
         self._notify()
         return recovery
 
@@ -139,114 +139,114 @@ class MemoryBuffer:
     ) -> list[TakenGroup]:
         def attempt() -> list[TakenGroup]:
             self._holder(fence)
-            return self._ledger.take(step, version, num_groups, max_tokens, patient=patient, now=self._clock.now())
+            return self._machine.take(step, version, num_groups, max_tokens, patient=patient, now=self._clock.now())
 
         return await self._wait_for(attempt, wait_s)
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
         self._holder(fence)
-        self._ledger.prioritize(weights)
+        self._machine.prioritize(weights)
 
     async def issue(self, fence: int, *, after: int) -> int:
         self._holder(fence)
-        return self._ledger.issue(after)
+        return self._machine.issue(after)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
         self._holder(fence)
-        self._ledger.publish(record)
+        self._machine.publish(record)
         self._notify()
 
     async def release(self, fence: int, step: int) -> None:
         self._holder(fence)
-        self._ledger.release(step)
+        self._machine.release(step)
         self._notify()
 
     async def position(self, fence: int, step: int) -> BufferPosition:
         self._holder(fence)
-        return self._ledger.position(step)
+        return self._machine.position(step)
 
     async def checkpoint(self, fence: int, step: int) -> None:
         self._holder(fence)
-        self._ledger.checkpoint(step)
+        self._machine.checkpoint(step)
         self._notify()
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
-        kept = sorted(self._ledger.among("kept"), key=lambda entry: (entry.steps[-1], entry.ticket.id))
+        kept = sorted(self._machine.among("kept"), key=lambda entry: (entry.steps[-1], entry.ticket.id))
         return [SpentGroup(id=entry.ticket.id, step=entry.steps[-1], payload=encode(entry.rolled)) for entry in kept[:limit]]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
         self._holder(fence)
-        self._ledger.discard(groups)
+        self._machine.discard(groups)
 
     async def set_max_age(self, fence: int, max_age: float) -> None:
         self._holder(fence)
-        if self._ledger.limits is not None:
-            self._ledger.limits = replace(self._ledger.limits, max_age=max_age)
+        if self._machine.limits is not None:
+            self._machine.limits = replace(self._machine.limits, max_age=max_age)
         self._notify()
 
     # -- anybody ----------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
         write_changes(changes)  # refuses what cannot be changed
         self._overrides |= changes
-        if self._ledger.limits is not None:
-            self._ledger.limits = replace(self._ledger.limits, **changes)
+        if self._machine.limits is not None:
+            self._machine.limits = replace(self._machine.limits, **changes)
         self._notify()
 
     async def mix(self) -> tuple[MixChange, ...]:
-        return tuple(self._ledger.mix)
+        return tuple(self._machine.mix)
 
     async def change_mix(self, known: str, change: str) -> MixChange | None:
-        return self._ledger.change_mix(known, change)
+        return self._machine.change_mix(known, change)
 
     async def stats(self) -> BufferStats:
-        ledger = self._ledger
-        ledger.collect_lost_leases(self._clock.now())
-        ready = ledger.among("ready")
+        machine = self._machine
+        machine.collect_lost_leases(self._clock.now())
+        ready = machine.among("ready")
         return BufferStats(
-            reserved=len(ledger.among("reserved")),
+            reserved=len(machine.among("reserved")),
             ready=len(ready),
-            again=len(ledger.among("again")),
-            taken=len(ledger.among("taken")),
-            kept=len(ledger.among("kept")),
-            spent=ledger.spent,
-            dropped=dict(ledger.dropped),
-            quarantined=ledger.quarantined,
-            issued=ledger.issued,
-            lost_to_rollback=ledger.lost_to_rollback,
-            expired=ledger.expired,
-            slots=ledger.limits.slots if ledger.limits is not None else 0,
-            slots_used=ledger.slots_used,
-            owed=ledger.owed,
-            version=ledger.live,
+            again=len(machine.among("again")),
+            taken=len(machine.among("taken")),
+            kept=len(machine.among("kept")),
+            spent=machine.spent,
+            dropped=dict(machine.dropped),
+            quarantined=machine.quarantined,
+            issued=machine.issued,
+            lost_to_rollback=machine.lost_to_rollback,
+            expired=machine.expired,
+            slots=machine.limits.slots if machine.limits is not None else 0,
+            slots_used=machine.slots_used,
+            owed=machine.owed,
+            version=machine.live,
             fence=self._fence,
-            bytes=sum(_size(entry.group) for entry in ledger.entries.values()),
+            bytes=sum(_size(entry.group) for entry in machine.entries.values()),
             starving=False,
             ready_by_version=dict(sorted(Counter(entry.rolled.oldest_version for entry in ready).items())),
         )
 
     async def audit(self) -> Audit:
-        ledger, stats = self._ledger, await self.stats()  # which collects the leases that have ended
-        ready, again = _ids(ledger.among("ready")), _ids(ledger.among("again"))
-        reserved = _ids(ledger.among("reserved"))
+        machine, stats = self._machine, await self.stats()  # which collects the leases that have ended
+        ready, again = _ids(machine.among("ready")), _ids(machine.among("again"))
+        reserved = _ids(machine.among("reserved"))
         return audit(
-            Snapshot(
+            BufferSnapshot(
                 stats=stats,
                 leased=reserved,
                 reserved=reserved,
                 ready=ready,
                 again=again,
-                taken=_ids(ledger.among("taken")),
-                kept=_ids(ledger.among("kept")),
+                taken=_ids(machine.among("taken")),
+                kept=_ids(machine.among("kept")),
                 drawn=ready | again,
-                recorded=ledger.entries.keys(),
-                payloads={ticket: _size(entry.group) for ticket, entry in ledger.entries.items() if entry.group is not None},
+                recorded=machine.entries.keys(),
+                payloads={ticket: _size(entry.group) for ticket, entry in machine.entries.items() if entry.group is not None},
             )
         )
 
     @property
     def published(self) -> list[VersionRecord]:
         """The version table, oldest first."""
-        return [self._ledger.versions[version] for version in sorted(self._ledger.versions)]
+        return [self._machine.versions[version] for version in sorted(self._machine.versions)]
 
     # -- waiting ----------------------------------------------------------------------------------------------------
     def _holder(self, fence: int) -> _Learner:
@@ -272,7 +272,7 @@ class MemoryBuffer:
         return found
 
 
-def _ids(entries: Iterable[Entry]) -> set[str]:
+def _ids(entries: Iterable[TicketEntry]) -> set[str]:
     return {entry.ticket.id for entry in entries}
 
 

@@ -44,7 +44,7 @@ SILENT_S = 2.5
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class TicketEntry:
     ticket: Ticket
     failures: int
     """How often the task's earlier tickets failed."""
@@ -76,10 +76,10 @@ class Entry:
         )
 
 
-class Ledger:
+class StateMachine:
     def __init__(self) -> None:
         self.limits: Limits | None = None
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TicketEntry] = {}
         self.versions: dict[int, VersionRecord] = {}
         self.spent = self.lost_to_rollback = self.issued = self.quarantined = self.expired = 0
         self.dropped: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class Ledger:
             attempt=task.attempt,
             mix=self._latest_change,
         )
-        self.entries[ticket.id] = Entry(ticket=ticket, failures=task.failures, worker=worker, expires=expires)
+        self.entries[ticket.id] = TicketEntry(ticket=ticket, failures=task.failures, worker=worker, expires=expires)
         self._next_ticket += 1
         self.issued += 1
         return ticket
@@ -138,7 +138,7 @@ class Ledger:
         self._next_task += 1
         return PendingTask(task_index=self._next_task - 1, attempt=1, failures=0)
 
-    def held(self, worker: str, ticket: str) -> Entry | None:
+    def held(self, worker: str, ticket: str) -> TicketEntry | None:
         """What this worker may still commit."""
         entry = self.entries.get(ticket)
         return entry if entry is not None and entry.state == "reserved" and entry.worker == worker else None
@@ -158,7 +158,7 @@ class Ledger:
         self._owe(self._samples_per_insert)
         return "stored"
 
-    def _versions_are_wrong(self, entry: Entry, group: RolloutGroup) -> bool:
+    def _versions_are_wrong(self, entry: TicketEntry, group: RolloutGroup) -> bool:
         problem = problem_with_versions(
             oldest=group.oldest_version,
             newest=group.newest_version,
@@ -218,8 +218,8 @@ class Ledger:
                 entry.state = "taken"
 
     def _choose(
-        self, batch: Sequence[Entry], version: int, num_groups: int, max_tokens: int | None, *, patient: bool
-    ) -> list[Entry] | None:
+        self, batch: Sequence[TicketEntry], version: int, num_groups: int, max_tokens: int | None, *, patient: bool
+    ) -> list[TicketEntry] | None:
         limits = self._bounds
         ready = [entry.candidate for entry in self.among("ready", "again")]
         reserved = Counter(entry.ticket.version for entry in self.among("reserved"))
@@ -245,7 +245,7 @@ class Ledger:
             return None
         return [self.entries[candidate.id] for candidate in chosen]
 
-    def _draw(self, chosen: Sequence[Entry]) -> None:
+    def _draw(self, chosen: Sequence[TicketEntry]) -> None:
         if self._bounds.selector in ("uniform", "prioritized"):
             self._lottery_time = max(self._lottery_time, *(entry.draw for entry in chosen))
 
@@ -346,7 +346,7 @@ class Ledger:
         self.lost_to_rollback += len(spent)
         return len(spent)
 
-    def _settle(self, entry: Entry, steps: tuple[int, ...] | None) -> None:
+    def _settle(self, entry: TicketEntry, steps: tuple[int, ...] | None) -> None:
         if steps is None or len(steps) >= self._bounds.max_uses:
             if steps is not None:
                 entry.steps = steps
@@ -372,22 +372,22 @@ class Ledger:
         return self.mix[-1].id if self.mix else ""
 
     # -- how tickets change and end ---------------------------------------------------------------------------------
-    def _become_ready(self, entry: Entry) -> None:
+    def _become_ready(self, entry: TicketEntry) -> None:
         entry.state = "again" if entry.steps else "ready"
         ticket = entry.ticket.id
         entry.draw = draw(ticket, uses=len(entry.steps), weight=self._weight(ticket), time=self._lottery_time)
 
-    def drop(self, entry: Entry, reason: Drop) -> None:
+    def drop(self, entry: TicketEntry, reason: Drop) -> None:
         self.dropped[reason] += 1
         self._end(entry, "no_signal" if reason == "no_signal" else "lease_lost" if entry.state == "reserved" else "already")
         self._roll_again(entry, reason)
 
-    def _quarantine(self, entry: Entry) -> None:
+    def _quarantine(self, entry: TicketEntry) -> None:
         self.quarantined += 1
         self._end(entry, "quarantined")
         self._roll_again(entry, None)
 
-    def _spend(self, entry: Entry) -> None:
+    def _spend(self, entry: TicketEntry) -> None:
         self.spent += 1
         self._end(entry, "already")
         if self._bounds.keep_steps and entry.group is not None:
@@ -395,7 +395,7 @@ class Ledger:
             entry.steps = entry.steps if entry.steps else (max(self._saved_step, 0),)
             self.entries[entry.ticket.id] = entry
 
-    def _end(self, entry: Entry, answer: CommitResult) -> None:
+    def _end(self, entry: TicketEntry, answer: CommitResult) -> None:
         del self.entries[entry.ticket.id]
         self._weights.pop(entry.ticket.id, None)
         if entry.state != "reserved":
@@ -411,7 +411,7 @@ class Ledger:
             self._debt = min(0.0, debt + unused)
             self._owe(self._debt - debt - unused)
 
-    def _roll_again(self, entry: Entry, reason: Drop | None) -> None:
+    def _roll_again(self, entry: TicketEntry, reason: Drop | None) -> None:
         failures = entry.failures + counts_as_failure(reason)
         if goes_again(reason, failures=failures, max_attempts=self._bounds.max_attempts):
             ticket = entry.ticket
@@ -425,7 +425,7 @@ class Ledger:
                 self.drop(entry, "lease_lost")
 
     # -- looking things up ------------------------------------------------------------------------------------------
-    def among(self, *states: TicketState) -> list[Entry]:
+    def among(self, *states: TicketState) -> list[TicketEntry]:
         return [entry for entry in self.entries.values() if entry.state in states]
 
     @property
@@ -474,11 +474,11 @@ class Ledger:
         return 1.0 if self._bounds.selector == "uniform" else self._weights.get(ticket, 1.0)
 
 
-def _is_outstanding(entry: Entry, step: int) -> bool:
+def _is_outstanding(entry: TicketEntry, step: int) -> bool:
     return entry.state != "kept" and (entry.state != "taken" or entry.steps[-1] > step)
 
 
-def _outstanding(entry: Entry, step: int) -> OutstandingTicket:
+def _outstanding(entry: TicketEntry, step: int) -> OutstandingTicket:
     ticket = entry.ticket
     return OutstandingTicket(
         number=ticket_number(ticket.id),

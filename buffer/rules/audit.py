@@ -11,7 +11,7 @@ from async_rl.replay_protocol import Audit, BufferStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class BufferSnapshot:
     """Everything the buffer holds at one moment, by ticket id."""
 
     stats: BufferStats
@@ -31,11 +31,11 @@ class Snapshot:
     """Tickets whose record contradicts the place they are in, and how."""
 
 
-def audit(snapshot: Snapshot) -> Audit:
+def audit(snapshot: BufferSnapshot) -> Audit:
     return Audit(problems=(*_misplaced(snapshot), *_miscounted(snapshot)), stats=snapshot.stats)
 
 
-def _misplaced(snapshot: Snapshot) -> list[str]:
+def _misplaced(snapshot: BufferSnapshot) -> list[str]:
     places = {name: getattr(snapshot, name) for name in ("reserved", "ready", "again", "taken", "kept")}
     somewhere = frozenset[str]().union(*places.values())
     held = somewhere - snapshot.reserved
@@ -57,7 +57,7 @@ def _misplaced(snapshot: Snapshot) -> list[str]:
     return [f"{len(ids)} tickets are {what}, for example {min(ids)}" for what, ids in suspects.items() if ids]
 
 
-def _miscounted(snapshot: Snapshot) -> list[str]:
+def _miscounted(snapshot: BufferSnapshot) -> list[str]:
     stats = snapshot.stats
     ended = stats.spent + stats.lost_to_rollback + sum(stats.dropped.values()) + stats.quarantined
     placed = stats.reserved + stats.ready + stats.again + stats.taken + ended

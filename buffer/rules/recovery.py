@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from async_rl.errors import ServerRewound
 from async_rl.types import BufferPosition, OutstandingTicket
 from buffer.keys import ticket_number
-from buffer.rules.ticket_record import Record, TicketState
+from buffer.rules.ticket_record import TicketRecord, TicketState
 
 ENDED = "ended"
 """The verdict on a ticket that a checkpoint no longer knows."""
@@ -20,7 +20,7 @@ def rewound() -> ServerRewound:
 
 
 def verdicts_on(
-    records: Mapping[str, Record],
+    records: Mapping[str, TicketRecord],
     position: BufferPosition | None,
     outstanding: Mapping[int, OutstandingTicket],
     *,
@@ -39,7 +39,7 @@ def verdicts_on(
         yield ticket, ENDED if steps is None else ",".join(map(str, steps)) or "-"
 
 
-def _is_the_same(record: Record, ticket: OutstandingTicket | None) -> bool:
+def _is_the_same(record: TicketRecord, ticket: OutstandingTicket | None) -> bool:
     if ticket is None or (record.task_index, record.attempt) != (ticket.task_index, ticket.attempt):
         return False
     return not (record.state == "reserved" and ticket.steps)  # what has trained already is not rolled out once more

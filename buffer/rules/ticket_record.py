@@ -20,7 +20,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class TicketRecord:
     state: TicketState
     task_index: int
     attempt: int
@@ -42,12 +42,12 @@ class Record:
     """Empty while it is rolled out."""
 
 
-def parse(text: bytes) -> Record:
+def parse_record(text: bytes) -> TicketRecord:
     found = _TEXT.fullmatch(text.decode(errors="replace"))
     if found is None:
         raise BadRecord("the record of a ticket is unreadable")
     state, task, attempt, failures, version, oldest, committed, taken, tokens, steps, worker, environment = found.groups()
-    return Record(
+    return TicketRecord(
         state=cast("TicketState", state),
         task_index=int(task),
         attempt=int(attempt),

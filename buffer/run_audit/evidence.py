@@ -21,7 +21,7 @@ from async_rl.errors import BufferUnreachable, CheckpointError, ConfigError, Res
 from async_rl.types import BufferPosition
 from buffer import keys
 from buffer.archive.reading import archived_steps
-from buffer.rules.ticket_record import Record, parse
+from buffer.rules.ticket_record import TicketRecord, parse_record
 from buffer.server.unexpected_replies import UnexpectedReply, reading
 from buffer.tools.open_run import OpenRun, open_run
 
@@ -31,11 +31,11 @@ _POSITION: TypeAdapter[BufferPosition] = TypeAdapter(BufferPosition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class RedisState:
     """What Redis holds of a run at one moment, and what `buffer audit` says of it."""
 
     state: Mapping[str, str]
-    records: Mapping[str, Record]
+    records: Mapping[str, TicketRecord]
     """By ticket."""
     redo: Sequence[int]
     """Tasks that wait to be rolled again."""
@@ -58,7 +58,7 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaid:
+class CheckpointEvidence:
     name: str
     life: int
     step: int
@@ -75,10 +75,10 @@ class CheckpointSaid:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     journal: TrainedSteps | None
-    checkpoints: Sequence[CheckpointSaid]
+    checkpoints: Sequence[CheckpointEvidence]
     """Newest first."""
-    books: Books | None
-    no_books: str
+    redis: RedisState | None
+    redis_unread: str
     """Why Redis could not be asked."""
     archived: Mapping[str, int] | None
     """Group -> the last step that trained it; None where the run has no archive."""
@@ -87,7 +87,7 @@ class Evidence:
     age_bound: int
 
     @property
-    def newest(self) -> CheckpointSaid | None:
+    def newest(self) -> CheckpointEvidence | None:
         """The newest whole checkpoint: a learner that is started now begins with it."""
         return next((each for each in self.checkpoints if not each.problem), None)
 
@@ -100,24 +100,24 @@ async def gather(config: Config, *, files_only: bool, every_byte: bool) -> Evide
     try:
         async with open_run(config) as run:
             for _ in range(READINGS):
-                books = await _books(run)
-                found = _with_files(config, books, "", every_byte=every_byte)
-                if (await _fence(run)) == books.number("fence"):
+                redis = await _read_redis(run)
+                found = _with_files(config, redis, "", every_byte=every_byte)
+                if (await _fence(run)) == redis.number("fence"):
                     return found
             return _with_files(config, None, f"learners began {READINGS} times while it was read", every_byte=every_byte)
     except (BufferUnreachable, RestartLimit, ConfigError) as error:
         return _with_files(config, None, str(error), every_byte=every_byte)
 
 
-def _with_files(config: Config, books: Books | None, no_books: str, *, every_byte: bool) -> Evidence:
+def _with_files(config: Config, redis: RedisState | None, redis_unread: str, *, every_byte: bool) -> Evidence:
     limits = config.limits
-    state: Mapping[str, str] = books.state if books is not None else {}
+    state: Mapping[str, str] = redis.state if redis is not None else {}
     archived, damage = archived_steps(config.archive_folder) if config.archive_folder.is_dir() else (None, 0)
     return Evidence(
         journal=read_trained(config.run_folder),
         checkpoints=[_look(path, every_byte=every_byte) for path in candidates(config.run_folder / "checkpoints")],
-        books=books,
-        no_books=no_books,
+        redis=redis,
+        redis_unread=redis_unread,
         archived=archived,
         archive_damage=damage,
         max_uses=max(limits.max_uses, int(state.get("max_uses", 1))),
@@ -125,7 +125,7 @@ def _with_files(config: Config, books: Books | None, no_books: str, *, every_byt
     )
 
 
-async def _books(run: OpenRun) -> Books:
+async def _read_redis(run: OpenRun) -> RedisState:
     names = [keys.key(run.config.run.name, name) for name in ("state", "records", "redo", "dropped", "learner")]
 
     async def ask() -> list[Any]:
@@ -137,15 +137,15 @@ async def _books(run: OpenRun) -> Books:
     try:
         problems: Sequence[str] = (await run.buffer.audit()).problems
         with reading("records, redo or dropped"):
-            return Books(
+            return RedisState(
                 state={name.decode(): value.decode(errors="replace") for name, value in (state | learner).items()},
-                records={ticket.decode(): parse(text) for ticket, text in records.items()},
+                records={ticket.decode(): parse_record(text) for ticket, text in records.items()},
                 redo=[int(task.split()[0]) for task in redo],
                 dropped={reason.decode(): int(number) for reason, number in dropped.items()},
                 problems=problems,
             )
     except UnexpectedReply as error:
-        return Books(state={}, records={}, redo=(), dropped={}, problems=(str(error),))
+        return RedisState(state={}, records={}, redo=(), dropped={}, problems=(str(error),))
 
 
 async def _fence(run: OpenRun) -> int:
@@ -153,7 +153,7 @@ async def _fence(run: OpenRun) -> int:
     return int(await run.server.ask(lambda: redis.hget(learner, "fence")) or 0)
 
 
-def _look(path: Path, *, every_byte: bool) -> CheckpointSaid:
+def _look(path: Path, *, every_byte: bool) -> CheckpointEvidence:
     life, step = place_of(path)
     try:
         manifest = read_manifest(path)
@@ -163,14 +163,14 @@ def _look(path: Path, *, every_byte: bool) -> CheckpointSaid:
             check_sizes(path, manifest)
         return _said(path.name, life, step, manifest.extra)
     except (Damaged, CheckpointError, ValidationError, LookupError, TypeError) as error:
-        return CheckpointSaid(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
+        return CheckpointEvidence(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
 
 
-def _said(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointSaid:
+def _said(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointEvidence:
     if "position" not in extra:
-        return CheckpointSaid(name=name, life=life, step=step)
+        return CheckpointEvidence(name=name, life=life, step=step)
     found: Any = extra["position"]
-    return CheckpointSaid(
+    return CheckpointEvidence(
         name=name,
         life=life,
         step=step,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from buffer.run_audit.evidence import Evidence
-from buffer.run_audit.rules import Verdict
-from buffer.tools.paper import console, print_json, visible
+from buffer.run_audit.rules import AuditVerdict
+from buffer.tools.output import console, print_json, visible
 
 
-def show(found: Evidence, verdict: Verdict) -> None:
+def show(found: Evidence, verdict: AuditVerdict) -> None:
     page = console()
     for what, said in _rows(found, verdict):
         page.print(f"{what:<12} {visible(said)}")
@@ -24,14 +24,14 @@ def show(found: Evidence, verdict: Verdict) -> None:
         page.print("clean: every task is trained once, in flight, or dropped with a reason")
 
 
-def show_json(found: Evidence, verdict: Verdict) -> None:
+def show_json(found: Evidence, verdict: AuditVerdict) -> None:
     print_json(
         {
             "clean": not verdict.findings and not verdict.unchecked,
             "findings": verdict.findings,
             "unchecked": verdict.unchecked,
             "tasks": asdict(verdict.tasks) if verdict.tasks is not None else None,
-            "dropped": dict(found.books.dropped) if found.books is not None else None,
+            "dropped": dict(found.redis.dropped) if found.redis is not None else None,
             "steps": len(verdict.surviving),
             "rolled_back_steps": verdict.rolled_back,
             "lives": len(found.journal.lives) if found.journal is not None else 0,
@@ -41,7 +41,7 @@ def show_json(found: Evidence, verdict: Verdict) -> None:
     )
 
 
-def _rows(found: Evidence, verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _rows(found: Evidence, verdict: AuditVerdict) -> Iterator[tuple[str, str]]:
     journal, newest, tasks = found.journal, found.newest, verdict.tasks
     lives = len(journal.lives) if journal is not None else 0
     groups = len({group.id for step in verdict.surviving for group in step.groups})
@@ -55,10 +55,10 @@ def _rows(found: Evidence, verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"{said}; {damaged}" if damaged else said
     if found.archived is not None:
         yield "archive", f"{len(found.archived)} groups"
-    if found.books is not None and tasks is not None:
-        books = found.books
-        dropped = ", ".join(f"{reason} {number}" for reason, number in sorted(books.dropped.items())) or "none"
-        yield "redis", f"{books.number('issued')} tickets, {books.number('spent')} spent; dropped: {dropped}"
+    if found.redis is not None and tasks is not None:
+        redis = found.redis
+        dropped = ", ".join(f"{reason} {number}" for reason, number in sorted(redis.dropped.items())) or "none"
+        yield "redis", f"{redis.number('issued')} tickets, {redis.number('spent')} spent; dropped: {dropped}"
         yield (
             "tasks",
             f"{tasks.begun} begun: {tasks.trained} trained, {tasks.in_flight} in flight, {tasks.waiting} wait to be rolled "

@@ -3,7 +3,7 @@
     ticket ──▶ trained by a step ──▶ in a checkpoint ──▶ spent, archived       "surviving": behind the newest whole checkpoint
        └─────▶ dropped with a reason, or in flight
 
-What a rule needs and nobody knows (an emptied Redis, a journal of an older release) is named in `Verdict.unchecked`.
+What a rule needs and nobody knows (an emptied Redis, a journal of an older release) is named in `AuditVerdict.unchecked`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import pairwise, takewhile
 
 from async_rl.checkpoints.trained_steps import TrainedStep, TrainedSteps
 from buffer.keys import ticket_number
-from buffer.run_audit.evidence import Books, CheckpointSaid, Evidence
+from buffer.run_audit.evidence import CheckpointEvidence, Evidence, RedisState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class TaskCounts:
     """Where the tasks of a run are."""
 
     begun: int
@@ -35,18 +35,18 @@ class Tasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AuditVerdict:
     findings: Sequence[str]
     unchecked: Sequence[str]
     surviving: Sequence[TrainedStep]
     rolled_back: int
     """Steps that were trained and are in no weights any more."""
-    tasks: Tasks | None
+    tasks: TaskCounts | None
 
 
-def judge(found: Evidence) -> Verdict:
+def judge(found: Evidence) -> AuditVerdict:
     journal = found.journal if found.journal is not None else TrainedSteps(lives=(), damage=())
-    newest, books = found.newest, found.books
+    newest, redis = found.newest, found.redis
     surviving = _surviving(journal, newest)
     durable = surviving if surviving is not None else []
     findings = [
@@ -63,26 +63,26 @@ def judge(found: Evidence) -> Verdict:
     ]
     unchecked: list[str] = []
     tasks = None
-    if books is None:
-        unchecked.append(f"Redis: {found.no_books}")
+    if redis is None:
+        unchecked.append(f"Redis: {found.redis_unread}")
     else:
-        findings += [f"Redis: {problem}" for problem in books.problems]
-        if trouble := _cannot_join(books, newest):
+        findings += [f"Redis: {problem}" for problem in redis.problems]
+        if trouble := _cannot_join(redis, newest):
             unchecked.append(f"Redis beside the files: {trouble}")
         else:
-            saved = books.number("saved", -1)
+            saved = redis.number("saved", -1)
             settled = [step for step in journal.in_force() if step.number <= saved]
-            tasks = _tasks(books, settled)
+            tasks = _tasks(redis, settled)
             findings += [
                 *_steps_gone(saved, newest),
-                *_still_alive(books, settled, found.max_uses),
-                *_numbers_back(books, journal, found.checkpoints),
-                *_lost(books, tasks, settled, journal),
-                *_under_two_tickets(books, settled),
-                *_not_archived(found, books, settled),
+                *_still_alive(redis, settled, found.max_uses),
+                *_numbers_back(redis, journal, found.checkpoints),
+                *_lost(redis, tasks, settled, journal),
+                *_under_two_tickets(redis, settled),
+                *_not_archived(found, redis, settled),
             ]
     all_steps = sum(len(life.steps) for life in journal.lives)
-    return Verdict(
+    return AuditVerdict(
         findings=findings,
         unchecked=unchecked,
         surviving=durable,
@@ -92,7 +92,7 @@ def judge(found: Evidence) -> Verdict:
 
 
 # -- journal and checkpoints -----------------------------------------------------------------------------------------------
-def _surviving(journal: TrainedSteps, newest: CheckpointSaid | None) -> list[TrainedStep] | None:
+def _surviving(journal: TrainedSteps, newest: CheckpointEvidence | None) -> list[TrainedStep] | None:
     """The steps behind the newest whole checkpoint; None where the journal does not know them."""
     if newest is None or newest.position is None:
         return []
@@ -108,7 +108,7 @@ def _damaged(found: Evidence) -> list[str]:
     return problems
 
 
-def _not_in_the_journal(newest: CheckpointSaid | None, surviving: list[TrainedStep] | None) -> list[str]:
+def _not_in_the_journal(newest: CheckpointEvidence | None, surviving: list[TrainedStep] | None) -> list[str]:
     if newest is None or surviving is not None:
         return []
     return [f"checkpoint {newest.name} is of a learner (timeline {newest.timeline}) that the journal does not know"]
@@ -159,7 +159,7 @@ def _versions_back(journal: TrainedSteps) -> list[str]:
     return problems
 
 
-def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointSaid]) -> list[str]:
+def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointEvidence]) -> list[str]:
     """Later learners have higher fences, by the journal and by the names of the checkpoints."""
     written = {each.timeline: each.life for each in checkpoints if each.timeline}
     fences = [
@@ -174,7 +174,7 @@ def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointSaid]) -
     ]
 
 
-def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointSaid]) -> list[str]:
+def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]) -> list[str]:
     """What an older checkpoint knew as begun was trained by the newer one, or is still known to it."""
     problems: list[str] = []
     for newer, older in pairwise(whole):
@@ -200,19 +200,19 @@ def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointSaid]) ->
 
 
 # -- Redis beside them -----------------------------------------------------------------------------------------------------
-def _cannot_join(books: Books, newest: CheckpointSaid | None) -> str:
+def _cannot_join(redis: RedisState, newest: CheckpointEvidence | None) -> str:
     """Why what Redis says cannot be compared; empty where it can."""
-    if not books.state:
+    if not redis.state:
         return "it knows nothing of this run; the next learner begins with what the newest checkpoint says"
-    if not books.has_recovered:
+    if not redis.has_recovered:
         return "a learner is just beginning, or ended while it began"
     mark = newest.position.mark if newest is not None and newest.position is not None else ""
-    if mark and mark not in books.marks:
+    if mark and mark not in redis.marks:
         return "it is older than the newest checkpoint; the next learner begins with what the checkpoint says"
     return ""
 
 
-def _steps_gone(saved: int, newest: CheckpointSaid | None) -> list[str]:
+def _steps_gone(saved: int, newest: CheckpointEvidence | None) -> list[str]:
     step = newest.step if newest is not None else -1
     if step >= saved:
         return []
@@ -220,14 +220,14 @@ def _steps_gone(saved: int, newest: CheckpointSaid | None) -> list[str]:
     return [f"Redis counts step {saved} as kept by a checkpoint, but {kept}: {saved - max(step, 0)} steps are gone"]
 
 
-def _still_alive(books: Books, settled: Sequence[TrainedStep], max_uses: int) -> list[str]:
+def _still_alive(redis: RedisState, settled: Sequence[TrainedStep], max_uses: int) -> list[str]:
     uses = Counter(group.id for step in settled for group in step.groups)
     problems: list[str] = []
     for state in ("reserved", "ready", "again"):
         alive = [
             ticket
             for ticket, times in uses.items()
-            if (record := books.records.get(ticket)) is not None and record.state == state
+            if (record := redis.records.get(ticket)) is not None and record.state == state
             if state != "again" or times >= max_uses
         ]
         if alive:
@@ -235,46 +235,46 @@ def _still_alive(books: Books, settled: Sequence[TrainedStep], max_uses: int) ->
     return problems
 
 
-def _numbers_back(books: Books, journal: TrainedSteps, checkpoints: Sequence[CheckpointSaid]) -> list[str]:
+def _numbers_back(redis: RedisState, journal: TrainedSteps, checkpoints: Sequence[CheckpointEvidence]) -> list[str]:
     problems: list[str] = []
     fence = max((each.life for each in checkpoints), default=0)
-    if books.number("fence") < fence:
-        problems.append(f"the latest learner has fence {books.number('fence')}, a checkpoint is of fence {fence}")
+    if redis.number("fence") < fence:
+        problems.append(f"the latest learner has fence {redis.number('fence')}, a checkpoint is of fence {fence}")
     version = max((life.newest for life in journal.lives), default=-1)
-    if books.number("highest", -1) < version:
-        problems.append(f"Redis issued versions up to {books.number('highest', -1)}, and {version} was trained")
+    if redis.number("highest", -1) < version:
+        problems.append(f"Redis issued versions up to {redis.number('highest', -1)}, and {version} was trained")
     return problems
 
 
-def _tasks(books: Books, settled: Sequence[TrainedStep]) -> Tasks:
-    alive = {ticket for ticket, record in books.records.items() if record.state != "kept"}
+def _tasks(redis: RedisState, settled: Sequence[TrainedStep]) -> TaskCounts:
+    alive = {ticket for ticket, record in redis.records.items() if record.state != "kept"}
     trained = _ids(settled) - alive
-    begun, untrained = books.number("next_task"), _untrained(books)
-    known = len(trained) + len(alive) + len(books.redo)
+    begun, untrained = redis.number("next_task"), _untrained(redis)
+    known = len(trained) + len(alive) + len(redis.redo)
     if (indexes := _indexes(settled)) is not None:
-        flying = {books.records[ticket].task_index for ticket in alive}
-        known = len((indexes | flying | set(books.redo)) & set(range(begun)))
-    return Tasks(
+        flying = {redis.records[ticket].task_index for ticket in alive}
+        known = len((indexes | flying | set(redis.redo)) & set(range(begun)))
+    return TaskCounts(
         begun=begun,
         trained=len(trained),
         in_flight=len(alive),
-        waiting=len(books.redo),
+        waiting=len(redis.redo),
         untrained=untrained,
         lost=max(0, begun - known - untrained),
     )
 
 
-def _untrained(books: Books) -> int:
-    """Tasks that were dropped for good. An older release did not count them: then each that may have been counts."""
-    if "untrained" in books.state:
-        return books.number("untrained")
-    return books.dropped.get("no_signal", 0) + books.dropped.get("failed", 0) + books.number("quarantined")
+def _untrained(redis: RedisState) -> int:
+    """TaskCounts that were dropped for good. An older release did not count them: then each that may have been counts."""
+    if "untrained" in redis.state:
+        return redis.number("untrained")
+    return redis.dropped.get("no_signal", 0) + redis.dropped.get("failed", 0) + redis.number("quarantined")
 
 
-def _lost(books: Books, tasks: Tasks, settled: Sequence[TrainedStep], journal: TrainedSteps) -> list[str]:
+def _lost(redis: RedisState, tasks: TaskCounts, settled: Sequence[TrainedStep], journal: TrainedSteps) -> list[str]:
     if not tasks.lost:
         return []
-    here = _ids(settled) | books.records.keys()
+    here = _ids(settled) | redis.records.keys()
     elsewhere = {
         group.id: f"{group.id} ({group.task}), which step {step.number} of timeline {life.timeline} trained"
         for life in journal.lives
@@ -284,26 +284,26 @@ def _lost(books: Books, tasks: Tasks, settled: Sequence[TrainedStep], journal: T
     }
     hint = f"; in no surviving step any more: {_some(elsewhere.values(), 3)}" if elsewhere else ""
     if (indexes := _indexes(settled)) is not None and not tasks.untrained:
-        flying = {record.task_index for record in books.records.values()}
-        hint = f": {_some(sorted(set(range(tasks.begun)) - indexes - flying - set(books.redo)))}{hint}"
+        flying = {record.task_index for record in redis.records.values()}
+        hint = f": {_some(sorted(set(range(tasks.begun)) - indexes - flying - set(redis.redo)))}{hint}"
     return [
         f"{tasks.lost} of {tasks.begun} tasks are lost: trained in no surviving step, not in flight, not waiting, and not "
         f"dropped{hint}"
     ]
 
 
-def _under_two_tickets(books: Books, settled: Sequence[TrainedStep]) -> list[str]:
+def _under_two_tickets(redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
     """A task is trained under one ticket. A group that was released from quarantine may be its task's second one."""
     tickets: dict[int, set[str]] = defaultdict(set)
     for step in settled:
         for group in step.groups:
             if group.task_index is not None:
                 tickets[group.task_index].add(group.id)
-    for ticket, record in books.records.items():
+    for ticket, record in redis.records.items():
         if record.task_index in tickets:
             tickets[record.task_index].add(ticket)
     twice = {task: ids for task, ids in tickets.items() if len(ids) > 1}
-    if len(twice) <= books.number("readmitted"):
+    if len(twice) <= redis.number("readmitted"):
         return []
     task, ids = min(twice.items())
     return [f"{len(twice)} tasks that were trained have another ticket, for example task {task}: {_some(sorted(ids))}"]
@@ -326,18 +326,18 @@ def _archive(found: Evidence, journal: TrainedSteps) -> list[str]:
     return problems
 
 
-def _not_archived(found: Evidence, books: Books, settled: Sequence[TrainedStep]) -> list[str]:
+def _not_archived(found: Evidence, redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
     """Since the oldest step in the archive: what is not there waits in Redis, was let go and counted, or Redis lost it."""
-    if not found.archived or books.number("set_backs"):
+    if not found.archived or redis.number("set_backs"):
         return []
     since = min(found.archived.values())
     last = {group.id: step.number for step in settled for group in step.groups}
     gone = [
-        group for group, step in last.items() if step > since and group not in found.archived and group not in books.records
+        group for group, step in last.items() if step > since and group not in found.archived and group not in redis.records
     ]
-    if len(gone) <= books.number("expired"):
+    if len(gone) <= redis.number("expired"):
         return []
-    return [f"{len(gone)} spent groups are not in the archive, {books.number('expired')} were let go: {_some(gone)}"]
+    return [f"{len(gone)} spent groups are not in the archive, {redis.number('expired')} were let go: {_some(gone)}"]
 
 
 # -- of steps ---------------------------------------------------------------------------------------------------------

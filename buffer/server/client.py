@@ -24,7 +24,7 @@ from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer.server.addresses import Address, parse
 from buffer.server.connections import ANONYMOUS, Credentials, Pools
-from buffer.server.transient_errors import SILENCE, Trouble, is_forbidden, is_refused, is_untrusted, passing
+from buffer.server.transient_errors import NO_ANSWER, TransientError, is_forbidden, is_refused, is_untrusted, transient_error
 
 PASSWORD_VARIABLE = "ASYNC_RL_REDIS_PASSWORD"
 REPLY_TIMEOUT_S = 10.0
@@ -33,7 +33,7 @@ redis-py's socket_timeout: that uses asyncio.wait_for, which before Python 3.12 
 
 LONGEST_PAUSE_S = 0.5
 """Between two attempts."""
-SILENCE_S = 2.0
+EXPLAIN_AFTER_S = 2.0
 """A wait for the server that lasts longer is explained."""
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ class Server:
         # Waiting occupies a connection, so that has a pool of its own: waits never keep a command from being sent.
         self.commands: Redis = self._pools.commands
         self.waits: Redis = self._pools.waits
-        self._told: Trouble | None = None
+        self._told: TransientError | None = None
 
     async def ask(self, command: Callable[[], Awaitable[T]], *, longer_s: float = 0.0) -> T:
         """The command's answer. `longer_s` is how long the server itself may wait before it answers."""
-        trouble = SILENCE
+        trouble = NO_ANSWER
         try:
             async with asyncio.timeout(self._patience_s + longer_s):
                 for pause_s in _pauses():
@@ -74,14 +74,14 @@ class Server:
                         return answer
                     except (RedisError, OSError, TimeoutError) as error:
                         trouble = self._judged(error)
-                        if trouble.elsewhere:
-                            await self._pools.look_elsewhere(error)
+                        if trouble.may_have_moved:
+                            await self._pools.forget_route(error)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
             raise BufferUnreachable(self._gave_up(trouble)) from error
         raise AssertionError("pauses do not end")
 
-    def _judged(self, error: Exception) -> Trouble:
+    def _judged(self, error: Exception) -> TransientError:
         """What may pass; everything else is raised, as a sentence where a person can do something about it."""
         if is_refused(error):
             raise BufferUnreachable(
@@ -96,7 +96,7 @@ class Server:
             raise BufferUnreachable(
                 f"the certificate of the Redis at {self.url} is not signed by redis.ca_file, or is made for another host"
             ) from error
-        trouble = passing(error)
+        trouble = transient_error(error)
         if trouble is None and isinstance(error, RedisConnectionError):
             raise BufferUnreachable(
                 f"the connection to the Redis at {self.url} cannot be used ({type(error).__name__})"
@@ -107,13 +107,13 @@ class Server:
             if not self._pools.may_move:
                 raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
             return trouble  # a Cluster says where to go: nobody need hear of it
-        if trouble is not SILENCE and trouble is not self._told:
+        if trouble is not NO_ANSWER and trouble is not self._told:
             log.warning("waits, because the Redis at %s %s", self.url, trouble.what)
             self._told = trouble
         return trouble
 
-    def _gave_up(self, trouble: Trouble) -> str:
-        if trouble is SILENCE:
+    def _gave_up(self, trouble: TransientError) -> str:
+        if trouble is NO_ANSWER:
             # A server that misses our certificate just hangs up.
             certificate = (
                 " Is that its port for TLS, and does it want redis.cert_file?" if self.url.startswith("rediss") else ""
@@ -143,7 +143,7 @@ async def open_server(config: Config) -> AsyncGenerator[Server]:
         config.redis_url, credentials=credentials_for(config, os.environ), patience_s=config.redis.connect_timeout_s
     )
     hint = "" if config.redis.url else "; `async-rl run` or `async-rl buffer serve` starts it"
-    explain = asyncio.get_running_loop().call_later(SILENCE_S, log.warning, "waits for Redis at %s%s", server.url, hint)
+    explain = asyncio.get_running_loop().call_later(EXPLAIN_AFTER_S, log.warning, "waits for Redis at %s%s", server.url, hint)
     try:
         await server.ping()
         explain.cancel()
@@ -187,13 +187,13 @@ def _read(path: Path) -> str:
         raise ConfigError(f"redis.password_file: cannot read {path}: {error.strerror}") from error
 
 
-class Bell:
+class ChannelListener:
     """Hears a channel. Nothing depends on it but speed: who listens looks again from time to time anyway."""
 
     def __init__(self, subscription: Any) -> None:
         self._subscription = subscription
 
-    async def ring(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float) -> None:
         """Returns when the channel rang, or after `timeout_s`; a broken connection is restored on the way."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -206,11 +206,11 @@ class Bell:
 
 
 @asynccontextmanager
-async def listen(server: Server, channel: str) -> AsyncGenerator[Bell]:
+async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener]:
     """From here on, no ring is missed."""
     subscription = await server.ask(lambda: _subscribed(server, channel))
     try:
-        yield Bell(subscription)
+        yield ChannelListener(subscription)
     finally:
         await subscription.aclose()
 

@@ -51,7 +51,7 @@ class Pools:
         """The right server is asked for, so it may be another one later."""
         return self._route is not None
 
-    async def look_elsewhere(self, error: Exception) -> None:
+    async def forget_route(self, error: Exception) -> None:
         """New connections are made for the next commands, by asking for the way again."""
         if self._route is not None:
             self._route.lost(error)

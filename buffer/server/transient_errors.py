@@ -27,31 +27,37 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class TransientError:
     """Something about a server that may be over in a moment."""
 
     what: str
     """Continues "the Redis at ...": """
     way_out: str
-    elsewhere: bool = False
+    may_have_moved: bool = False
     """Another server may be the right one by now."""
 
 
-SILENCE: Final = Trouble(what="does not answer", way_out="is the server running, and is the address right?", elsewhere=True)
+NO_ANSWER: Final = TransientError(
+    what="does not answer", way_out="is the server running, and is the address right?", may_have_moved=True
+)
 
 _ASK_THE_MASTER = "give the address of its master, or of its Sentinels"
 _TROUBLES: Final = {
-    "LOADING": Trouble(what="is still reading its data", way_out="redis.connect_timeout_s is how long a process waits"),
-    "READONLY": Trouble(what="is a read-only replica", way_out=_ASK_THE_MASTER, elsewhere=True),
-    "MASTERDOWN": Trouble(what="is a replica without a master", way_out=_ASK_THE_MASTER, elsewhere=True),
-    "UNBLOCKED": Trouble(what="has become a replica", way_out=_ASK_THE_MASTER, elsewhere=True),
-    "CLUSTERDOWN": Trouble(what="belongs to a Cluster that is down", way_out="see CLUSTER INFO on its nodes", elsewhere=True),
-    "MOVED": Trouble(what="does not own this run", way_out="write redis+cluster:// if it is a Cluster", elsewhere=True),
-    "ASK": Trouble(what="is giving this run to another node", way_out="finish or undo the resharding"),
-    "TRYAGAIN": Trouble(what="is giving this run to another node", way_out="finish or undo the resharding"),
-    "NOREPLICAS": Trouble(what="has too few replicas to change anything", way_out="bring its replicas back"),
-    "MISCONF": Trouble(what="cannot write to its disk", way_out="free some space there; the run then goes on by itself"),
-    "BUSY": Trouble(what="is busy with somebody's script", way_out="SCRIPT KILL ends a script that has changed nothing"),
+    "LOADING": TransientError(what="is still reading its data", way_out="redis.connect_timeout_s is how long a process waits"),
+    "READONLY": TransientError(what="is a read-only replica", way_out=_ASK_THE_MASTER, may_have_moved=True),
+    "MASTERDOWN": TransientError(what="is a replica without a master", way_out=_ASK_THE_MASTER, may_have_moved=True),
+    "UNBLOCKED": TransientError(what="has become a replica", way_out=_ASK_THE_MASTER, may_have_moved=True),
+    "CLUSTERDOWN": TransientError(
+        what="belongs to a Cluster that is down", way_out="see CLUSTER INFO on its nodes", may_have_moved=True
+    ),
+    "MOVED": TransientError(
+        what="does not own this run", way_out="write redis+cluster:// if it is a Cluster", may_have_moved=True
+    ),
+    "ASK": TransientError(what="is giving this run to another node", way_out="finish or undo the resharding"),
+    "TRYAGAIN": TransientError(what="is giving this run to another node", way_out="finish or undo the resharding"),
+    "NOREPLICAS": TransientError(what="has too few replicas to change anything", way_out="bring its replicas back"),
+    "MISCONF": TransientError(what="cannot write to its disk", way_out="free some space there; the run then goes on by itself"),
+    "BUSY": TransientError(what="is busy with somebody's script", way_out="SCRIPT KILL ends a script that has changed nothing"),
 }
 _CLASSES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py strips the code from the texts of these
     (BusyLoadingError, "LOADING"),
@@ -71,14 +77,14 @@ _BESIDE_A_SCRIPT = "Script attempted to access a non local key in a cluster node
 _NOT_ALLOWED = ("NOPERM", "ACL failure in script", "The user executing the script can't")
 
 
-def passing(error: Exception) -> Trouble | None:
+def transient_error(error: Exception) -> TransientError | None:
     """What may be over when the command is repeated; None for everything that stays as it is."""
     if isinstance(error, ResponseError | BusyLoadingError):
         return _TROUBLES.get(_code(error))
     if is_refused(error) or is_untrusted(error):
         return None
     if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError | OSError):
-        return SILENCE
+        return NO_ANSWER
     return None
 
 

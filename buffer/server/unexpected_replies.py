@@ -32,5 +32,5 @@ def refused(command: str, error: ResponseError) -> UnexpectedReply:
     return UnexpectedReply(f"Redis refused {command!r} ({kind if kind.isalpha() else 'an error'}): {_SOMEBODY}")
 
 
-def of_wrong_type(key: str, found: str, expected: str) -> UnexpectedReply:
+def wrong_type(key: str, found: str, expected: str) -> UnexpectedReply:
     return UnexpectedReply(f"the key {key} is a {found} and should be a {expected}: {_SOMEBODY}")

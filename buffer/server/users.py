@@ -74,7 +74,7 @@ _OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Created:
+class CreatedUsers:
     """What an operator hands out."""
 
     users: dict[str, str]
@@ -89,7 +89,7 @@ class Created:
     anything may write all of the run's keys."""
 
 
-async def create_users(server: Server, run: str, *, folder: Path) -> Created:
+async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUsers:
     """Users with new passwords, in files that only we can read. Again: the old passwords end at once."""
     passwords = {role: secrets.token_urlsafe(PASSWORD_BYTES) for role in ROLES}
     separates_roles = await _separates_roles(server)
@@ -100,7 +100,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> Created:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {role: _write_secret(folder / f"{role}.password", f"{password}\n") for role, password in passwords.items()}
     lines = [f"user {user_name(run, role)} {' '.join(words)}\n" for role, words in rules.items()]
-    return Created(
+    return CreatedUsers(
         users={role: user_name(run, role) for role in ROLES},
         password_files=files,
         acl_file=_write_secret(folder / "users.acl", "".join(lines)),

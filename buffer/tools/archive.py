@@ -11,7 +11,7 @@ from async_rl.cli.grammar import Line
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export_jsonl
-from buffer.tools.paper import console, print_json, print_table, size, visible
+from buffer.tools.output import console, print_json, print_table, size, visible
 
 
 def ls(config: Config, line: Line) -> int:

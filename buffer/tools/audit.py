@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from async_rl.cli.grammar import Line
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, visible
+from buffer.tools.output import console, print_json, visible
 from buffer.tools.stats import print_stats
 
 

@@ -15,7 +15,7 @@ from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table
+from buffer.tools.output import console, print_json, print_table
 
 KEYS = {
     "staleness.max_age": "max_age",

@@ -9,7 +9,7 @@ from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from async_rl.types import MixChange
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table
+from buffer.tools.output import console, print_json, print_table
 
 ATTEMPTS = 5
 """Two people may change the mix at the same moment; that many are somebody's loop, or a learner that takes over."""
@@ -52,7 +52,7 @@ async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:
 
 async def ls(run: OpenRun, line: Line) -> int:
     schedule = MixSchedule(run.config.environments, await run.buffer.mix())
-    next_task = int((await run.inspection.pace()).state.get("next_task", "0"))
+    next_task = int((await run.inspection.run_state()).fields.get("next_task", "0"))
     tally = (await run.inspection.tally()).environments
     now, later = schedule.weights_at(next_task), schedule.final_weights
     shares = _shares(now)

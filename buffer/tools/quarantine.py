@@ -8,10 +8,10 @@ from typing import Any
 
 from async_rl.cli.grammar import Line, nearest
 from async_rl.errors import ConfigError
-from buffer.tools.finding import find, full_id
+from buffer.tools.find_group import find, full_id
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import Cell, console, print_json, print_table, size, visible
-from buffer.tools.showing import present
+from buffer.tools.output import Cell, console, print_json, print_table, size, visible
+from buffer.tools.show import present
 
 
 async def ls(run: OpenRun, line: Line) -> int:

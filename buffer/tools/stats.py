@@ -12,9 +12,9 @@ from rich.console import Console
 
 from async_rl.cli.grammar import Line
 from async_rl.replay_protocol import BufferStats
-from buffer.inspection import Pace, Tally
+from buffer.inspection import RunState, Tally
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table, size, visible
+from buffer.tools.output import console, print_json, print_table, size, visible
 
 WATCH_S = 1.0
 DROPPED = "dropped:"
@@ -23,19 +23,19 @@ RARE = ("again", "kept", "expired", "owed", "starving", "lost_to_rollback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class StatsReading:
     """The buffer at one moment."""
 
     moment: float
     stats: BufferStats
     tally: Tally
-    pace: Pace
+    run_state: RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    now: Reading
-    before: Reading | None
+class StatsReport:
+    now: StatsReading
+    before: StatsReading | None
     """An earlier reading, which rates are taken from."""
 
     @property
@@ -55,48 +55,48 @@ async def stats(run: OpenRun, line: Line) -> int:
     over = line.number("over")
     before = await _read(run) if over is not None else None
     await asyncio.sleep(over if over is not None else 0)
-    report = Report(now=await _read(run), before=before)
+    report = StatsReport(now=await _read(run), before=before)
     _show(report, line, console())
     while line.has("watch"):
         await asyncio.sleep(WATCH_S)  # a clock: there is nothing else to wait for
-        report = Report(now=await _read(run), before=report.now)
+        report = StatsReport(now=await _read(run), before=report.now)
         page = console()
         page.clear()
         _show(report, line, page)
     return 0
 
 
-def waits_for(pace: Pace, held: BufferStats) -> str:
+def waits_for(run_state: RunState, held: BufferStats) -> str:
     """What the learner is doing, in a sentence."""
     ready = held.ready + held.again
-    if not pace.learner:
+    if not run_state.learner:
         return "no learner holds the run"
     if held.starving:
-        return f"{pace.learner}: commits wait for memory that only its next checkpoint can free"
-    if pace.wanted == 0:
-        return f"{pace.learner}: waits for nothing"
-    if ready < pace.wanted:
-        return f"{pace.learner}: waits for {pace.wanted} groups, {ready} are ready, {held.reserved} in flight"
-    if "samples_per_insert" in pace.state:
-        return f"{pace.learner}: waits for fresh groups, so that groups are used as often as samples_per_insert says"
+        return f"{run_state.learner}: commits wait for memory that only its next checkpoint can free"
+    if run_state.wanted == 0:
+        return f"{run_state.learner}: waits for nothing"
+    if ready < run_state.wanted:
+        return f"{run_state.learner}: waits for {run_state.wanted} groups, {ready} are ready, {held.reserved} in flight"
+    if "samples_per_insert" in run_state.fields:
+        return f"{run_state.learner}: waits for fresh groups, so that groups are used as often as samples_per_insert says"
     return (
-        f"{pace.learner}: waits for stragglers; {ready} groups are ready and it wants {pace.wanted}, but some of the "
+        f"{run_state.learner}: waits for stragglers; {ready} groups are ready and it wants {run_state.wanted}, but some of the "
         f"{held.reserved} in flight would become too old if they were overtaken"
     )
 
 
-async def _read(run: OpenRun) -> Reading:
+async def _read(run: OpenRun) -> StatsReading:
     held = await run.buffer.stats()
-    tally, pace = await run.inspection.tally(), await run.inspection.pace()
-    return Reading(moment=time.monotonic(), stats=held, tally=tally, pace=pace)
+    tally, run_state = await run.inspection.tally(), await run.inspection.run_state()
+    return StatsReading(moment=time.monotonic(), stats=held, tally=tally, run_state=run_state)
 
 
-def _show(report: Report, line: Line, page: Console) -> None:
+def _show(report: StatsReport, line: Line, page: Console) -> None:
     if line.has("json"):
         print_json(_document(report))
         return
     print_stats(page, report.now.stats, ages=report.ages)
-    page.print(f"{'learner':<12} {visible(waits_for(report.now.pace, report.now.stats))}")
+    page.print(f"{'learner':<12} {visible(waits_for(report.now.run_state, report.now.stats))}")
     if report.before is not None:
         rates = {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")}
         page.print(f"{'per second':<12} {', '.join(f'{what} {rate:.4g}' for what, rate in rates.items() if rate is not None)}")
@@ -144,14 +144,14 @@ def _print_counts(page: Console, kind: str, table: Mapping[str, Mapping[str, int
     )
 
 
-def _document(report: Report) -> dict[str, Any]:
+def _document(report: StatsReport) -> dict[str, Any]:
     now = report.now
     return {
         **asdict(now.stats),
         "ages": report.ages,
-        "learner": now.pace.learner,
-        "wanted": now.pace.wanted,
-        "waits_for": waits_for(now.pace, now.stats),
+        "learner": now.run_state.learner,
+        "wanted": now.run_state.wanted,
+        "waits_for": waits_for(now.run_state, now.stats),
         "environments": now.tally.environments,
         "workers": now.tally.workers,
         "per_second": {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")},

@@ -15,7 +15,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Rollout, Sample
-from buffer.tools.paper import print_table, visible
+from buffer.tools.output import print_table, visible
 
 SHADES = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
 """Probabilities from this one on have this colour."""

@@ -8,7 +8,7 @@ from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from buffer.server.users import create_users, list_users
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table
+from buffer.tools.output import console, print_json, print_table
 
 
 async def create(run: OpenRun, line: Line) -> int:

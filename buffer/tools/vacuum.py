@@ -17,7 +17,7 @@ from async_rl.cli.grammar import Line
 from async_rl.errors import AsyncRLError
 from buffer import keys
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table, size
+from buffer.tools.output import console, print_json, print_table, size
 
 REWRITE_S = 600.0
 """The longest that a rewrite of the append-only file is waited for."""
@@ -26,7 +26,7 @@ _LEFTOVER = re.compile(r"temp-.*?(\d+)\.(?:aof|rdb)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freed:
+class FreedSpace:
     """With --dry-run, what would be."""
 
     what: str
@@ -56,23 +56,23 @@ async def vacuum(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def _kept(run: OpenRun, *, only_say: bool) -> Freed:
+async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
     """Spent groups that are kept for longer than was asked; not those that wait for the archive."""
     what = "spent groups kept too long"
     if run.config.retention.archive:
-        return Freed(what=what, count=0, bytes=0, note="the learner takes them away when they are archived")
-    pace = await run.inspection.pace()
-    last = int(pace.state.get("saved", -1)) - int(pace.state.get("keep_steps", 0))
+        return FreedSpace(what=what, count=0, bytes=0, note="the learner takes them away when they are archived")
+    run_state = await run.inspection.run_state()
+    last = int(run_state.fields.get("saved", -1)) - int(run_state.fields.get("keep_steps", 0))
     redis = cast("Any", run.server.commands)
     kept = keys.key(run.config.run.name, "kept")
     tickets = [ticket.decode() for ticket in await run.server.ask(lambda: redis.zrangebyscore(kept, "-inf", last))]
     total = sum([len(payload) for ticket in tickets if (payload := await run.buffer.payload(ticket)) is not None])
     if tickets and not only_say:
         await run.buffer.discard((await run.buffer.stats()).fence, tickets)
-    return Freed(what=what, count=len(tickets), bytes=total)
+    return FreedSpace(what=what, count=len(tickets), bytes=total)
 
 
-async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> Freed:
+async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSpace:
     """Evidence that somebody may still want to look at, so only on demand."""
     what, tickets = "refused payloads", [report["ticket"] for report in await run.buffer.quarantined()]
     total = 0
@@ -80,32 +80,32 @@ async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> Freed:
         payload = await run.buffer.quarantined_payload(ticket)
         total += 0 if payload is None else len(payload)
     if tickets and not wanted:
-        return Freed(what=what, count=0, bytes=0, note=f"--quarantine frees {size(total)} of {len(tickets)} payloads")
+        return FreedSpace(what=what, count=0, bytes=0, note=f"--quarantine frees {size(total)} of {len(tickets)} payloads")
     if tickets and not only_say:
         await run.buffer.forget(tickets)
-    return Freed(what=what, count=len(tickets), bytes=total)
+    return FreedSpace(what=what, count=len(tickets), bytes=total)
 
 
-async def _remembered(run: OpenRun, *, only_say: bool) -> Freed:
+async def _remembered(run: OpenRun, *, only_say: bool) -> FreedSpace:
     """How tickets ended: the answer to a worker that repeats a commit. Where everybody is gone, nobody asks."""
     what, name, redis = "remembered endings", keys.key(run.config.run.name, "ended"), cast("Any", run.server.commands)
     if not run.was_asleep:
-        return Freed(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
+        return FreedSpace(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
     count = await run.server.ask(lambda: redis.hlen(name))
     taken = await run.server.ask(lambda: redis.memory_usage(name))
     if not only_say:
         await run.server.ask(lambda: redis.unlink(name))
-    return Freed(what=what, count=count, bytes=0 if taken is None else taken)
+    return FreedSpace(what=what, count=count, bytes=0 if taken is None else taken)
 
 
-def _leftovers(folder: Path, *, only_say: bool) -> Freed:
+def _leftovers(folder: Path, *, only_say: bool) -> FreedSpace:
     """Half-written copies of servers that were killed."""
     files = list(_abandoned(folder))
     total = sum(file.stat().st_size for file in files)
     if not only_say:
         for file in files:
             file.unlink(missing_ok=True)
-    return Freed(what="leftover files", count=len(files), bytes=total)
+    return FreedSpace(what="leftover files", count=len(files), bytes=total)
 
 
 def _abandoned(folder: Path) -> Iterator[Path]:
@@ -119,15 +119,15 @@ def _abandoned(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-async def _append_only_file(run: OpenRun, *, only_say: bool) -> Freed:
+async def _append_only_file(run: OpenRun, *, only_say: bool) -> FreedSpace:
     before = _size_on_disk(run.config.redis_folder)
     if only_say:
-        return Freed(what="append-only file", count=1, bytes=0, note=f"{size(before)} would be rewritten")
+        return FreedSpace(what="append-only file", count=1, bytes=0, note=f"{size(before)} would be rewritten")
     redis = cast("Any", run.server.commands)
     await run.server.ask(redis.bgrewriteaof)
     await _rewritten(run)
     after = _size_on_disk(run.config.redis_folder)
-    return Freed(what="append-only file", count=1, bytes=max(0, before - after), note=f"{size(after)} left")
+    return FreedSpace(what="append-only file", count=1, bytes=max(0, before - after), note=f"{size(after)} left")
 
 
 async def _rewritten(run: OpenRun) -> None:

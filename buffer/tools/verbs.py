@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from async_rl.cli.grammar import Line
 from async_rl.config import Config
-from buffer.tools import archive, audit, limits, listing, mix, quarantine, showing, stats, tailing, users, vacuum, weights
+from buffer.tools import archive, audit, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 
 ON_A_RUN: Mapping[str, Callable[[OpenRun, Line], Awaitable[int]]] = {
     "stats": stats.stats,
     "audit": audit.audit,
-    "ls": listing.ls,
-    "show": showing.show,
-    "tail": tailing.tail,
+    "ls": ls.ls,
+    "show": show.show,
+    "tail": tail.tail,
     "quarantine ls": quarantine.ls,
     "quarantine show": quarantine.show,
     "quarantine release": quarantine.release,

@@ -13,7 +13,7 @@ from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer.board import RedisBoard
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, one_line, print_json, print_table, size, visible
+from buffer.tools.output import console, one_line, print_json, print_table, size, visible
 
 ANSWERED_WITHIN_S = 10.0
 """A learner answers while it trains, so this is time for a busy machine."""
@@ -71,7 +71,7 @@ async def _wish(run: OpenRun, wish: WeightAction, *, version: int | None = None,
 
 
 async def _ask(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> WeightAnswer | None:
-    if run.was_asleep or not (await run.inspection.pace()).learner:
+    if run.was_asleep or not (await run.inspection.run_state()).learner:
         return None
     return await ask(_board(run), wish, ANSWERED_WITHIN_S, version=version, step=step)
 

@@ -1,4 +1,4 @@
-"""Spent groups reach the archive exactly once, whoever dies on the way, and training never waits for a disk."""
+"""Spent groups reach the archive exactly once, whichever process dies on the way, and training never waits for a disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import SpentGroup
 from buffer.archive.reading import archive_stats, read
 from buffer.archive.service import archive_spent, drain_spent
-from buffer.archive.writing import ArchiveWriter, Spent
+from buffer.archive.writing import ArchiveWriter
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 
@@ -68,7 +68,7 @@ class Gate:
         self.failures = 0
         self.tries: asyncio.Queue[int] = asyncio.Queue()
 
-    def append(self, groups: Sequence[Spent]) -> int:
+    def append(self, groups: Sequence[SpentGroup]) -> int:
         try:
             if self.failures:
                 self.failures -= 1
@@ -210,7 +210,7 @@ async def test_a_cancelled_service_leaves_no_write_behind(tmp_path: Path):
     loop = asyncio.get_running_loop()
 
     class Slow:
-        def append(self, groups: Sequence[Spent]) -> int:
+        def append(self, groups: Sequence[SpentGroup]) -> int:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result()
             ended.append(len(groups))

@@ -25,7 +25,7 @@ from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.connections import Credentials
 from buffer.server.scripts import NAMES, ScriptLibrary
-from buffer.server.users import ROLES, TOPICS, Created, create_users, list_users
+from buffer.server.users import ROLES, TOPICS, CreatedUsers, create_users, list_users
 
 FORBIDDEN = "does not let its user do this"
 LEARNER, WORKERS, OPERATORS, EVERY_ROLE = {"learner"}, {"learner", "worker"}, {"learner", "operator"}, set(ROLES) - {"monitor"}
@@ -70,7 +70,7 @@ MAY_WRITE: dict[str, set[str]] = {
 class People:
     """The users of a run, each with connections of its own."""
 
-    def __init__(self, url: str, run: str, created: Created, admin: Server, stack: AsyncExitStack) -> None:
+    def __init__(self, url: str, run: str, created: CreatedUsers, admin: Server, stack: AsyncExitStack) -> None:
         self.run = run
         self.created = created
         self.admin = admin

@@ -23,7 +23,7 @@ from async_rl.errors import ConfigError
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, SpentGroup, Status, Task, VersionSpan
 from buffer.archive.open_segment import OpenSegment
 from buffer.archive.reading import archive_stats, export_jsonl, find, read
-from buffer.archive.segment import Damage, Facts, file_header, files_in, index_of, record_head
+from buffer.archive.segment import Damage, GroupSummary, file_header, files_in, index_of, record_head
 from buffer.archive.writing import ArchiveWriter
 from buffer.payloads.codec import encode
 
@@ -294,7 +294,7 @@ def test_the_next_record_is_found_wherever_the_search_has_got_to(tmp_path: Path,
     """The search reads pieces of 1 MiB; the magic may lie in two of them."""
 
     def record(number: int, payload: bytes, offset: int) -> bytes:
-        facts = Facts(id=f"g{number}", step=0, time=1.0, environment="", tokens=0, reward=None)
+        facts = GroupSummary(id=f"g{number}", step=0, time=1.0, environment="", tokens=0, reward=None)
         return record_head(facts, payload, offset) + payload
 
     start = file_header({})
@@ -429,7 +429,7 @@ def test_writers_that_are_killed_at_random_lose_and_double_nothing(tmp_path: Pat
     with writer(tmp_path) as last:
         rest = [SpentGroup(id=f"g{number}", step=number, payload=b"") for number in range(acknowledged, acknowledged + 10)]
         last.append(rest)
-    found = [entry.facts.id for path in files_in(tmp_path) for entry in index_of(path).entries]
+    found = [entry.summary.id for path in files_in(tmp_path) for entry in index_of(path).entries]
     assert found == numbers(*range(acknowledged + 10))
     assert acknowledged >= lives // 2
     assert archive_stats(tmp_path).damaged == 0
@@ -439,7 +439,7 @@ def test_a_file_that_was_only_just_begun_is_left_to_its_writer(tmp_path: Path):
     begun = OpenSegment(tmp_path)
     archived(tmp_path, [spent(1)])
     begun.describe({"run": "r"})
-    begun.add(Facts(id="g0", step=0, time=1.0, environment="", tokens=0, reward=None), spent(0).payload)
+    begun.add(GroupSummary(id="g0", step=0, time=1.0, environment="", tokens=0, reward=None), spent(0).payload)
     archived(tmp_path, [spent(2)])
     begun.sync()
     begun.close()

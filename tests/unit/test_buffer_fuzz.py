@@ -27,7 +27,7 @@ GROWTH_BYTES = 2 * 2**20
 PEAK_BYTES = 256 * 2**20
 
 
-def sound_group() -> RolloutGroup:
+def decode_checked() -> RolloutGroup:
     def sample(length: int, prompt: int) -> Sample:
         sampled = np.arange(length) >= prompt
         return Sample(
@@ -50,7 +50,7 @@ def sound_group() -> RolloutGroup:
     return RolloutGroup(id="t000000001", task=task, rollouts=(good, failed), worker="w")
 
 
-SOUND = [encode(sound_group()), encode(sound_group(), compress_text=True), SCHEMA_1]
+SOUND = [encode(decode_checked()), encode(decode_checked(), compress_text=True), SCHEMA_1]
 """One of each kind that is read."""
 TELLING = [b"\x00", b"\xff", b"\x7f\xff", b"\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf", b"\xc0", b"\xc7", b"\x90"]
 """What is likely to matter where a length, a type or a sign stands."""

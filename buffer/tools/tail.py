@@ -22,8 +22,8 @@ from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.validation import problem_with
 from buffer.server.client import Server
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import print_json, visible
-from buffer.tools.showing import reward
+from buffer.tools.output import print_json, visible
+from buffer.tools.show import reward
 
 
 async def tail(run: OpenRun, line: Line) -> int:

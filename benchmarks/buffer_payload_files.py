@@ -1,6 +1,6 @@
 """What payload files beside Redis gain: the same round trip with payloads in Redis, in /dev/shm and on a disk, and Reverb's.
 
-    python benchmarks/buffer_arena.py --rounds 5 --json result.json
+    python benchmarks/buffer_payload_files.py --rounds 5 --json result.json
 
 Two writers and one reader, in processes of their own, go through the whole protocol: reserve, commit, take exactly once within
 a window of versions, issue, publish, release, checkpoint, sweep. Groups hold 8 rollouts. Every side has its turn in every
@@ -27,7 +27,7 @@ from rivals.rollouts import Portions, rollouts_per_s
 
 from async_rl.replay_protocol import Limits
 from async_rl.types import VersionRecord
-from buffer.payloads.files import Arena
+from buffer.payloads.files import PayloadFolder
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 
@@ -66,8 +66,8 @@ def _read(folder: Path | None, where: str, tokens: int, portions: Portions) -> N
 async def _opened(folder: Path | None, where: str) -> AsyncIterator[RedisBuffer]:
     connection = Server(where)
     with ExitStack() as stack:
-        arena = stack.enter_context(Arena(folder, max_bytes=MAX_BYTES)) if folder is not None else None
-        yield RedisBuffer(connection, RUN, arena=arena)
+        payload_folder = stack.enter_context(PayloadFolder(folder, max_bytes=MAX_BYTES)) if folder is not None else None
+        yield RedisBuffer(connection, RUN, payload_folder=payload_folder)
     await connection.close()
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.cli.grammar import Line
-from buffer.inspection import Entry
-from buffer.rules.ticket_record import Record
+from buffer.inspection import BufferedGroup
+from buffer.rules.ticket_record import TicketRecord
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import console, print_json, print_table, size
+from buffer.tools.output import console, print_json, print_table, size
 
 LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class GroupFilter:
     """Which groups are wanted; None does not mind."""
 
     state: str | None
@@ -23,7 +23,7 @@ class Filter:
     worker: str | None
     older_than: int | None
 
-    def accepts(self, record: Record) -> bool:
+    def accepts(self, record: TicketRecord) -> bool:
         return (
             self.state in (None, record.state)
             and self.environment in (None, record.environment)
@@ -33,47 +33,47 @@ class Filter:
 
 
 async def ls(run: OpenRun, line: Line) -> int:
-    wanted = Filter(
+    wanted = GroupFilter(
         state=line.text("state"),
         environment=line.text("environment"),
         worker=line.text("worker"),
         older_than=line.integer("older-than"),
     )
     limit = line.integer("limit")
-    chosen = await run.inspection.choose(wanted.accepts, LIMIT if limit is None else max(0, limit))
-    live = (await run.inspection.pace()).live_version
-    rows = [describe(entry, live) for entry in chosen.entries]
+    chosen = await run.inspection.find_groups(wanted.accepts, LIMIT if limit is None else max(0, limit))
+    live = (await run.inspection.run_state()).live_version
+    rows = [describe(entry, live) for entry in chosen.groups]
     if line.has("json"):
-        print_json({"groups": rows, "others": chosen.others, "unreadable": chosen.unreadable})
+        print_json({"groups": rows, "others": chosen.num_omitted, "unreadable": chosen.num_unreadable})
         return 0
     page = console()
     if rows:
         shown = [
             {**row, "steps": ",".join(map(str, entry.record.steps)), "bytes": size(entry.bytes)}
-            for row, entry in zip(rows, chosen.entries, strict=True)
+            for row, entry in zip(rows, chosen.groups, strict=True)
         ]
         print_table(page, [name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in shown))
     else:
         page.print("no group is like that" if line.chosen else "no group is in the buffer")
-    if chosen.others:
-        page.print(f"and about {chosen.others} more: --limit shows them")
-    if chosen.unreadable:
-        page.print(f"{chosen.unreadable} records are unreadable; `buffer audit` says which tickets are not accounted for")
+    if chosen.num_omitted:
+        page.print(f"and about {chosen.num_omitted} more: --limit shows them")
+    if chosen.num_unreadable:
+        page.print(f"{chosen.num_unreadable} records are unreadable; `buffer audit` says which tickets are not accounted for")
     return 0
 
 
-def oldest_version(record: Record) -> int:
+def oldest_version(record: TicketRecord) -> int:
     """Of its tokens; for a ticket in flight, its own, because none of its tokens can be older."""
     return record.oldest if record.oldest >= 0 else record.version
 
 
-def age(record: Record, live_version: int) -> int:
+def age(record: TicketRecord, live_version: int) -> int:
     """When it was trained; for a group that may still be, as if it were trained now."""
     version = record.taken if record.state in ("taken", "kept") else live_version
     return max(0, version - oldest_version(record))
 
 
-def describe(entry: Entry, live_version: int) -> dict[str, Any]:
+def describe(entry: BufferedGroup, live_version: int) -> dict[str, Any]:
     record = entry.record
     return {
         "id": entry.id,

@@ -14,9 +14,9 @@ from async_rl.cli.grammar import Line
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.types import Message, Rollout, RolloutGroup, Status
-from buffer.tools.finding import Found, find
+from buffer.tools.find_group import FoundGroup, find
 from buffer.tools.open_run import OpenRun
-from buffer.tools.paper import Cell, console, one_line, print_json, print_table, visible
+from buffer.tools.output import Cell, console, one_line, print_json, print_table, visible
 from buffer.tools.tokens import print_tokens, probabilities, tokenizer_of, tokens_of
 
 ABSTRACT = 80
@@ -29,7 +29,7 @@ async def show(run: OpenRun, line: Line) -> int:
     return present(await find(run, line.operands[0]), run, line)
 
 
-def present(found: Found, run: OpenRun, line: Line) -> int:
+def present(found: FoundGroup, run: OpenRun, line: Line) -> int:
     with_tokens = line.has("tokens")
     tokenizer = tokenizer_of(run.config) if with_tokens else None
     chosen = _chosen(found.group, line.integer("rollout"))
@@ -45,7 +45,7 @@ def present(found: Found, run: OpenRun, line: Line) -> int:
     return 0
 
 
-def print_found(page: Console, found: Found) -> None:
+def print_found(page: Console, found: FoundGroup) -> None:
     page.print(Text(f"{found.id}: {visible(found.sentence)}", "bold"))
     facts = {name: found.facts[name] for name in FACTS if found.facts.get(name) not in (None, "")}
     if facts:
@@ -127,7 +127,7 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
-def _document(found: Found, chosen: Sequence[int], tokenizer: Tokenizer | None, *, with_tokens: bool) -> dict[str, Any]:
+def _document(found: FoundGroup, chosen: Sequence[int], tokenizer: Tokenizer | None, *, with_tokens: bool) -> dict[str, Any]:
     document: dict[str, Any] = {"id": found.id, "place": found.place, "says": found.sentence, "facts": found.facts}
     group = found.group
     if group is None:

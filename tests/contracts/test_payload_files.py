@@ -30,7 +30,7 @@ from async_rl.errors import FleetMismatch
 from async_rl.types import BufferPosition, RolloutGroup, Ticket
 from buffer import keys
 from buffer.payloads.codec import decode
-from buffer.payloads.files import Arena, is_reference
+from buffer.payloads.files import PayloadFolder, is_reference
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.server import find_binary
@@ -58,8 +58,8 @@ async def opened(url: str, run: str, folder: Path | None, *, max_bytes: int = 64
         if folder is None:
             yield RedisBuffer(server, run, learner_lease_s=LEASE_S)
         else:
-            with Arena(folder, max_bytes=max_bytes) as arena:
-                yield RedisBuffer(server, run, learner_lease_s=LEASE_S, arena=arena)
+            with PayloadFolder(folder, max_bytes=max_bytes) as payload_folder:
+                yield RedisBuffer(server, run, learner_lease_s=LEASE_S, payload_folder=payload_folder)
     finally:
         await server.close()
 
@@ -279,15 +279,21 @@ async def _nothing_is_missing_and_nothing_too_much(url: str, run: str, folder: P
                 await buffer.abandon(record.split(b"\t")[0].split()[-1].decode(), ticket, "abandoned")
         await buffer.sweep()
         references = await stored(url, keys.payloads(run))
-        with Arena(folder, max_bytes=MIB) as arena:
+        with PayloadFolder(folder, max_bytes=MIB) as payload_folder:
             for ticket, found in references.items():
-                assert decode(arena.get(found)).id == ticket
-            assert len(arena.names()) == len(references)
+                assert decode(payload_folder.get(found)).id == ticket
+            assert len(payload_folder.names()) == len(references)
 
 
 # -- kill -9 ----------------------------------------------------------------------------------------------------------
 GROUPS_PER_STEP = 4
-WORKER_DIES_AT = ["arena.created:2", "arena.written:1", "arena.written:3", "commit.before:2", "commit.after:2"]
+WORKER_DIES_AT = [
+    "payload_file.created:2",
+    "payload_file.written:1",
+    "payload_file.written:3",
+    "commit.before:2",
+    "commit.after:2",
+]
 LEARNER_DIES_AT = ["claim_folder.before:1", "take.after:3", "unwanted.before:1", "unwanted.after:1", "checkpoint.after:1"]
 
 

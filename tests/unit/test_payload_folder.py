@@ -18,7 +18,7 @@ import pytest
 
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer.payloads.codec import BadPayload
-from buffer.payloads.files import LOOKS, MAX_MAPS, Arena, ArenaFull, is_reference
+from buffer.payloads.files import LOOKS, MAX_MAPS, PayloadFolder, PayloadFolderFull, is_reference
 
 MIB = 2**20
 SPAWN = multiprocessing.get_context("spawn")
@@ -30,9 +30,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def arena(folder: Path) -> Iterator[Arena]:
-    with Arena(folder, max_bytes=64 * MIB) as arena:
-        yield arena
+def payload_folder(folder: Path) -> Iterator[PayloadFolder]:
+    with PayloadFolder(folder, max_bytes=64 * MIB) as payload_folder:
+        yield payload_folder
 
 
 def open_files() -> int:
@@ -44,30 +44,32 @@ def reference(token: bytes, length: int, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * MIB + 1])
-def test_what_is_put_can_be_read_by_everybody_who_opens_the_folder(arena: Arena, folder: Path, size: int):
+def test_what_is_put_can_be_read_by_everybody_who_opens_the_folder(payload_folder: PayloadFolder, folder: Path, size: int):
     payload = random.Random(size).randbytes(size)
-    found = arena.put("t000000001", payload)
+    found = payload_folder.put("t000000001", payload)
     assert is_reference(found)
     assert len(found) < 64
     assert not is_reference(payload)
-    with Arena(folder, max_bytes=1) as reader:
-        assert bytes(reader.get(found)) == payload == bytes(arena.get(found))
-    assert arena.measure() == size
+    with PayloadFolder(folder, max_bytes=1) as reader:
+        assert bytes(reader.get(found)) == payload == bytes(payload_folder.get(found))
+    assert payload_folder.measure() == size
 
 
 def test_arrays_over_a_map_outlive_the_file_and_the_arena_and_cannot_be_written(folder: Path):
-    with Arena(folder, max_bytes=MIB) as arena:
-        numbers = np.frombuffer(arena.get(arena.put("t1", np.arange(100_000, dtype=np.int32).tobytes())), np.int32)
-        arena.delete(arena.names())
-        assert arena.names() == []
+    with PayloadFolder(folder, max_bytes=MIB) as payload_folder:
+        numbers = np.frombuffer(
+            payload_folder.get(payload_folder.put("t1", np.arange(100_000, dtype=np.int32).tobytes())), np.int32
+        )
+        payload_folder.delete(payload_folder.names())
+        assert payload_folder.names() == []
     assert numbers.sum() == 99_999 * 50_000
     assert not numbers.flags.writeable
 
 
-def test_thousands_of_payloads_in_use_do_not_exhaust_file_descriptors(arena: Arena):
+def test_thousands_of_payloads_in_use_do_not_exhaust_file_descriptors(payload_folder: PayloadFolder):
     before = open_files()
-    references = [arena.put(f"t{number}", b"%d" % number) for number in range(3 * MAX_MAPS)]
-    held = [arena.get(found) for found in references]
+    references = [payload_folder.put(f"t{number}", b"%d" % number) for number in range(3 * MAX_MAPS)]
+    held = [payload_folder.get(found) for found in references]
     assert [bytes(payload) for payload in held] == [b"%d" % number for number in range(3 * MAX_MAPS)]
     assert open_files() <= before + MAX_MAPS
     held.clear()
@@ -94,9 +96,9 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_reference_that_lies_is_refused(arena: Arena, lie: str):
+def test_a_reference_that_lies_is_refused(payload_folder: PayloadFolder, lie: str):
     with pytest.raises(BadPayload):
-        arena.get(LIES[lie](arena.token))
+        payload_folder.get(LIES[lie](payload_folder.token))
 
 
 def _pipe(path: Path, payload: bytes) -> None:
@@ -120,127 +122,129 @@ def _link(path: Path, payload: bytes) -> None:
         pytest.param(lambda path, payload: None, id="gone"),
     ],
 )
-def test_a_file_that_is_not_the_one_that_was_put_is_refused(arena: Arena, folder: Path, spoil: Callable[[Path, bytes], object]):
+def test_a_file_that_is_not_the_one_that_was_put_is_refused(
+    payload_folder: PayloadFolder, folder: Path, spoil: Callable[[Path, bytes], object]
+):
     payload = b"sound" * 1000
-    found = arena.put("t1", payload)
-    [name] = arena.names()
+    found = payload_folder.put("t1", payload)
+    [name] = payload_folder.names()
     (folder / name).unlink()
     spoil(folder / name, payload)
     with pytest.raises(BadPayload, match=str(folder)):
-        arena.get(found)
+        payload_folder.get(found)
 
 
-def test_damaged_references_are_refused_or_mean_what_was_put(arena: Arena):
+def test_damaged_references_are_refused_or_mean_what_was_put(payload_folder: PayloadFolder):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
     payload = b"p" * 5000
-    found = arena.put("t000000007", payload)
+    found = payload_folder.put("t000000007", payload)
     for _ in range(5000):
         damaged = bytearray(found)
         for _ in range(draw.randint(1, 3)):
             damaged[draw.randrange(len(damaged))] = draw.randrange(256)
         kept = draw.choice([len(damaged), draw.randrange(len(damaged))])
         with suppress(BadPayload):
-            assert bytes(arena.get(bytes(damaged[:kept]))) == payload
+            assert bytes(payload_folder.get(bytes(damaged[:kept]))) == payload
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "../t1", "t1/..", "t", "t1\n", "1", "t" + "1" * 19])
-def test_only_tickets_have_files(arena: Arena, folder: Path, ticket: str):
+def test_only_tickets_have_files(payload_folder: PayloadFolder, folder: Path, ticket: str):
     with pytest.raises(BadPayload, match="not that of a ticket"):
-        arena.put(ticket, b"x")
+        payload_folder.put(ticket, b"x")
     assert [path.name for path in folder.iterdir()] == ["folder"]
 
 
-def test_other_files_in_the_folder_are_left_alone(arena: Arena, folder: Path):
-    arena.put("t1", b"x")
+def test_other_files_in_the_folder_are_left_alone(payload_folder: PayloadFolder, folder: Path):
+    payload_folder.put("t1", b"x")
     strangers = ["notes.txt", "t1", "t1-0", ".t1-0123456789abcdef"]
     for name in strangers:
         (folder / name).write_text("not ours")
-    arena.delete([*arena.names(), *strangers, "folder", "../payloads", "t9-0123456789abcdef"])
+    payload_folder.delete([*payload_folder.names(), *strangers, "folder", "../payloads", "t9-0123456789abcdef"])
     assert sorted(path.name for path in folder.iterdir()) == sorted([*strangers, "folder"])
-    assert arena.measure() == 0
+    assert payload_folder.measure() == 0
 
 
-def fill(arenas: list[Arena], size: int) -> None:
-    for number, arena in enumerate(itertools.cycle(arenas)):
-        arena.put(f"t{number}", b"x" * size)
+def fill(payload_folders: list[PayloadFolder], size: int) -> None:
+    for number, payload_folder in enumerate(itertools.cycle(payload_folders)):
+        payload_folder.put(f"t{number}", b"x" * size)
 
 
 def test_the_bound_holds_and_deleting_makes_room(folder: Path):
     size, most = 10_000, 1_000_000
-    with Arena(folder, max_bytes=most) as one, Arena(folder, max_bytes=most) as other:
-        with pytest.raises(ArenaFull):
+    with PayloadFolder(folder, max_bytes=most) as one, PayloadFolder(folder, max_bytes=most) as other:
+        with pytest.raises(PayloadFolderFull):
             fill([one, other], size)
         assert most - 2 * size <= one.measure() <= most + 2 * max(size, most // LOOKS)
-        for arena in (one, other, one):
-            with pytest.raises(ArenaFull):
-                fill([arena], size)
+        for payload_folder in (one, other, one):
+            with pytest.raises(PayloadFolderFull):
+                fill([payload_folder], size)
         one.delete(one.names()[:50])
         other.put("t1", b"x" * size)
 
 
-def test_a_payload_that_can_never_fit_is_a_mistake_in_the_configuration(arena: Arena):
+def test_a_payload_that_can_never_fit_is_a_mistake_in_the_configuration(payload_folder: PayloadFolder):
     with pytest.raises(ConfigError, match=r"redis\.payloads"):
-        arena.put("t1", bytes(64 * MIB + 1))
+        payload_folder.put("t1", bytes(64 * MIB + 1))
 
 
 def test_a_file_system_that_is_too_small_is_noticed_at_once(folder: Path):
     with pytest.raises(ConfigError, match=rf"redis\.payloads: {folder} is on a file system of"):
-        Arena(folder, max_bytes=2**60)
+        PayloadFolder(folder, max_bytes=2**60)
 
 
 def _write_too_much(folder: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
-    with Arena(folder, max_bytes=64 * MIB) as arena, pytest.raises(BufferUnreachable, match=str(folder)):
-        arena.put("t1", bytes(2 * MIB))
+    with PayloadFolder(folder, max_bytes=64 * MIB) as payload_folder, pytest.raises(BufferUnreachable, match=str(folder)):
+        payload_folder.put("t1", bytes(2 * MIB))
 
 
-def test_a_write_that_fails_leaves_no_file(arena: Arena, folder: Path):
+def test_a_write_that_fails_leaves_no_file(payload_folder: PayloadFolder, folder: Path):
     writer = SPAWN.Process(target=_write_too_much, args=(folder,))
     writer.start()
     writer.join()
     assert writer.exitcode == 0
-    assert arena.names() == []
+    assert payload_folder.names() == []
 
 
 def _read_without_descriptors(folder: Path, found: bytes) -> None:
-    with Arena(folder, max_bytes=MIB) as arena:
+    with PayloadFolder(folder, max_bytes=MIB) as payload_folder:
         used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
         with suppress(OSError):
             while True:
                 os.dup(0)
         with pytest.raises(BufferUnreachable, match="Too many open files"):
-            arena.get(found)
+            payload_folder.get(found)
 
 
-def test_a_process_without_descriptors_does_not_blame_the_payload(arena: Arena, folder: Path):
-    reader = SPAWN.Process(target=_read_without_descriptors, args=(folder, arena.put("t1", b"x")))
+def test_a_process_without_descriptors_does_not_blame_the_payload(payload_folder: PayloadFolder, folder: Path):
+    reader = SPAWN.Process(target=_read_without_descriptors, args=(folder, payload_folder.put("t1", b"x")))
     reader.start()
     reader.join()
     assert reader.exitcode == 0
 
 
-def test_a_folder_that_is_removed_or_replaced_is_noticed(arena: Arena, folder: Path):
-    found = arena.put("t1", b"x")
+def test_a_folder_that_is_removed_or_replaced_is_noticed(payload_folder: PayloadFolder, folder: Path):
+    found = payload_folder.put("t1", b"x")
     folder.rename(folder.with_name("old"))
-    with Arena(folder, max_bytes=MIB) as successor:
-        assert successor.token != arena.token
+    with PayloadFolder(folder, max_bytes=MIB) as successor:
+        assert successor.token != payload_folder.token
         with pytest.raises(BadPayload, match="of this machine"):
             successor.get(found)
-    assert bytes(arena.get(found)) == b"x"
-    arena.delete(arena.names())
+    assert bytes(payload_folder.get(found)) == b"x"
+    payload_folder.delete(payload_folder.names())
     (folder.with_name("old") / "folder").unlink()
     folder.with_name("old").rmdir()
     with pytest.raises(BufferUnreachable, match="still there"):
-        arena.put("t2", b"x")
+        payload_folder.put("t2", b"x")
 
 
 def _draw_token(folder: Path, answer: Path) -> None:
-    with Arena(folder, max_bytes=MIB) as arena:
-        answer.write_bytes(arena.token)
+    with PayloadFolder(folder, max_bytes=MIB) as payload_folder:
+        answer.write_bytes(payload_folder.token)
 
 
 def test_processes_that_open_a_fresh_folder_at_once_agree(tmp_path: Path):
@@ -275,4 +279,4 @@ def _with_a_wrong_token(folder: Path) -> None:
 def test_a_folder_that_cannot_be_trusted_is_one_sentence(folder: Path, prepare: Callable[[Path], object], complaint: str):
     prepare(folder)
     with pytest.raises(ConfigError, match=rf"redis\.payloads: {folder}.*{complaint}"):
-        Arena(folder, max_bytes=MIB)
+        PayloadFolder(folder, max_bytes=MIB)

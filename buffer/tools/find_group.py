@@ -13,14 +13,14 @@ from buffer.archive.reading import find as find_archived
 from buffer.keys import ticket_id, ticket_number
 from buffer.payloads.codec import BadPayload, decode
 from buffer.rules.ticket_record import BadRecord
-from buffer.tools.listing import describe
+from buffer.tools.ls import describe
 from buffer.tools.open_run import OpenRun
 
 _ID = re.compile(r"t?0*(\d{1,15})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundGroup:
     id: str
     place: str
     """buffer | quarantine | archive | ended"""
@@ -37,7 +37,7 @@ def full_id(text: str) -> str:
     return ticket_id(int(found[1]))
 
 
-async def find(run: OpenRun, text: str) -> Found:
+async def find(run: OpenRun, text: str) -> FoundGroup:
     ticket = full_id(text)
     found = await _in_buffer(run, ticket)
     if found is None:
@@ -47,16 +47,16 @@ async def find(run: OpenRun, text: str) -> Found:
     return found if found is not None else await _ended(run, ticket)
 
 
-async def _in_buffer(run: OpenRun, ticket: str) -> Found | None:
+async def _in_buffer(run: OpenRun, ticket: str) -> FoundGroup | None:
     try:
-        entry = await run.inspection.entry(ticket)
+        entry = await run.inspection.group(ticket)
     except BadRecord as error:
         raise ConfigError(f"{ticket}: {error}; `buffer audit` says more") from error
     if entry is None:
         return None
-    facts = describe(entry, (await run.inspection.pace()).live_version)
+    facts = describe(entry, (await run.inspection.run_state()).live_version)
     if entry.record.state == "reserved":
-        return Found(id=ticket, place="buffer", facts=facts, sentence=f"worker {entry.record.worker} is rolling it out")
+        return FoundGroup(id=ticket, place="buffer", facts=facts, sentence=f"worker {entry.record.worker} is rolling it out")
     group, problem = _decoded(await run.buffer.payload(ticket))
     steps = f"step {', '.join(map(str, entry.record.steps))}"
     sentences = {
@@ -65,7 +65,7 @@ async def _in_buffer(run: OpenRun, ticket: str) -> Found | None:
         "taken": f"taken for {steps}",
         "kept": f"spent in {steps}, and still kept",
     }
-    return Found(
+    return FoundGroup(
         id=ticket,
         place="buffer",
         facts=facts,
@@ -74,12 +74,12 @@ async def _in_buffer(run: OpenRun, ticket: str) -> Found | None:
     )
 
 
-async def _in_quarantine(run: OpenRun, ticket: str) -> Found | None:
+async def _in_quarantine(run: OpenRun, ticket: str) -> FoundGroup | None:
     for report in await run.buffer.quarantined():
         if report["ticket"] == ticket:
             group, problem = _decoded(await run.buffer.quarantined_payload(ticket))
             sentence = f"quarantined, because {report['reason']}"
-            return Found(
+            return FoundGroup(
                 id=ticket,
                 place="quarantine",
                 facts=report,
@@ -89,25 +89,25 @@ async def _in_quarantine(run: OpenRun, ticket: str) -> Found | None:
     return None
 
 
-def _in_archive(run: OpenRun, ticket: str) -> Found | None:
+def _in_archive(run: OpenRun, ticket: str) -> FoundGroup | None:
     if not run.archive_folder.exists():
         return None
     archived = find_archived(run.archive_folder, ticket)
     if archived is None:
         return None
     step, group = archived
-    return Found(
+    return FoundGroup(
         id=ticket, place="archive", facts={"step": step}, sentence=f"spent in step {step}, from the archive", group=group
     )
 
 
-async def _ended(run: OpenRun, ticket: str) -> Found:
-    issued = (await run.inspection.pace()).next_ticket
+async def _ended(run: OpenRun, ticket: str) -> FoundGroup:
+    issued = (await run.inspection.run_state()).next_ticket
     if ticket_number(ticket) >= issued:
         last = f"the last one was {ticket_id(issued - 1)}" if issued else "none was yet"
         raise ConfigError(f"{ticket} was never issued; {last}")
     answer = await run.inspection.ended(ticket)
-    return Found(id=ticket, place="ended", facts={"answer": answer}, sentence=_ENDINGS.get(answer, _FORGOTTEN))
+    return FoundGroup(id=ticket, place="ended", facts={"answer": answer}, sentence=_ENDINGS.get(answer, _FORGOTTEN))
 
 
 _FORGOTTEN = "it has ended, and nothing of it is kept"
