@@ -5,10 +5,11 @@ VENV = .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
+.PHONY: help setup demo picture test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
+	@echo "make picture    the same, and its curve becomes docs/quickstart.png, which README.md shows"
 	@echo "make setup      everything for development"
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
@@ -26,6 +27,11 @@ setup: $(VENV)/.dev
 
 demo: $(VENV)/.run
 	@$(BIN)/async-rl run @ configs/quickstart.yaml
+
+# Run the demo in a folder of its own and keep its curve, which README.md shows.
+picture: $(VENV)/.run
+	@folder=$$(mktemp -d) && $(BIN)/async-rl run @ configs/quickstart.yaml --run.folder $$folder --run.name quickstart \
+		&& cp $$folder/quickstart/curves.png docs/quickstart.png && rm -r $$folder
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(TESTS)
