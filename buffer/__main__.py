@@ -1,6 +1,6 @@
-"""`python -P -m buffer VERB @ config.yaml`: be the run's server, or look after what it holds.
+"""`python -P -m buffer VERB @ config.yaml`: serve the run's Redis, or inspect and change what it holds.
 
-What can be typed stands in async_rl/cli/buffer.py, what it does in buffer/tools/.
+async_rl/cli/buffer.py defines the verbs and their options, buffer/tools/ implements them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from buffer.server.embedded.server import EmbeddedServer
 
 HELP = ("-h", "--help")
 ALSO = ("env", "weights")
-"""Families of verbs that this process does besides its own."""
+"""Families of verbs that this process implements beside `buffer`."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _serve(config: Config) -> int:
-    """Until SIGTERM or SIGINT; a second one is not needed, because stopping the server is short."""
+    """Serve until SIGTERM or SIGINT; stopping is quick, so a second signal changes nothing."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -56,7 +56,7 @@ async def _serve(config: Config) -> int:
 
 
 def _use(config: Config, line: Line) -> int:
-    from buffer.tools.verbs import ON_FILES  # late, so that a server does not carry them
+    from buffer.tools.verbs import ON_FILES  # imported here, so that `serve` does not load them
 
     if line.tool.words in ON_FILES:
         return ON_FILES[line.tool.words](config, line)
@@ -64,7 +64,7 @@ def _use(config: Config, line: Line) -> int:
         return asyncio.run(_use_on_a_run(config, line))
     except KeyboardInterrupt:
         if line.tool.words == "tail" or line.has("watch"):
-            return 0  # that is how watching ends
+            return 0  # Ctrl-C is how watching ends
         raise
 
 
@@ -80,6 +80,6 @@ if __name__ == "__main__":
     with boundary(next((family for family in ALSO if sys.argv[1:2] == [family]), "buffer")):
         try:
             raise SystemExit(main(sys.argv[1:]))
-        except BrokenPipeError:  # whoever read has seen enough, as in `buffer ls | head`
+        except BrokenPipeError:  # the reader has closed the pipe, as in `buffer ls | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None

@@ -1,7 +1,7 @@
-"""What a run's buffer holds, read without changing anything: for people who look, not for the pipeline.
+"""Reads what a run's buffer holds, for the command line; changes nothing.
 
-It reads key by key, in portions, so that looking at a million groups never holds the server up. The picture is therefore
-not of one moment; `RedisBuffer.audit` is.
+It reads key by key and in chunks, so that listing a million groups never blocks the server. The result is therefore not a
+snapshot; `RedisBuffer.audit` is one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class BufferedGroup:
     id: str
     record: TicketRecord
     bytes: int
-    """Of its payload; 0 where there is none."""
+    """Size of its payload or reference; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchingGroups:
     groups: Sequence[BufferedGroup]
     num_omitted: int
-    """Matched too, but did not fit the limit."""
+    """Groups beyond the limit that matched too."""
     num_unreadable: int
-    """Records that somebody else must have written."""
+    """Records that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Tally:
     """Counts since the run began."""
 
     environments: Mapping[str, Mapping[str, int]]
-    """By name, then by what was counted."""
+    """Environment -> what was counted -> count."""
     workers: Mapping[str, Mapping[str, int]]
 
     def total(self, what: str) -> int:
@@ -52,27 +52,27 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What moves the run, and what holds it up."""
+    """What the run's learner is doing and waiting for."""
 
     live_version: int
     learner: str
-    """Who holds the run; empty when nobody does."""
+    """The learner that holds the run's lease; empty if none does."""
     wanted: int
-    """Groups that a waiting learner misses; 0 while it does not wait."""
+    """Groups that a waiting learner still needs; 0 while it does not wait."""
     next_ticket: int
     fields: Mapping[str, str]
     """The hash `state` as it stands in Redis."""
 
 
 class Inspection:
-    """Of one run."""
+    """Reads the keys of one run."""
 
     def __init__(self, server: Server, run: str) -> None:
         self._server = server
         self._run = run
 
     async def find_groups(self, wanted: Callable[[TicketRecord], bool], limit: int) -> MatchingGroups:
-        """The first `limit` groups, in the order of admission, that `wanted` accepts."""
+        """Return the first `limit` groups that `wanted` accepts, in the order of admission."""
         found: dict[str, TicketRecord] = {}
         matched = unreadable = 0
         async for ticket, record in self._records():
@@ -87,12 +87,12 @@ class Inspection:
         return MatchingGroups(groups=await self._with_sizes(first), num_omitted=matched - len(first), num_unreadable=unreadable)
 
     async def group(self, ticket: str) -> BufferedGroup | None:
-        """None for a ticket that has ended. Raises BadRecord."""
+        """Return one group; None if its ticket has ended. Raises BadRecord."""
         text = await self._ask(lambda redis: redis.hget(keys.records(self._run), ticket))
         return None if text is None else (await self._with_sizes({ticket: parse_record(text)}))[0]
 
     async def ended(self, ticket: str) -> str | None:
-        """What is remembered of a ticket that ended lately: the answer to a repeated commit."""
+        """Return the result that a repeated commit of an ended ticket gets; None if it is not remembered."""
         answer = await self._ask(lambda redis: redis.hget(keys.key(self._run, "ended"), ticket))
         return None if answer is None else answer.decode()
 
@@ -119,7 +119,7 @@ class Inspection:
         )
 
     async def _records(self) -> AsyncGenerator[tuple[str, TicketRecord | None]]:
-        """Every record, None if it is unreadable; a ticket may come twice when the hash is resized in between."""
+        """Yield every record, None for an unreadable one. A ticket may come twice if the hash is resized meanwhile."""
         cursor = 0
         while True:
             position = cursor

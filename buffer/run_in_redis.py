@@ -1,4 +1,4 @@
-"""One run's keys in a server: atomic changes, plain questions, and waiting without asking all the time."""
+"""One run's keys in a Redis server: scripts that change them, plain reads, and waits on their channels."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from buffer.server.scripts import NAMES, Argument, ScriptLibrary
 from buffer.server.unexpected_replies import reading, refused
 
 RECHECK_S = 1.0
-"""Leases end without anybody telling, and a ring can be missed, so who waits looks again this often."""
+"""A wait repeats its attempt this often: nothing announces the end of a lease, and a notification can be lost."""
 TICKETS_AT_ONCE = 128
-"""Per call of a script: no script keeps the server to itself for long."""
+"""Tickets per call of a script, so that no script blocks the server for long."""
 
 log = logging.getLogger(__name__)
 define(*(f"{name}.{moment}" for name in NAMES for moment in ("before", "after")))
@@ -30,16 +30,19 @@ T = TypeVar("T")
 
 
 class RunInRedis:
+    """Translates what Redis refuses: FenceLost, ServerRewound, ServerFull, else UnexpectedReply."""
+
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
         self.name = name
         self._scripts = ScriptLibrary(server, name)
 
     async def change(self, script: str, *arguments: Argument) -> Any:
+        """Run a script of scripts/ and return its reply."""
         return await self._change(script, arguments, lambda: self._scripts.run(script, *arguments))
 
     async def change_with_payload(self, script: str, ticket: str, payload: bytes, *arguments: Argument) -> Any:
-        """In one change with a payload that is put into its place if that is free."""
+        """Run a script in one transaction with a payload, which is stored before it if the ticket has none."""
         place = keys.payloads(self.name)
         return await self._change(
             script, arguments, lambda: self._scripts.run_with_payload(script, place, ticket, payload, *arguments)
@@ -73,13 +76,13 @@ class RunInRedis:
             raise _translated(error, commands[0][0], ()) from None
 
     async def with_room(self, group: str, change: Callable[[], Awaitable[Any]]) -> Any:
-        """Wait as long as the server is full: what was rolled out is never thrown away for want of memory."""
+        """Repeat `change` until the server has memory for it: a group is never dropped because Redis is full."""
         while True:
             try:
                 return await change()
             except ServerFull:
                 log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
-            if not await self.change("starve"):  # kept payloads may have made room
+            if not await self.change("starve"):  # 0: no kept payload was left to delete
                 await self.wait_for_slots()
 
     async def wait_for_slots(self) -> None:
@@ -87,18 +90,19 @@ class RunInRedis:
             await listener.wait(RECHECK_S)
 
     async def records(self) -> AsyncIterator[dict[str, TicketRecord]]:
-        """Every ticket that is there from the beginning to the end, some at a time, perhaps more than once."""
+        """Yield all records in chunks. A ticket that exists throughout comes at least once, perhaps several times."""
         cursor = 0
         while True:
             cursor, found = await self.ask("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
             with reading("records"):
                 records = {ticket.decode(): parse_record(text) for ticket, text in found.items()}
-            for some in chunks(list(records.items())):  # a small hash comes as a whole, whatever was asked for
-                yield dict(some)
+            for chunk in chunks(list(records.items())):  # Redis returns a small hash whole, whatever `count` says
+                yield dict(chunk)
             if int(cursor) == 0:
                 return
 
     async def until(self, attempt: Callable[[], Awaitable[list[T]]], channel: str, wait_s: float) -> list[T]:
+        """Repeat `attempt` at each notification until it returns something or `wait_s` is over; then return what it found."""
         found = await attempt()
         if found or wait_s <= 0:
             return found
@@ -110,11 +114,11 @@ class RunInRedis:
 
 
 class ServerFull(Exception):
-    """maxmemory is reached: nothing was changed."""
+    """maxmemory is reached; nothing was changed."""
 
 
 def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]) -> Exception:
-    """What the server's refusal means. Its text may quote a payload, so it is never passed on."""
+    """Return the exception that stands for a refusal. Its text may quote a payload, so it is never passed on."""
     text = str(error)
     if text.startswith("FENCELOST"):
         return FenceLost(f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may change nothing any more")
@@ -127,5 +131,5 @@ def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]
 
 def chunks(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[list[T]]:
     rest = iter(elements)
-    while some := list(islice(rest, length)):
-        yield some
+    while chunk := list(islice(rest, length)):
+        yield chunk

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from private_server import private_server
 
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 settings.register_profile("any machine", deadline=None)  # no test asserts a time
 settings.load_profile("any machine")

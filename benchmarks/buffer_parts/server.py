@@ -12,7 +12,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from buffer.server.embedded.server import find_binary, server_command
+from buffer.server.embedded.programs import find_binary, server_command
 
 MAX_MEMORY_MB = 6144
 START_S = 30.0

@@ -1,1 +1,1 @@
-"""Spent groups on disk: `writing.py` appends, `reading.py` lists, `segment.py` is the format."""
+"""The archive of spent groups on disk: `writing.py` appends, `reading.py` reads and exports, `segment.py` is the format."""

@@ -1,7 +1,7 @@
-"""The file of the archive that is being written, and what becomes of one whose writer died.
+"""The archive file that is being written, and the repair of one whose writer died.
 
-A writer begins a file of its own and holds a lock on it until it ends, however it ends. So a writer that was only asleep
-and wakes up beside its successor spoils nothing, and a file without a lock and without an index is one to be settled.
+Each writer begins a file of its own and locks it until its process ends. So a paused writer that resumes beside its successor
+does no harm, and a file without lock and index is one whose writer died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ define("archive.begun", "archive.closed", "archive.indexed")
 
 
 class OpenSegment:
-    """Only what `sync` has seen counts."""
+    """An archive file that is being written; records count once `sync` has returned."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self._file = _begin(folder)
@@ -41,11 +41,11 @@ class OpenSegment:
         self.end = 0
         self._entries: list[SegmentEntry] = []
         self._durable = 0, 0
-        """How many entries, and where they end."""
+        """Number of durable records, and the offset behind them."""
         failpoint("archive.begun")
 
     def describe(self, about: Mapping[str, object]) -> None:
-        """Comes first."""
+        """Write the file header, before any record."""
         self._put(file_header(about))
 
     def add(self, summary: GroupSummary, payload: bytes) -> None:
@@ -62,12 +62,12 @@ class OpenSegment:
         self._durable = len(self._entries), self.end
 
     def close(self) -> SegmentIndex | None:
-        """Cut off what is not durable, and index the rest; None if nothing is left."""
+        """Cut off what is not durable and write the index; None if no record is left."""
         count, end = self._durable
         index = SegmentIndex(entries=tuple(self._entries[:count]), damage=(), end=end)
         try:
             failpoint("archive.closed")
-            with suppress(OSError):  # a disk in trouble: the next writer settles this file
+            with suppress(OSError):  # the disk fails: the next writer settles this file
                 if not count:
                     self.path.unlink()
                     return None
@@ -87,9 +87,9 @@ class OpenSegment:
 
 
 def settle(path: Path) -> bool:
-    """Finish a file whose writer is gone: cut off what it never finished, and index the rest.
+    """Finish a file whose writer has died: cut off its unfinished record and write the index.
 
-    False if its writer lives, or if nothing was in it.
+    False if the writer is alive, or if the file holds no record.
     """
     file = os.open(path, os.O_RDWR)
     try:
@@ -102,7 +102,7 @@ def settle(path: Path) -> bool:
         if unfinished := os.fstat(file).st_size - index.end:
             log.warning("%s ended in the middle of a record: its last %d bytes are cut off", path.name, unfinished)
             os.ftruncate(file, index.end)
-        # Its writer may have died before this. From now on these groups count as archived.
+        # The writer may have died before its fsync; from here on these groups count as archived.
         os.fsync(file)
         sync_folder(path.parent)
         write_index(path, index)
@@ -112,14 +112,14 @@ def settle(path: Path) -> bool:
 
 
 def _begin(folder: Path) -> tuple[Path, int]:
-    """The next file, locked."""
+    """Create and lock the next file."""
     number = max((number_of(path) for path in files_in(folder)), default=0)
     while True:
         number += 1
         path = file_number(folder, number)
         with suppress(FileExistsError):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            if _lock(file) and os.fstat(file).st_nlink:  # else another writer took it for an empty one of the dead
+            if _lock(file) and os.fstat(file).st_nlink:  # else another writer has removed it as an empty one
                 return path, file
             os.close(file)
 

@@ -1,7 +1,7 @@
-"""Reading the archive of spent groups: every group once, in the order in which they were archived.
+"""Reads the archive of spent groups: every group once, in the order in which they were archived.
 
-One payload is in memory at a time, plus the ids already met. Reading changes nothing, so it may go on beside a writer.
-What cannot be read is passed over, and told to whoever asks for `damage`.
+One payload is in memory at a time, plus the ids seen so far. Reading changes nothing and may run beside a writer. What cannot
+be read is skipped and reported as `damage`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from buffer.payloads.codec import BadPayload, decode
 def read(
     folder: Path, *, after_step: int | None = None, ids: Collection[str] | None = None, damage: list[Damage] | None = None
 ) -> Iterator[tuple[int, RolloutGroup]]:
-    """The groups, each with the last step that trained it; only those of later steps, or with these ids.
+    """Yield groups, each with the last step that trained it; only those of steps after `after_step`, or with these ids.
 
-    `damage` receives what could not be read.
+    What cannot be read is appended to `damage`.
     """
     wanted = frozenset(ids) if ids is not None else None
 
@@ -61,7 +61,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
     if not folder.is_dir():
         raise ConfigError(f"there is no archive in {folder}; with retention.archive: true a run begins one at a checkpoint")
     for path in files_in(folder):
-        with suppress(FileNotFoundError), opened(path) as file:  # deleted meanwhile: the archive is at its limit
+        with suppress(FileNotFoundError), opened(path) as file:  # deleted by the writer, because the archive is at its limit
             yield path, file, index_of(path)
 
 
@@ -73,7 +73,7 @@ def _group_at(file: int, entry: SegmentEntry) -> RolloutGroup:
 
 
 def archived_steps(folder: Path) -> tuple[dict[str, int], int]:
-    """The last step that trained each group, and how many stretches cannot be read. From the indexes: no group is read."""
+    """Return the last step that trained each group, and the number of damaged ranges. Reads the indexes alone."""
     steps: dict[str, int] = {}
     damaged = 0
     for _, _, index in _files(folder):
@@ -89,7 +89,7 @@ class EnvironmentStats:
     groups: int = 0
     tokens: int = 0
     reward: float | None = None
-    """The mean over the groups that have one."""
+    """Mean over the groups that have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,34 +98,34 @@ class ArchiveStats:
     bytes: int
     groups: int
     tokens: int
-    """Sampled ones."""
+    """Number of sampled tokens."""
     first_step: int | None
     last_step: int | None
     since: float | None
     """When the oldest group was archived, in seconds since 1970."""
     until: float | None
     damaged: int
-    """Stretches that cannot be read, as far as the indexes know; `read` finds the others."""
+    """Damaged ranges that the indexes list; `read` finds the others."""
     environments: Mapping[str, EnvironmentStats]
 
 
 def archive_stats(folder: Path) -> ArchiveStats:
-    """From the indexes alone, where there are any: no group is read."""
-    summary: dict[str, GroupSummary] = {}
+    """Summarize the archive from its indexes; a file without one is scanned."""
+    summaries: dict[str, GroupSummary] = {}
     files = size = damaged = 0
     for path, _, index in _files(folder):
         files, size, damaged = files + 1, size + path.stat().st_size, damaged + len(index.damage)
         for entry in index.entries:
-            summary.setdefault(entry.summary.id, entry.summary)
+            summaries.setdefault(entry.summary.id, entry.summary)
     by_environment: dict[str, list[GroupSummary]] = {}
-    for group in summary.values():
+    for group in summaries.values():
         by_environment.setdefault(group.environment, []).append(group)
-    steps, times = [group.step for group in summary.values()], [group.time for group in summary.values()]
+    steps, times = [group.step for group in summaries.values()], [group.time for group in summaries.values()]
     return ArchiveStats(
         files=files,
         bytes=size,
-        groups=len(summary),
-        tokens=sum(group.tokens for group in summary.values()),
+        groups=len(summaries),
+        tokens=sum(group.tokens for group in summaries.values()),
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         since=min(times, default=None),
@@ -150,7 +150,7 @@ class Exported:
 
 
 def export_jsonl(folder: Path, stream: TextIO, *, tokens: bool, after_step: int | None = None) -> Exported:
-    """One line per rollout; docs/archive.md lists its fields. `tokens` adds the token rows."""
+    """Write one line per rollout; docs/archive.md lists its fields. `tokens` adds the token rows."""
     damage: list[Damage] = []
     groups = rollouts = 0
     for step, group in read(folder, after_step=after_step, damage=damage):
@@ -189,7 +189,7 @@ def _prompt(task: Task) -> str | list[dict[str, object]]:
 
 
 def _message(message: Message) -> dict[str, object]:
-    """What belongs to tools is there only where there is any."""
+    """Return a message; fields of tools only where they are set."""
     return {name: value for name, value in asdict(message).items() if value or name in ("role", "content")}
 
 

@@ -1,7 +1,7 @@
-"""One file of the archive: records that prove themselves, one after the other, and an index that anybody can rebuild.
+"""One file of the archive: checksummed records one after the other, and an index that can be rebuilt from them.
 
-docs/archive.md says what stands at which byte. Whatever a file holds, reading it never fails: a record is sound, or
-it is damage, or the file ends in its middle.
+docs/archive.md describes the bytes. Reading never fails on damaged content: a record is valid, or damaged, or cut off by the
+end of the file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from async_rl.errors import ConfigError
 
 FORMAT = 1
 MAX_HEAD = 4096
-"""Bytes of text before a payload; more than that is not ours, and need not be read to know it."""
+"""Limit of the text before a payload; a header that announces more is not ours."""
 
 _FILE = struct.Struct("<4sHxxIQ")
 _FILE_MAGIC = b"ARLS"
 _RECORD = struct.Struct("<4sIQQQ")
 _RECORD_MAGIC = b"ARLR"
-_SEAL = struct.Struct("<Q")
-"""Ends both headers: the checksum of everything in front of it and of the text behind it."""
+_CHECKSUM = struct.Struct("<Q")
+"""Ends both headers: the checksum of all before it and of the text behind it."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """What a record says of its group, so that nobody must decode groups to choose among them."""
+    """What a record says of its group, so that groups can be selected without decoding them."""
 
     id: str
     step: int
@@ -45,14 +45,14 @@ class GroupSummary:
     """When it was archived, in seconds since 1970."""
     environment: str
     tokens: int
-    """Sampled ones."""
+    """Number of sampled tokens."""
     reward: float | None
-    """The mean of its rollouts; None if none of them has one."""
+    """Mean reward of its rollouts; None if all of them failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEntry:
-    """Where a record lies."""
+    """A record's summary and place in the file."""
 
     summary: GroupSummary
     offset: int
@@ -61,7 +61,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A stretch of a file that cannot be read."""
+    """A range of a file that cannot be read."""
 
     file: str
     offset: int
@@ -76,11 +76,11 @@ class SegmentIndex:
     entries: tuple[SegmentEntry, ...]
     damage: tuple[Damage, ...]
     end: int
-    """Behind the last record; what follows is a record that was never finished."""
+    """Offset behind the last record; anything beyond is an unfinished record."""
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the archive's files, oldest first."""
     found = [path for path in folder.glob("groups-*.arl") if re.fullmatch(r"groups-\d{6,}\.arl", path.name)]
     return sorted(found, key=number_of)
 
@@ -96,22 +96,22 @@ def file_number(folder: Path, number: int) -> Path:
 # -- writing --------------------------------------------------------------------------------------------------------
 def file_header(about: Mapping[str, object]) -> bytes:
     text = json.dumps(about).encode()
-    start = _FILE.pack(_FILE_MAGIC, FORMAT, len(text), 0)[: -_SEAL.size]
-    return _sealed(start, text, 0)
+    start = _FILE.pack(_FILE_MAGIC, FORMAT, len(text), 0)[: -_CHECKSUM.size]
+    return _with_checksum(start, text, 0)
 
 
 def record_head(summary: GroupSummary, payload: bytes, offset: int) -> bytes:
-    """All of a record but its payload. Sealed with its offset, so that a record inside a payload passes for nothing."""
+    """Return a record without its payload. The checksum covers the offset, so that a record inside a payload is not valid."""
     text = json.dumps(asdict(summary)).encode()
-    start = _RECORD.pack(_RECORD_MAGIC, len(text), len(payload), xxhash.xxh3_64_intdigest(payload), 0)[: -_SEAL.size]
-    return _sealed(start, text, offset)
+    start = _RECORD.pack(_RECORD_MAGIC, len(text), len(payload), xxhash.xxh3_64_intdigest(payload), 0)[: -_CHECKSUM.size]
+    return _with_checksum(start, text, offset)
 
 
-def _sealed(start: bytes, text: bytes, offset: int) -> bytes:
-    return start + _SEAL.pack(_seal(start, text, offset)) + text
+def _with_checksum(start: bytes, text: bytes, offset: int) -> bytes:
+    return start + _CHECKSUM.pack(_checksum(start, text, offset)) + text
 
 
-def _seal(start: bytes | memoryview, text: bytes | memoryview, offset: int) -> int:
+def _checksum(start: bytes | memoryview, text: bytes | memoryview, offset: int) -> int:
     return xxhash.xxh3_64_intdigest(b"".join((start, text)), seed=offset)
 
 
@@ -126,17 +126,17 @@ def opened(path: Path) -> Generator[int]:
 
 
 def index_of(path: Path) -> SegmentIndex:
-    """From the index file if that is about this very file, else from the file itself."""
+    """Return the index from the index file if it fits this file, else by scanning the file."""
     return read_index(path) or scan(path)
 
 
 def scan(path: Path) -> SegmentIndex:
-    """Read the whole file and check every record. After damage, go on at the next record that can be found."""
+    """Read the whole file and check every record; after damage, continue at the next valid record."""
     entries: list[SegmentEntry] = []
     damage: list[Damage] = []
     with opened(path) as file:
         size = os.fstat(file).st_size
-        offset = end = _start(file, path)
+        offset = end = _first_record(file, path)
         while offset < size:
             entry = _entry_at(file, offset)
             if entry is None:
@@ -149,7 +149,7 @@ def scan(path: Path) -> SegmentIndex:
             if offset + entry.length > size:
                 break
             if payload_of(file, entry) is None:
-                damage.append(_unsound(path, entry))
+                damage.append(_damage_at(path, entry))
             else:
                 entries.append(entry)
             offset = end = offset + entry.length
@@ -157,28 +157,32 @@ def scan(path: Path) -> SegmentIndex:
 
 
 def payload_of(file: int, entry: SegmentEntry) -> bytes | None:
-    """The group's bytes as they were archived; None if they are not what they were."""
+    """Return the payload of a record; None if a checksum does not match."""
     record = memoryview(os.pread(file, entry.length, entry.offset))
     if len(record) != entry.length or entry.length < _RECORD.size:
         return None
-    magic, head, size, checksum, seal = _RECORD.unpack_from(record)
+    magic, head, size, checksum, checksum_found = _RECORD.unpack_from(record)
     text, payload = record[_RECORD.size : _RECORD.size + head], record[_RECORD.size + head :]
     if magic != _RECORD_MAGIC or size != len(payload) or checksum != xxhash.xxh3_64_intdigest(payload):
         return None
-    return bytes(payload) if seal == _seal(record[: _RECORD.size - _SEAL.size], text, entry.offset) else None
+    return bytes(payload) if checksum_found == _checksum(record[: _RECORD.size - _CHECKSUM.size], text, entry.offset) else None
 
 
-def _unsound(path: Path, entry: SegmentEntry) -> Damage:
+def _damage_at(path: Path, entry: SegmentEntry) -> Damage:
     return Damage(file=path.name, offset=entry.offset, length=entry.length, reason="its bytes changed")
 
 
-def _start(file: int, path: Path) -> int:
-    """Where the first record stands. A header that is damaged costs nothing: the records are searched for."""
+def _first_record(file: int, path: Path) -> int:
+    """Return the offset of the first record; 0 for a damaged header, because records are then searched for."""
     start = os.pread(file, _FILE.size, 0)
     if len(start) < _FILE.size:
         return 0
-    magic, version, length, seal = _FILE.unpack(start)
-    if magic != _FILE_MAGIC or length > MAX_HEAD or seal != _seal(start[: -_SEAL.size], os.pread(file, length, _FILE.size), 0):
+    magic, version, length, checksum_found = _FILE.unpack(start)
+    if (
+        magic != _FILE_MAGIC
+        or length > MAX_HEAD
+        or checksum_found != _checksum(start[: -_CHECKSUM.size], os.pread(file, length, _FILE.size), 0)
+    ):
         return 0
     if version != FORMAT:
         raise ConfigError(f"{path} is of archive format {version} and this version reads {FORMAT}; update async_rl")
@@ -189,11 +193,11 @@ def _entry_at(file: int, offset: int) -> SegmentEntry | None:
     start = os.pread(file, _RECORD.size, offset)
     if len(start) < _RECORD.size:
         return None
-    magic, length, size, _, seal = _RECORD.unpack(start)
+    magic, length, size, _, checksum_found = _RECORD.unpack(start)
     if magic != _RECORD_MAGIC or length > MAX_HEAD:
         return None
     text = os.pread(file, length, offset + _RECORD.size)
-    if seal != _seal(start[: -_SEAL.size], text, offset):
+    if checksum_found != _checksum(start[: -_CHECKSUM.size], text, offset):
         return None
     try:
         summary = _read_summary(json.loads(text))
@@ -203,32 +207,32 @@ def _entry_at(file: int, offset: int) -> SegmentEntry | None:
 
 
 def _read_summary(head: Mapping[str, Any]) -> GroupSummary:
-    """What a later version adds to a record is passed over."""
+    """Parse a summary; fields added by later versions are ignored."""
     return GroupSummary(**{name: head[name] for name in GroupSummary.__dataclass_fields__})
 
 
 def _next_record(file: int, start: int, size: int) -> int | None:
-    """The next offset at which a record begins."""
+    """Return the next offset at which a record begins."""
     while start < size:
         chunk = os.pread(file, _CHUNK, start)
-        if not chunk:  # it was cut meanwhile
+        if not chunk:  # the file was truncated meanwhile
             return None
         at = chunk.find(_RECORD_MAGIC)
         while at >= 0:
             if _entry_at(file, start + at) is not None:
                 return start + at
             at = chunk.find(_RECORD_MAGIC, at + 1)
-        start += max(1, len(chunk) - len(_RECORD_MAGIC) + 1)  # a magic may lie across two chunks
+        start += max(1, len(chunk) - len(_RECORD_MAGIC) + 1)  # the magic may span two chunks
     return None
 
 
-# -- the index file: a checksum, what the file holds in all, then one line per record ---------------------------------
+# -- the index file: a checksum, a line about the whole file, then one line per record --------------------------------
 def index_file(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
 def write_index(path: Path, index: SegmentIndex) -> None:
-    """What a power loss makes of it is noticed, and it is made again."""
+    """Write the index file. If it is damaged later, its checksum shows it, and it is rebuilt."""
     about = {"format": FORMAT, "bytes": index.end, "damage": [asdict(damage) for damage in index.damage]}
     entries = ({**asdict(entry.summary), "offset": entry.offset, "length": entry.length} for entry in index.entries)
     body = "".join(f"{json.dumps(line)}\n" for line in (about, *entries))
@@ -236,7 +240,7 @@ def write_index(path: Path, index: SegmentIndex) -> None:
 
 
 def read_index(path: Path) -> SegmentIndex | None:
-    """None if there is no index, or if it is about something else than this file."""
+    """Return the index of the index file; None if it is missing, damaged, or does not fit this file."""
     try:
         about, *lines = [cast("dict[str, Any]", json.loads(line)) for line in _index_lines(path)]
         entries = [SegmentEntry(summary=_read_summary(line), offset=line["offset"], length=line["length"]) for line in lines]
@@ -247,7 +251,7 @@ def read_index(path: Path) -> SegmentIndex | None:
 
 
 def is_indexed(path: Path) -> bool:
-    """Its index is whole and about this very file."""
+    """Whether the index file is undamaged and fits this file."""
     try:
         return bool(_index_lines(path))
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,8 +1,8 @@
-"""Moves spent groups from the buffer to the archive, beside the training and never in its way.
+"""Moves spent groups from the buffer to the archive, without delaying training.
 
-A group leaves the buffer only when it is safe on the disk, so a crash in between brings it twice and never loses it; the
-writer knows it again. A disk that refuses delays this service alone: the buffer keeps spent groups for a bounded number
-of steps, and what waited longer is deleted and counted there.
+A group is discarded from the buffer only when it is durable on disk: a crash in between archives it again, and the writer
+skips it. A failing disk delays this service alone: the buffer keeps spent groups for a bounded number of steps, then deletes
+and counts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from async_rl.durable.failpoints import define, failpoint
 from async_rl.types import SpentGroup
 
 GROUPS_AT_ONCE = 32
-"""Per reading and per flush to the disk."""
+"""Groups per read from the buffer and per fsync."""
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class SpentGroups(Protocol):
-    """All that this service needs of the buffer."""
+    """The part of `ReplayBuffer` that this service uses."""
 
     async def spent_groups(self, limit: int, /) -> Sequence[SpentGroup]:
-        """Oldest first."""
+        """Return spent groups that are kept, oldest first."""
         ...
 
     async def discard(self, fence: int, ids: Sequence[str], /) -> object: ...
@@ -37,12 +37,12 @@ class SpentGroups(Protocol):
 
 class GroupWriter(Protocol):
     def append(self, groups: Sequence[SpentGroup]) -> int:
-        """Blocks until they are durable; an OSError says that they are not."""
+        """Block until the groups are durable. Raises OSError if they are not."""
         ...
 
 
 async def archive_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, wake: asyncio.Event) -> None:
-    """Until cancelled.
+    """Archive spent groups until cancelled.
 
     consumes: spent groups (buffer.spent_groups)   waits for:    spent groups
     produces: records (writer.append)              unblocked by: `wake`, set after each checkpoint; the end of a pause
@@ -56,7 +56,7 @@ async def archive_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *,
             if not pause_s:
                 log.warning("spent groups stay in the buffer, because the archive cannot be written: %s", refusal)
             pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-            await _woken(wake, within_s=pause_s)
+            await _wait_for_wake(wake, within_s=pause_s)
         else:
             if pause_s:
                 log.info("the archive is written again")
@@ -65,7 +65,9 @@ async def archive_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *,
 
 
 async def drain_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, within_s: float) -> bool:
-    """Archive what is left, when `archive_spent` has ended. False if it had to stop before; nothing is lost by that."""
+    """Archive what is left after `archive_spent` has ended. False if `within_s` or the disk did not suffice: the rest stays in
+    the buffer.
+    """
     try:
         async with asyncio.timeout(within_s):
             await _archive_all(buffer, fence, writer)
@@ -77,7 +79,7 @@ async def drain_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, w
 
 
 class _DiskRefused(Exception):
-    """As the operating system puts it."""
+    """An OSError of the writer, in the operating system's words."""
 
 
 async def _archive_all(buffer: SpentGroups, fence: int, writer: GroupWriter) -> None:
@@ -91,7 +93,7 @@ async def _archive_all(buffer: SpentGroups, fence: int, writer: GroupWriter) -> 
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """A cancelled call is waited for: a thread cannot be stopped, and nobody else may write meanwhile."""
+    """Run `call` in a thread. A cancelled call is waited for: a thread cannot be stopped, and two writers must not overlap."""
     running = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(running)
@@ -100,7 +102,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
         raise
 
 
-async def _woken(wake: asyncio.Event, *, within_s: float) -> None:
+async def _wait_for_wake(wake: asyncio.Event, *, within_s: float) -> None:
     try:
         async with asyncio.timeout(within_s):
             await wake.wait()

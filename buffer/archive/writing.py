@@ -1,4 +1,4 @@
-"""Appends spent groups to the archive: durable when `append` returns, each once, never more than the limits allow."""
+"""Appends spent groups to the archive: durable when `append` returns, each group once, within the configured limits."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from buffer.payloads.codec import BadPayload, decode
 
 SEGMENT_BYTES = 64 * 2**20
 FILES_WITHIN_LIMIT = 8
-"""Whole files are deleted, so a small limit gets small files."""
+"""A segment is at most 1/8 of the size limit, because whole files are deleted."""
 FILES_REMEMBERED = 4
-"""A group comes twice only when a crash falls between its archiving and its leaving the buffer, so it comes soon."""
+"""Files whose ids are remembered. A group comes again only after a crash between archiving and discarding, so soon."""
 LONGEST_NAME = 256
-"""Of an environment in a record; a worker could send any."""
+"""Longest environment name in a record; a worker could send any."""
 
 log = logging.getLogger(__name__)
 define("archive.appended", "archive.synced", "archive.removed")
 
 
 class ArchiveWriter:
-    """Blocks on the disk, so a service calls it in a thread, one call at a time."""
+    """Appends to one archive. Blocks on the disk, so service.py calls it in a thread, one call at a time."""
 
     def __init__(
         self, folder: Path, *, run: str, max_gb: float, max_days: float | None = None, segment_bytes: int = SEGMENT_BYTES
@@ -45,10 +45,12 @@ class ArchiveWriter:
         self._closed: deque[ClosedFile] = deque()
         self._recent: deque[set[str]] = deque(maxlen=FILES_REMEMBERED)
         self._others_bytes = 0
-        """Of a writer that still lives: counted, left alone."""
+        """Size of a file that another live writer holds: counted, but never deleted."""
 
     def append(self, groups: Sequence[SpentGroup]) -> int:
-        """How many of them were not there yet. After an OSError offer them again: none counts as archived."""
+        """Append the groups that are not archived yet and return how many they are. After an OSError none counts as archived:
+        append them again.
+        """
         try:
             self._settle()
             written = 0
@@ -62,7 +64,7 @@ class ArchiveWriter:
             failpoint("archive.synced")
             self._expire()
         except OSError:
-            self._close()  # what is not on the disk for certain is cut off
+            self._close()  # cuts off what may not be on the disk
             self._is_settled = False
             raise
         return written
@@ -112,13 +114,13 @@ class ArchiveWriter:
 
     def _remove_oldest(self) -> None:
         path = self._closed.popleft().path
-        index_file(path).unlink(missing_ok=True)  # first: an index alone would stay for ever
+        index_file(path).unlink(missing_ok=True)  # first: an index without its file would never be deleted
         failpoint("archive.removed")
         path.unlink(missing_ok=True)
         log.info("the archive is at its limit: %s is deleted", path)
 
     def _settle(self) -> None:
-        """At the beginning, and again after trouble: see what is there, and finish what a dead writer left."""
+        """Before the first append and after an OSError: list the files, and index those whose writer died."""
         if self._is_settled:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -140,19 +142,19 @@ class ArchiveWriter:
 class ClosedFile:
     path: Path
     bytes: int
-    """With its index."""
+    """Including its index."""
     newest: float
-    """When it was last written."""
+    """When it was last written to, in seconds since 1970."""
 
 
 def _closed(path: Path, size: int, *, newest: float) -> ClosedFile:
-    with suppress(OSError):  # an index that could not be written is made another time
+    with suppress(OSError):  # the index could not be written; it is rebuilt when needed
         size += index_file(path).stat().st_size
     return ClosedFile(path=path, bytes=size, newest=newest)
 
 
 def summary_of(group: SpentGroup) -> GroupSummary:
-    """Bytes that are no group are archived all the same; what they were is then for a person to find out."""
+    """Summarize a group for its record; a payload that cannot be decoded is archived with an empty summary."""
     try:
         environment, tokens, reward = _described(decode(group.payload))
     except BadPayload:
@@ -168,5 +170,5 @@ def _described(group: RolloutGroup) -> tuple[str, int, float | None]:
 
 
 def _schema(group: SpentGroup) -> int:
-    """As the envelope of the file's first group says. Each says its own, and that is the one that counts."""
+    """Return the codec schema of a payload. The file header names that of the first group; each payload carries its own."""
     return int.from_bytes(group.payload[4:6], "little")

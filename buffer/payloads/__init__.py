@@ -1,1 +1,1 @@
-"""The bytes of groups: `codec.py` first; `store.py` says where they lie, `files.py` keeps large ones beside Redis."""
+"""Payloads, the encoded groups: `codec.py` first; `store.py` puts them into Redis or into `files.py`'s folder."""

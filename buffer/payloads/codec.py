@@ -1,11 +1,11 @@
-"""RolloutGroup <-> bytes. Data only: a hostile payload can at worst be refused.
+"""Encodes a RolloutGroup as bytes. The format holds data only: a hostile payload can at worst be refused.
 
     magic "ARLG" | schema u16 | codec u8 | flags u8 | length u32 of the body | xxh3 u64 of the body | body
     body = number of tokens u32 | token ids i32 ... | logprobs f32 ... | loss mask u8 ... | records
 
-Everything is little-endian. A column holds the tokens of one sample after the other, at an aligned address, so that
-reading copies nothing. The records are msgpack; codec 1 says that zstd compressed them. Columns stay raw: text shrinks to
-a third, while token ids and logprobs hardly shrink and cost ten times the rest.
+Everything is little-endian. A column holds the tokens of one sample after the other, aligned, so that reading copies nothing.
+The records are msgpack, with codec 1 compressed by zstd. Columns are never compressed: text shrinks to a third, while token
+ids and logprobs hardly shrink and cost ten times as long.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from async_rl.types import RolloutGroup, Sample
 from buffer.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_group, read_spans, write_group
 
 MAX_BYTES = 256 * 2**20
-"""Of one payload; a larger one is refused unread."""
+"""Limit of a payload; a larger one is refused unread."""
 MAX_RECORD_BYTES = 32 * 2**20
-"""Of the records, uncompressed: a byte of msgpack can become a list of 64 bytes, and a byte of zstd thousands of bytes."""
+"""Limit of the uncompressed records: a byte of msgpack can become a list of 64 bytes, a byte of zstd thousands of bytes."""
 WORTH_COMPRESSING = 1024
-"""Bytes of records. Fewer do not shrink by half."""
+"""Records shorter than this many bytes do not shrink by half, and stay uncompressed."""
 
 _HEADER = struct.Struct("<4sHBBIQ")
 _COUNT = struct.Struct("<I")
@@ -50,6 +50,7 @@ _unpack = cast(
 
 
 def encode(group: RolloutGroup, *, compress_text: bool = False) -> bytes:
+    """Raises BadPayload for a group that cannot be written or is too large."""
     samples = [sample for rollout in group.rollouts for sample in rollout.samples]
     columns = _columns(samples)
     try:
@@ -62,12 +63,12 @@ def encode(group: RolloutGroup, *, compress_text: bool = False) -> bytes:
     if compress_text and len(records) >= WORTH_COMPRESSING:
         codec, records = _ZSTD, _compress(records)
     count = sum(map(len, samples))
-    return _sealed(codec, [_COUNT.pack(count), *columns, records], _COUNT.size + count * _TOKEN_BYTES + len(records))
+    return _with_header(codec, [_COUNT.pack(count), *columns, records], _COUNT.size + count * _TOKEN_BYTES + len(records))
 
 
 def decode(payload: bytes | memoryview) -> RolloutGroup:
-    """Its arrays are read-only views into the payload."""
-    schema, codec = _opened(payload)
+    """Return the group; its arrays are read-only views into the payload. Raises BadPayload."""
+    schema, codec = _check_header(payload)
     read = _READERS.get((schema, codec))
     if read is None:
         wrote = "an older version" if schema < _SCHEMA else "a newer version; upgrade the learner"
@@ -79,8 +80,8 @@ def decode(payload: bytes | memoryview) -> RolloutGroup:
 
 
 # -- the envelope ---------------------------------------------------------------------------------------------------
-def _sealed(codec: int, parts: list[Any], length: int) -> bytes:
-    """Hashed part by part and joined once: a second copy of a large payload would cost more than all the rest."""
+def _with_header(codec: int, parts: list[Any], length: int) -> bytes:
+    """Put the header before the parts; they are hashed one by one, so that a large payload is copied only once."""
     if length + _HEADER.size > MAX_BYTES:
         raise BadPayload(f"a group of {length} bytes is above the limit of {MAX_BYTES}")
     checksum = xxhash.xxh3_64()
@@ -89,8 +90,8 @@ def _sealed(codec: int, parts: list[Any], length: int) -> bytes:
     return b"".join([_HEADER.pack(_MAGIC, _SCHEMA, codec, 0, length, checksum.intdigest()), *parts])
 
 
-def _opened(payload: bytes | memoryview) -> tuple[int, int]:
-    """Schema and codec of bytes that are one of our payloads, and arrived whole."""
+def _check_header(payload: bytes | memoryview) -> tuple[int, int]:
+    """Check header, length and checksum; return schema and codec. Raises BadPayload."""
     if not _HEADER.size <= len(payload) <= MAX_BYTES:
         raise BadPayload(f"a payload has between {_HEADER.size} and {MAX_BYTES} bytes, this one has {len(payload)}")
     magic, schema, codec, flags, length, checksum = _HEADER.unpack_from(payload)
@@ -119,7 +120,7 @@ def _columns(samples: list[Sample]) -> list[Any]:
 
 
 class _Columns:
-    """The tokens of all samples; each sample's record takes the next of them."""
+    """Reads the token columns; each call of `read_sample` consumes the next sample's part."""
 
     __slots__ = ("_at", "_logprobs", "_mask", "_token_ids", "end")
 
@@ -148,7 +149,7 @@ class _Columns:
                 raise BadPayload("a sample does not fit its columns")
 
     @property
-    def is_used_up(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self._at == len(self._mask)
 
 
@@ -164,7 +165,7 @@ def _read_compressed(payload: bytes | memoryview) -> RolloutGroup:
 
 def _read_records(records: bytes | memoryview, columns: _Columns) -> RolloutGroup:
     group = read_group(_unpacked(records), columns.read_sample)
-    if not columns.is_used_up:
+    if not columns.is_exhausted:
         raise BadPayload("tokens are left over that no sample owns")
     return group
 
@@ -176,7 +177,7 @@ def _unpacked(records: bytes | memoryview) -> MsgpackValue:
 
 
 def _compress(records: bytes) -> bytes:
-    import zstandard  # only who asks for it pays for it
+    import zstandard  # imported only where it is needed
 
     return zstandard.ZstdCompressor(level=1).compress(records)
 
@@ -216,4 +217,4 @@ _READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]]
     (2, _PLAIN): _read_plain,
     (2, _ZSTD): _read_compressed,
 }
-"""By schema and codec. The previous schema stays readable for one release, so that a run can be upgraded while it goes on."""
+"""(schema, codec) -> reader. The previous schema stays readable for one release, so that a run can be upgraded live."""

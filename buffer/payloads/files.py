@@ -1,14 +1,14 @@
-"""Large payloads in files beside Redis, where the learner, its workers and perhaps Redis share one machine.
+"""Large payloads in files, for learner and workers on one machine (`redis.payloads`).
 
-One file is one payload. It is written once, before anything refers to it, and never changed; Redis holds a reference of about
-50 bytes in the payload's place, so that every property of the state machine is the same. The learner maps the file, and the
+One file is one payload. It is written once, before anything refers to it, and never changed. Redis holds a reference of about
+50 bytes in the payload's place, so the state machine is the same with and without files. The learner maps the file, and the
 arrays of a group are views into the page cache: after the worker's write no byte is copied.
 
     worker:  put ──▶ file ── commit(reference) ──▶ READY … spent           learner:  take ──▶ reference ── get ──▶ map
-    anybody: names ── scripts/unwanted.lua: which of these does no ticket need any more? ──▶ delete
+    sweep:   names ── scripts/unwanted.lua: files that no ticket can refer to any more ──▶ delete
 
-A crash leaves at worst a file that no ticket refers to. Its ticket stands in its name, and once that ticket may not be
-committed any more, nobody can ever refer to it: `unwanted` says so, and whoever sweeps next deletes it.
+A crash leaves at worst a file that no ticket refers to. Its name contains its ticket: once that ticket can no longer be
+committed, `unwanted` lists the file and the next sweep deletes it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from async_rl.errors import BufferUnreachable, ConfigError
 from buffer.payloads.codec import MAX_BYTES, BadPayload
 
 WORTH_A_FILE = 64 * 1024
-"""Bytes. Making, mapping and deleting a file costs what Redis needs for a payload of about this size."""
+"""Payloads of at least this many bytes go to files: below, a file costs more than Redis does."""
 MAX_MAPS = 256
-"""Each map keeps a file descriptor, and 1024 of these are a usual limit; beyond, payloads are copied out of their files."""
+"""Each map keeps a file descriptor, usually limited to 1024; beyond this many, payloads are copied out of their files."""
 LOOKS = 64
-"""The folder is measured again after a writer has filled this part of the room that it saw."""
+"""A writer measures the folder again after filling 1/LOOKS of the free room that it saw."""
 
 _REFERENCE = struct.Struct("<4s16sI")
 _MAGIC = b"ARLF"
@@ -49,14 +49,14 @@ define("payload_file.created", "payload_file.written")
 
 
 class PayloadFolderFull(Exception):
-    """There is no room for another file until some are deleted. Nothing was written."""
+    """There is no room for another file until some are deleted; nothing was written."""
 
 
 class PayloadFolder:
     """The payload files of one run on one machine: `with PayloadFolder(folder, max_bytes=...) as payload_folder`.
 
-    Processes need no lock among themselves: names never meet, and a file that was deleted already is no error. The
-    bound holds up to 1/64, or one payload, for each process that writes.
+    Processes share it without a lock: file names are unique, and deleting a deleted file is no error. Each writing process
+    may exceed `max_bytes` by 1/64 of the free room, or by one payload.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
@@ -65,18 +65,18 @@ class PayloadFolder:
         self._unmeasured = 0
         """Bytes that may be written before the folder is measured again."""
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-        self._descriptor = _opened(folder, max_bytes)
+        self._descriptor = _open_folder(folder, max_bytes)
         self.token = _token(self._descriptor, folder)
-        """Drawn when the folder was made: tells it from a folder of the same name on another machine, or of an earlier boot."""
+        """Drawn when the folder was made: tells it from one of the same name on another machine or of an earlier boot."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        os.close(self._descriptor)  # what was mapped stays mapped
+        os.close(self._descriptor)  # maps stay valid
 
     def put(self, ticket: str, payload: bytes) -> bytes:
-        """Write a file, and return the reference to it. Raises PayloadFolderFull."""
+        """Write a file and return the reference to it. Raises PayloadFolderFull."""
         if len(payload) > self._max_bytes:
             raise ConfigError(f"redis.payloads: a group of {len(payload)} bytes does not fit in {self.path}; allow it more")
         name = f"{ticket}-{secrets.token_hex(8)}"
@@ -92,7 +92,7 @@ class PayloadFolder:
         return _REFERENCE.pack(_MAGIC, self.token, len(payload)) + name.encode()
 
     def get(self, reference: bytes) -> memoryview | bytes:
-        """The payload, as it lies in the page cache. A view of it stays good when the file is deleted. Raises BadPayload."""
+        """Return the payload, mapped from the page cache; it stays valid when the file is deleted. Raises BadPayload."""
         name, length = self._read_reference(reference)
         with self._existing_file(name, length) as descriptor:
             if len(self._maps) >= MAX_MAPS:
@@ -107,11 +107,11 @@ class PayloadFolder:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             if _NAME.fullmatch(name):
-                with suppress(FileNotFoundError):  # somebody else sweeps, too
+                with suppress(FileNotFoundError):  # another process sweeps, too
                     os.unlink(name, dir_fd=self._descriptor)
 
     def measure(self) -> int:
-        """Bytes in all files."""
+        """Return the bytes in all files."""
         total = 0
         for entry in self._files():
             with suppress(FileNotFoundError):
@@ -119,7 +119,7 @@ class PayloadFolder:
         return total
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
-        """What else lies in the folder is none of our business."""
+        """Yield the payload files; other files in the folder are left alone."""
         with os.scandir(self._descriptor) as entries:
             yield from (entry for entry in entries if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False))
 
@@ -153,7 +153,7 @@ class PayloadFolder:
         return BufferUnreachable(f"payloads cannot be written to {self.path} ({error.strerror}); is it still there?")
 
     def _read_reference(self, reference: bytes) -> tuple[str, int]:
-        """Anybody may have written it: nothing but a file of this folder can be named."""
+        """Parse a reference; whatever it holds, it can only name a file of this folder. Raises BadPayload."""
         if not is_reference(reference) or len(reference) <= _REFERENCE.size:
             raise BadPayload("it is no reference to a file")
         _, token, length = _REFERENCE.unpack_from(reference)
@@ -167,7 +167,7 @@ class PayloadFolder:
     @contextmanager
     def _existing_file(self, name: str, length: int) -> Generator[int]:
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # neither a link nor a pipe leads us elsewhere
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # refuse links, do not block on a pipe
             descriptor = os.open(name, flags, dir_fd=self._descriptor)
         except OSError as error:
             raise self._loss(error) from error
@@ -183,7 +183,7 @@ class PayloadFolder:
 
     def _loss(self, error: OSError | ValueError) -> Exception:
         reason = error.strerror if isinstance(error, OSError) else "it became shorter"
-        if isinstance(error, OSError) and error.errno in _SHORTAGE:  # no fault of the payload
+        if isinstance(error, OSError) and error.errno in _SHORTAGE:  # the payload is not at fault
             return BufferUnreachable(f"payloads cannot be read from {self.path} ({reason}); raise the limits of this process")
         return BadPayload(f"its bytes are gone from {self.path} ({reason})")
 
@@ -201,8 +201,8 @@ def _read(descriptor: int, length: int) -> Iterator[bytes]:
         yield part
 
 
-def _opened(folder: Path, max_bytes: int) -> int:
-    """A folder that only this user may enter, held open: if it is replaced under our feet, we notice."""
+def _open_folder(folder: Path, max_bytes: int) -> int:
+    """Open the folder, which only this user may enter, and return its descriptor: a folder that replaces it is then noticed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -221,7 +221,7 @@ def _opened(folder: Path, max_bytes: int) -> int:
 
 
 def _token(folder: int, path: Path) -> bytes:
-    """The same for everybody who opens this folder: who comes first draws it."""
+    """Return the folder's token; the first process that opens the folder draws it."""
     try:
         token = _content(folder, _TOKEN_FILE)
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def _token(folder: int, path: Path) -> bytes:
         token = _content(folder, _TOKEN_FILE)
     if not _TOKEN.fullmatch(token):
         os.close(folder)
-        raise ConfigError(f"redis.payloads: {path / _TOKEN_FILE} was changed by somebody; remove {path}")
+        raise ConfigError(f"redis.payloads: {path / _TOKEN_FILE} is damaged; remove {path}")
     return token
 
 
@@ -238,7 +238,7 @@ def _draw_token(folder: int) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     os.write(descriptor, secrets.token_hex(8).encode())
     os.close(descriptor)
-    with suppress(FileExistsError):  # somebody was faster; a link appears whole or not at all
+    with suppress(FileExistsError):  # another process was faster; a link appears whole or not at all
         os.link(draft, _TOKEN_FILE, src_dir_fd=folder, dst_dir_fd=folder)
     os.unlink(draft, dir_fd=folder)
 

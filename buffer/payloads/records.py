@@ -1,6 +1,6 @@
-"""The fields of a group <-> the nested lists that msgpack packs: a record is a list of its fields in their order.
+"""Converts a group's fields to and from nested lists for msgpack: a record is the list of its fields in order.
 
-Every field is checked on reading, because a checksum only proves that nothing changed on the way.
+Every field is checked on reading, because a checksum only proves that nothing changed in transit.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, TypeAlias, cast
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, ToolCall, VersionSpan
 
 MAX_ITEMS = 2**14
-"""Of one list: msgpack believes the length that a list announces, and makes room for it at every level of nesting."""
+"""Limit of one list: msgpack allocates the length that a list announces, at every level of nesting."""
 
 MsgpackValue: TypeAlias = "bool | int | float | str | bytes | list[MsgpackValue] | dict[MsgpackValue, MsgpackValue] | None"
-"""What msgpack can bring."""
+"""Any value that msgpack can unpack."""
 
 _STATUSES = {status.value: status for status in Status}
 
 
 class BadPayload(Exception):
-    """These bytes are no group, or this group cannot become bytes; the message says why, without quoting either."""
+    """Bytes that are not a valid group, or a group that cannot be encoded. The message quotes neither."""
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def _write_rollout(rollout: Rollout) -> list[Any]:
 
 
 def _write_sample(sample: Sample) -> list[Any]:
-    """Its length; the tokens themselves are in the columns."""
+    """Return length and version spans; the tokens are in the columns."""
     return [len(sample), _bounded([number for span in sample.versions for number in (span.version, span.start, span.stop)])]
 
 
@@ -58,7 +58,7 @@ def _write_conversation(messages: tuple[Message, ...]) -> list[Any]:
 
 
 def _write_message(message: Message) -> list[Any]:
-    """Two texts; what belongs to tools stands behind them only where there is any."""
+    """Return role and content, followed by tool calls and tool_call_id only if there are any."""
     if not message.tool_calls and not message.tool_call_id:
         return [message.role, message.content]
     calls = _bounded([[call.name, call.arguments, call.id] for call in message.tool_calls])

@@ -1,4 +1,4 @@
-"""Pure: is a group fit to be trained on? Each check answers with the first problem it finds, or None."""
+"""Pure: whether a group can be trained on. Each check returns the first problem it finds, or None."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOGPROB_SLACK = 1e-5
 """A float32 log-softmax of a certain token may come out this far above 0."""
 
 _NEGATIVE = 2**31
-"""From here on, an id read without its sign is a negative one, so one look finds ids that are too small or too large."""
+"""A negative id, read as unsigned, is at least this; so one maximum finds ids that are too small or too large."""
 
 
 def problem_with(group: RolloutGroup, *, vocab_size: int | None = None) -> str | None:
-    """What a group must satisfy wherever it is: when a worker commits it and when the learner reads it."""
+    """Check a group on its own; done when a worker commits it and when the learner reads it."""
     for index, rollout in enumerate(group.rollouts):
         if problem := _problem_with_rollout(rollout, vocab_size):
             return f"rollout {index}: {problem}"
@@ -26,7 +26,7 @@ def problem_with(group: RolloutGroup, *, vocab_size: int | None = None) -> str |
 
 
 def problem_with_versions(*, oldest: int, newest: int, ticket_version: int, live_version: int) -> str | None:
-    """What only the buffer can judge. `scripts/commit.lua` says the same."""
+    """Check a group's versions against its ticket and the live version. `scripts/commit.lua` does the same."""
     if oldest < ticket_version:
         return f"its oldest token is of version {oldest}, before its ticket's version {ticket_version}"
     if newest > live_version:
@@ -87,7 +87,7 @@ def _problem_with_spans(sample: Sample) -> str | None:
 
 def _problem_with_logprobs(sample: Sample) -> str | None:
     lowest, highest = np.minimum.reduce(sample.logprobs), np.maximum.reduce(sample.logprobs)
-    if not (lowest > -math.inf and highest < math.inf):  # both pass a NaN on
+    if not (lowest > -math.inf and highest < math.inf):  # NaN fails both comparisons
         return "a logprob is not finite"
     if highest > LOGPROB_SLACK:
         return "a logprob is above 0"

@@ -1,1 +1,1 @@
-"""The buffer in memory, as an explanation of the Redis one and for tests: `state_machine.py` first."""
+"""The buffer in memory, as the readable specification of the Redis one and for tests: `state_machine.py` first."""

@@ -1,4 +1,4 @@
-"""The board without a server: for tests, and to read what the contract means."""
+"""The reference implementation of `Board`, in memory; for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buffer.reference.memory_buffer import MemoryBuffer, MonotonicClock
 
 
 class MemoryBoard:
-    """`Board` beside a MemoryBuffer, whose versions it shows."""
+    """The board of a MemoryBuffer, whose versions and fence it shows."""
 
     def __init__(self, buffer: MemoryBuffer, clock: Clock | None = None) -> None:
         self._buffer = buffer

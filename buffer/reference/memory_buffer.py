@@ -1,6 +1,6 @@
-"""The reference implementation of the buffer's contract: state_machine.py's state machine, plus waiting and fences.
+"""The reference implementation of `ReplayBuffer`: the state machine of state_machine.py, with waits and fences.
 
-It lives in one event loop, so every method is atomic up to its first await.
+It runs in one event loop, so every method is atomic up to its first await.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from buffer.rules.audit import BufferSnapshot, audit
 from buffer.rules.limits_text import write_changes
 
 RECHECK_S = 1.0
-"""Leases end without anybody telling, so who waits looks again this often."""
+"""A wait repeats its attempt this often: nothing announces the end of a lease."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class MonotonicClock:
 
 @dataclass(slots=True, kw_only=True)
 class _Learner:
-    """Who holds the run, until when, and how often that was renewed."""
+    """The learner's lease: its owner, its end, and how often it was renewed."""
 
     owner: str
     expires: float
@@ -65,7 +65,7 @@ class MemoryBuffer:
 
     @property
     def fence(self) -> int | None:
-        """Of the learner that came last."""
+        """The latest learner's fence; None before the first."""
         return self._fence if self._fence > 0 else None
 
     # -- the worker's side ------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class MemoryBuffer:
             return self._machine.reserve(worker, version, count, waits=wait_s > 0, now=self._clock.now())
 
         tickets = await self._wait_for(attempt, wait_s)
-        self._notify()  # whoever waits behind this worker
+        self._notify()  # the next worker in the queue
         return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
@@ -172,7 +172,10 @@ class MemoryBuffer:
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
         kept = sorted(self._machine.among("kept"), key=lambda entry: (entry.steps[-1], entry.ticket.id))
-        return [SpentGroup(id=entry.ticket.id, step=entry.steps[-1], payload=encode(entry.rolled)) for entry in kept[:limit]]
+        return [
+            SpentGroup(id=entry.ticket.id, step=entry.steps[-1], payload=encode(entry.committed_group))
+            for entry in kept[:limit]
+        ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
         self._holder(fence)
@@ -184,9 +187,9 @@ class MemoryBuffer:
             self._machine.limits = replace(self._machine.limits, max_age=max_age)
         self._notify()
 
-    # -- anybody ----------------------------------------------------------------------------------------------------
+    # -- any role ---------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
-        write_changes(changes)  # refuses what cannot be changed
+        write_changes(changes)  # raises for what cannot change
         self._overrides |= changes
         if self._machine.limits is not None:
             self._machine.limits = replace(self._machine.limits, **changes)
@@ -221,11 +224,11 @@ class MemoryBuffer:
             fence=self._fence,
             bytes=sum(_size(entry.group) for entry in machine.entries.values()),
             starving=False,
-            ready_by_version=dict(sorted(Counter(entry.rolled.oldest_version for entry in ready).items())),
+            ready_by_version=dict(sorted(Counter(entry.committed_group.oldest_version for entry in ready).items())),
         )
 
     async def audit(self) -> Audit:
-        machine, stats = self._machine, await self.stats()  # which collects the leases that have ended
+        machine, stats = self._machine, await self.stats()  # collects expired leases first
         ready, again = _ids(machine.among("ready")), _ids(machine.among("again"))
         reserved = _ids(machine.among("reserved"))
         return audit(
@@ -250,6 +253,7 @@ class MemoryBuffer:
 
     # -- waiting ----------------------------------------------------------------------------------------------------
     def _holder(self, fence: int) -> _Learner:
+        """Return the learner with this fence. Raises FenceLost for any but the latest."""
         if self._learner is None or fence != self._fence:
             raise FenceLost(f"learner {fence} was replaced by learner {self._fence} and may change nothing any more")
         return self._learner

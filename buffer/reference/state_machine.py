@@ -1,4 +1,4 @@
-"""The buffer's state machine in dictionaries: what the scripts do in Redis, to be read in a few minutes.
+"""The buffer's state machine in dictionaries: the same transitions as the scripts perform in Redis.
 
     reserve ─▶ RESERVED ─commit─▶ READY ─take─▶ TAKEN(step) ─checkpoint─▶ spent, and KEPT for a while
                   │                 │              │   ▲
@@ -6,7 +6,7 @@
                   │                 │            AGAIN ┘
                   └─────────────────┴──▶ dropped(reason), quarantined
 
-Every method is one atomic change; waiting, fences and leases of learners are memory_buffer.py's.
+Every method is one atomic change. memory_buffer.py adds waiting, fences and the learner's lease.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from buffer.rules.admission import counts_as_failure, free_tickets, goes_again, 
 from buffer.rules.recovery import rewound, surviving_steps
 from buffer.rules.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 from buffer.rules.ticket_record import TicketState
-from buffer.rules.weighted_draw import draw, stretched
+from buffer.rules.weighted_draw import draw, rescaled
 
 ENDED_REMEMBERED = 10_000
-"""Tickets whose end is remembered, so that a repeated commit gets the same answer."""
+"""Ended tickets that are remembered, so that a repeated commit returns the same result."""
 SILENT_S = 2.5
-"""A worker that waits asks at least once a second; one that fell silent has left the queue."""
+"""A waiting worker asks at least once a second; one silent for this long leaves the queue."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TicketEntry:
+    """A ticket that has not ended, or the spent group that is kept of it."""
+
     ticket: Ticket
     failures: int
-    """How often the task's earlier tickets failed."""
+    """Failed earlier tickets of the task."""
     worker: str
     expires: float
     state: TicketState = "reserved"
@@ -55,17 +57,17 @@ class TicketEntry:
     version_at_commit: int = -1
     version_at_take: int = -1
     steps: tuple[int, ...] = ()
-    """That it was taken for."""
+    """Steps that it was taken for."""
     draw: float = 0.0
 
     @property
-    def rolled(self) -> RolloutGroup:
+    def committed_group(self) -> RolloutGroup:
         assert self.group is not None
         return self.group
 
     @property
     def candidate(self) -> Candidate:
-        group = self.rolled
+        group = self.committed_group
         return Candidate(
             id=group.id,
             oldest=group.oldest_version,
@@ -77,6 +79,8 @@ class TicketEntry:
 
 
 class StateMachine:
+    """Tickets, groups, counters and the task queue of one run."""
+
     def __init__(self) -> None:
         self.limits: Limits | None = None
         self.entries: dict[str, TicketEntry] = {}
@@ -85,7 +89,7 @@ class StateMachine:
         self.dropped: Counter[str] = Counter()
         self.owed = 0.0
         self._debt = 0.0
-        """Uses beyond samples_per_insert of groups that have ended, at most 0."""
+        """Uses beyond samples_per_insert by groups that have ended; at most 0."""
         self.recovering = False
         self.mix: list[MixChange] = []
         self._ended: dict[str, CommitResult] = {}
@@ -96,9 +100,9 @@ class StateMachine:
         self._last_step: int | None = None
         self._released_step = self._saved_step = -1
         self._queue: dict[str, float] = {}
-        """Workers that wait, in the order of their coming: when each asked last."""
+        """Waiting worker -> its latest request, in the order of their first."""
         self._weights: dict[str, float] = {}
-        self._lottery_time = 0.0
+        self._draw_time = 0.0
 
     # -- the worker's side ------------------------------------------------------------------------------------------
     def reserve(self, worker: str, version: int, count: int, *, waits: bool, now: float) -> list[Ticket]:
@@ -139,14 +143,14 @@ class StateMachine:
         return PendingTask(task_index=self._next_task - 1, attempt=1, failures=0)
 
     def held(self, worker: str, ticket: str) -> TicketEntry | None:
-        """What this worker may still commit."""
+        """Return the ticket's entry if this worker may still commit it."""
         entry = self.entries.get(ticket)
         return entry if entry is not None and entry.state == "reserved" and entry.worker == worker else None
 
     def commit(self, worker: str, group: RolloutGroup, *, keep: bool) -> CommitResult:
         entry = self.held(worker, group.id)
         if entry is None:
-            return self._answer_again(group.id)
+            return self._repeated_answer(group.id)
         if not keep:
             self.drop(entry, "no_signal")
             return "no_signal"
@@ -167,7 +171,7 @@ class StateMachine:
         )
         return problem is not None
 
-    def _answer_again(self, ticket: str) -> CommitResult:
+    def _repeated_answer(self, ticket: str) -> CommitResult:
         entry = self.entries.get(ticket)
         if entry is not None:
             return "lease_lost" if entry.state == "reserved" else "already"
@@ -186,7 +190,7 @@ class StateMachine:
             chosen = self._choose(batch, version, num_groups, max_tokens, patient=patient)
             if chosen is None:
                 return []
-            self._draw(chosen)
+            self._advance_draw(chosen)
             for entry in chosen:
                 entry.state, entry.version_at_take = "taken", version
                 entry.steps += (step,)
@@ -197,7 +201,7 @@ class StateMachine:
             entry.version_at_take = version
         return [
             TakenGroup(
-                group=entry.rolled,
+                group=entry.committed_group,
                 version_at_commit=entry.version_at_commit,
                 version_at_take=entry.version_at_take,
                 task_index=entry.ticket.task_index,
@@ -208,13 +212,13 @@ class StateMachine:
 
     def _retire_stale(self, version: int) -> None:
         for entry in self.among("ready", "again"):
-            if not is_stale(entry.rolled.oldest_version, version=version, age_bound=self._bounds.age_bound):
+            if not is_stale(entry.committed_group.oldest_version, version=version, age_bound=self._bounds.age_bound):
                 continue
             if entry.state == "ready":
                 self.drop(entry, "stale")
             elif entry.steps[-1] <= self._saved_step:
                 self._spend(entry)
-            else:  # as if it had never come back: the checkpoint of its last step spends it
+            else:  # back to taken: the checkpoint of its last step spends it
                 entry.state = "taken"
 
     def _choose(
@@ -223,7 +227,7 @@ class StateMachine:
         limits = self._bounds
         ready = [entry.candidate for entry in self.among("ready", "again")]
         reserved = Counter(entry.ticket.version for entry in self.among("reserved"))
-        nothing_else_can_come = self._is_quiet and self.free_tickets <= 0
+        nothing_else_can_come = self._is_idle and self.free_tickets <= 0
         chosen = fill(
             ordered(ready, limits.selector),
             batch=[entry.candidate for entry in batch],
@@ -245,9 +249,9 @@ class StateMachine:
             return None
         return [self.entries[candidate.id] for candidate in chosen]
 
-    def _draw(self, chosen: Sequence[TicketEntry]) -> None:
+    def _advance_draw(self, chosen: Sequence[TicketEntry]) -> None:
         if self._bounds.selector in ("uniform", "prioritized"):
-            self._lottery_time = max(self._lottery_time, *(entry.draw for entry in chosen))
+            self._draw_time = max(self._draw_time, *(entry.draw for entry in chosen))
 
     def prioritize(self, weights: Mapping[str, float]) -> None:
         for ticket, weight in weights.items():
@@ -257,7 +261,7 @@ class StateMachine:
             before = self._weight(ticket)
             self._weights[ticket] = weight
             if entry.state in ("ready", "again"):
-                entry.draw = stretched(entry.draw, before=before, after=self._weight(ticket), time=self._lottery_time)
+                entry.draw = rescaled(entry.draw, before=before, after=self._weight(ticket), time=self._draw_time)
 
     def issue(self, after: int) -> int:
         if self._highest_version != after + 1:
@@ -332,7 +336,7 @@ class StateMachine:
         return Recovery(version=self._highest_version, returned=returned, spent=spent, lost=lost_groups)
 
     def _undo(self, groups: Sequence[UndoneGroup]) -> int:
-        """Have the tasks of those rolled again that were spent; returns how many."""
+        """Roll the tasks of those groups again that were spent; returns how many they are."""
         spent = [
             group
             for group in groups
@@ -375,7 +379,7 @@ class StateMachine:
     def _become_ready(self, entry: TicketEntry) -> None:
         entry.state = "again" if entry.steps else "ready"
         ticket = entry.ticket.id
-        entry.draw = draw(ticket, uses=len(entry.steps), weight=self._weight(ticket), time=self._lottery_time)
+        entry.draw = draw(ticket, uses=len(entry.steps), weight=self._weight(ticket), time=self._draw_time)
 
     def drop(self, entry: TicketEntry, reason: Drop) -> None:
         self.dropped[reason] += 1
@@ -405,7 +409,9 @@ class StateMachine:
             del self._ended[next(iter(self._ended))]
 
     def _settle_debt(self, uses: int) -> None:
-        """What a group owes goes with it. Uses beyond samples_per_insert stay on the books, until others make up for them."""
+        """Settle `owed` for a group that ends: unused samples are no longer owed; uses beyond samples_per_insert are carried
+        over until groups with fewer uses offset them.
+        """
         unused, debt = self._samples_per_insert - uses, self._debt
         if self._bounds.samples_per_insert is not None:
             self._debt = min(0.0, debt + unused)
@@ -448,12 +454,12 @@ class StateMachine:
             reserved=len(self.among("reserved")),
             ready=len(self.among("ready", "again")),
             owed=self.owed,
-            is_quiet=self._is_quiet,
+            is_idle=self._is_idle,
         )
 
     @property
-    def _is_quiet(self) -> bool:
-        """Nobody is at work whom another one could wait for."""
+    def _is_idle(self) -> bool:
+        """Nothing is being rolled out or trained."""
         return not self.among("reserved") and not self._in_training
 
     @property

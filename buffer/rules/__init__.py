@@ -1,1 +1,1 @@
-"""Pure decisions of the buffer: `admission.py`, `selection.py`, `recovery.py`. `scripts/` holds the same rules in Lua."""
+"""Pure decisions of the buffer: `admission.py`, `selection.py`, `recovery.py`. `scripts/` implements the same rules in Lua."""

@@ -1,4 +1,4 @@
-"""Pure: conservation. Every ticket ever issued is in exactly one place, and nothing else is there."""
+"""Pure: the conservation check. Every ticket ever issued is in exactly one place, and nothing else is stored."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class BufferSnapshot:
     taken: AbstractSet[str]
     kept: AbstractSet[str]
     drawn: AbstractSet[str]
-    """Groups in the lottery."""
+    """Groups in the weighted draw."""
     recorded: AbstractSet[str]
-    """Tickets whose record is kept."""
+    """Tickets that have a record."""
     payloads: Mapping[str, int]
-    """Sizes in bytes."""
+    """Ticket -> size in bytes."""
     misfiled: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Tickets whose record contradicts the place they are in, and how."""
+    """Tickets whose record contradicts the place they are in -> the contradiction."""
 
 
 def audit(snapshot: BufferSnapshot) -> Audit:
@@ -45,8 +45,8 @@ def _misplaced(snapshot: BufferSnapshot) -> list[str]:
     } | {
         "reserved without a lease": snapshot.reserved - snapshot.leased,
         "leased without being reserved": snapshot.leased - snapshot.reserved,
-        "ready outside the lottery": (snapshot.ready | snapshot.again) - snapshot.drawn,
-        "in the lottery without being ready": snapshot.drawn - snapshot.ready - snapshot.again,
+        "ready outside the weighted draw": (snapshot.ready | snapshot.again) - snapshot.drawn,
+        "in the weighted draw without being ready": snapshot.drawn - snapshot.ready - snapshot.again,
         "somewhere without a record": somewhere - snapshot.recorded,
         "recorded without being anywhere": snapshot.recorded - somewhere,
         "without their payload": held - payloads,

@@ -1,4 +1,4 @@
-"""The limits as they stand in Redis: numbers and names in the hash `state`, which the scripts read."""
+"""Converts `Limits` to and from the fields of the Redis hash `state` that the scripts read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 from async_rl.replay_protocol import Limits, Selector
 
 CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas")
-"""What may change while the run goes on: the rest shapes the learner's steps, or the books of samples per insert."""
+"""Limits that may change during a run. The others shape the learner's steps or the accounting of samples_per_insert."""
 
 
 def write_limits(limits: Limits) -> dict[str, str]:
-    """An empty text says that there is no such limit."""
+    """Return field -> text; an empty text stands for no limit."""
     is_rated = limits.samples_per_insert is not None
     return {
         **write_changes({name: getattr(limits, name) for name in CHANGEABLE}),
@@ -28,6 +28,7 @@ def write_limits(limits: Limits) -> dict[str, str]:
 
 
 def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
+    """Return field -> text for some limits. Raises ValueError for one that cannot change during a run."""
     written: dict[str, str] = {}
     for name, value in changes.items():
         if name not in CHANGEABLE:
@@ -42,6 +43,7 @@ def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_limits(state: Mapping[str, str]) -> Limits | None:
+    """Return the limits in force; None before the first learner."""
     if "groups_per_step" not in state:
         return None
     return Limits(

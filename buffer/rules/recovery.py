@@ -1,4 +1,4 @@
-"""Pure: what a checkpoint makes of the tickets that a server knows."""
+"""Pure: what happens to each ticket when a learner recovers from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from buffer.keys import ticket_number
 from buffer.rules.ticket_record import TicketRecord, TicketState
 
 ENDED = "ended"
-"""The verdict on a ticket that a checkpoint no longer knows."""
+"""The verdict on a ticket that had ended by the checkpoint."""
 
 
 def rewound() -> ServerRewound:
+    """Return the error for a server that has lost confirmed changes."""
     return ServerRewound(
         "Redis has lost changes that it had confirmed (a failover, or a backup); the learner starts from its checkpoint"
     )
@@ -26,8 +27,10 @@ def verdicts_on(
     *,
     is_older: bool,
 ) -> Iterator[tuple[str, str]]:
-    """What recovery makes of each ticket: see scripts/settle.lua. A server that is older than the checkpoint may have gone on
-    by itself meanwhile: of its tickets, those remain that the checkpoint knows by number, task and attempt.
+    """Yield ticket and verdict, as scripts/settle.lua takes them.
+
+    A server that is older than the checkpoint may have issued tickets of its own since: only tickets that the checkpoint
+    lists with the same number, task and attempt survive.
     """
     for ticket, record in records.items():
         if record.state == "kept":
@@ -42,7 +45,7 @@ def verdicts_on(
 def _is_the_same(record: TicketRecord, ticket: OutstandingTicket | None) -> bool:
     if ticket is None or (record.task_index, record.attempt) != (ticket.task_index, ticket.attempt):
         return False
-    return not (record.state == "reserved" and ticket.steps)  # what has trained already is not rolled out once more
+    return not (record.state == "reserved" and ticket.steps)  # a group that has trained is not rolled out again
 
 
 def surviving_steps(
@@ -52,8 +55,9 @@ def surviving_steps(
     position: BufferPosition | None,
     outstanding: Mapping[int, OutstandingTicket],
 ) -> tuple[int, ...] | None:
-    """The steps of a ticket's group that the recovered weights have seen, or None when the checkpoint says that it ended,
-    whatever a server believes that was restored from a backup.
+    """Return the steps that trained this group and are part of the recovered weights; None if its ticket has ended.
+
+    The checkpoint decides, because the server may have been restored from an older backup.
     """
     if position is None:
         return ()

@@ -1,8 +1,8 @@
-"""Pure: which ready groups leave now?
+"""Pure: which ready groups the learner takes for a step.
 
-The order is the selector's; quotas and a token budget shape the batch; `windowed_fifo` also asks whether somebody who is
-not here yet would be overtaken to death. docs/buffer.md proves that rule; `scripts/take.lua` decides the same, and the
-contract suite keeps the two equal.
+The selector orders them; quotas and a token budget shape the batch; `windowed_fifo` also waits for groups in flight that
+would otherwise become too old. docs/buffer.md proves that rule. `scripts/take.lua` implements the same, and the contract
+suite keeps the two equal.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from async_rl.replay_protocol import Limits, Selector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A ready group, as far as its selection goes."""
+    """What selection needs to know of a ready group."""
 
     id: str
     oldest: int
-    """Version of its oldest token."""
+    """Version of its oldest sampled token."""
     tokens: int
     environment: str
     uses: int
-    """Steps that it has trained."""
+    """Number of steps that trained it."""
     draw: float
-    """Its moment in the lottery."""
+    """Its key in the weighted draw; the smallest key is sampled first."""
 
 
 def is_stale(oldest_version: int, *, version: int, age_bound: int) -> bool:
-    """The hard bound: weights `version` may no longer be trained on such a group."""
+    """Whether a group is too old to train weights `version` on."""
     return oldest_version < version - age_bound
 
 
 def ordered(ready: Sequence[Candidate], selector: Selector) -> list[Candidate]:
-    """Who goes first. Of the three orders by age, groups that never trained come before those that did."""
+    """Return the groups in the selector's order. By age, groups that never trained come before those that did."""
     if selector in ("uniform", "prioritized"):
         return sorted(ready, key=lambda candidate: (candidate.draw, candidate.id))
     sign = -1 if selector == "freshest" else 1
@@ -53,7 +53,7 @@ def fill(
     limits: Limits,
     nothing_else_can_come: bool,
 ) -> list[Candidate] | None:
-    """What joins `batch`, which a step may hold already, or None when it does not become full."""
+    """Return the groups that complete `batch` (what the step holds already); None if it cannot be completed now."""
     chosen: list[Candidate] = []
     skipped: list[Candidate] = []
     tokens = sum(candidate.tokens for candidate in batch)
@@ -75,7 +75,7 @@ def fill(
             skipped.append(candidate)
         elif is_full_with(candidate):
             return chosen
-    # Quotas shape a batch; they never stop a run in which nothing else can come.
+    # Quotas shape a batch; they never stop a run in which no other group can come.
     if nothing_else_can_come and any(is_full_with(candidate) for candidate in skipped):
         return chosen
     return None
@@ -84,7 +84,8 @@ def fill(
 def overtakes_a_straggler(
     chosen: Sequence[Candidate], reserved: Mapping[int, int], *, version: int, num_groups: int, age_bound: int
 ) -> bool:
-    """Somebody in flight would have no place left before it is too old, and the batch holds a group that could leave later.
+    """Whether taking `chosen` now would leave a group in flight no place in a batch before it is too old, although a chosen
+    group could be taken later.
 
     `reserved` counts tickets in flight by their version.
     """

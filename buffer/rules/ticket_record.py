@@ -1,4 +1,4 @@
-"""A ticket's record: what Redis knows of a ticket beside its place. scripts/prelude.lua reads and writes the same text."""
+"""The ticket record: what Redis stores about a ticket. scripts/prelude.lua reads and writes the same text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 TicketState = Literal["reserved", "ready", "again", "taken", "kept"]
-"""`again`: it has trained a step and may train another. `kept`: it is spent, and its payload is retained."""
+"""`again`: trained, and may train another step. `kept`: spent, and its payload is retained."""
 
 _TEXT = re.compile(
     r"(reserved|ready|again|taken|kept) (\d+) (\d+) (\d+) (\d+) (-?\d+) (-?\d+) (-?\d+) (\d+) (-|\d+(?:,\d+)*) ([^\t]*)\t(.*)",
@@ -16,7 +16,7 @@ _TEXT = re.compile(
 
 
 class BadRecord(ValueError):
-    """Somebody else wrote there."""
+    """A ticket record that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +25,25 @@ class TicketRecord:
     task_index: int
     attempt: int
     failures: int
-    """Of the task's earlier tickets."""
+    """Failed earlier tickets of the task."""
     version: int
     """The live version when the ticket was issued."""
     oldest: int
-    """Among the group's tokens; -1 while it is rolled out, as are the following two."""
+    """Oldest version among the group's tokens; -1 while it is rolled out, as are the following two."""
     committed: int
     """The live version when the group was committed."""
     taken: int
-    """The version that it was taken to train."""
+    """The version being trained when it was last taken."""
     tokens: int
     steps: tuple[int, ...]
-    """That it was taken for."""
+    """Steps that it was taken for."""
     worker: str
     environment: str
     """Empty while it is rolled out."""
 
 
 def parse_record(text: bytes) -> TicketRecord:
+    """Raises BadRecord."""
     found = _TEXT.fullmatch(text.decode(errors="replace"))
     if found is None:
         raise BadRecord("the record of a ticket is unreadable")

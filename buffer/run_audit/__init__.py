@@ -1,5 +1,5 @@
-"""`async-rl audit`: whether Redis, journal, checkpoints and archive of a run tell one story. Begin with rules.py.
+"""`async-rl audit`: checks Redis, journal, checkpoints and archive of a run against each other. Read rules.py first.
 
-evidence.py   reads each of the four, changing none      rules.py   pure: what contradicts, one sentence each
-page.py       a table for people, JSON for programs      __main__.py   the process
+evidence.py   reads the four, changing none              rules.py   pure: the checks, one sentence per contradiction
+page.py       prints a table or JSON                     __main__.py   the process
 """

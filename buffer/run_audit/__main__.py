@@ -1,4 +1,4 @@
-"""`python -P -m buffer.run_audit @ config.yaml`: what `async-rl audit` becomes."""
+"""`python -P -m buffer.run_audit @ config.yaml`: the process that `async-rl audit` runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each of a run's four memories says, read without changing any of them.
+"""Reads the evidence of an audit: Redis, journal, checkpoints and archive of a run; changes none of them.
 
-Redis is read first, at one moment, then what was written before that moment: the journal, the checkpoints, the archive. So a
-run that goes on meanwhile is judged as it was when Redis was read.
+Redis is read first, in one transaction, then the journal, checkpoints and archive, which were written before. So a run that
+continues meanwhile is judged as of the moment at which Redis was read.
 """
 
 from __future__ import annotations
@@ -26,50 +26,52 @@ from buffer.server.unexpected_replies import UnexpectedReply, reading
 from buffer.tools.open_run import OpenRun, open_run
 
 READINGS = 3
-"""A learner that begins while the files are read makes them newer than Redis was: then all is read again."""
+"""Tries to read everything without a learner starting meanwhile, which would make the files newer than Redis."""
 _POSITION: TypeAdapter[BufferPosition] = TypeAdapter(BufferPosition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisState:
-    """What Redis holds of a run at one moment, and what `buffer audit` says of it."""
+    """What Redis holds of a run, as one snapshot, with the problems that `buffer audit` finds."""
 
     state: Mapping[str, str]
     records: Mapping[str, TicketRecord]
-    """By ticket."""
+    """Ticket -> record."""
     redo: Sequence[int]
     """Tasks that wait to be rolled again."""
     dropped: Mapping[str, int]
     problems: Sequence[str] = ()
-    """Of `buffer audit`."""
+    """Problems that `buffer audit` finds."""
 
     def number(self, name: str, default: int = 0) -> int:
         return int(float(self.state.get(name, default)))
 
     @property
     def has_recovered(self) -> bool:
-        """A learner has begun here, and none is just beginning."""
+        """Whether a learner has recovered on this server, and none is recovering now."""
         return "saved" in self.state and "recovering" not in self.state
 
     @property
     def marks(self) -> Sequence[str]:
-        """Left by the latest checkpoints: one whose mark is not here is newer than what this server remembers."""
+        """Marks of the latest checkpoints. If a checkpoint's mark is missing, the server is older than that checkpoint."""
         return self.state.get("marks", "").split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEvidence:
+    """A checkpoint, as far as the audit needs it."""
+
     name: str
     life: int
     step: int
     problem: str = ""
-    """Why it cannot be used; empty for a whole one."""
+    """Why it cannot be used; empty for an undamaged one."""
     timeline: str = ""
     version: int = -1
     position: BufferPosition | None = None
-    """None of a model that was imported, or where it cannot be read."""
+    """None for an imported model, or if it cannot be read."""
     counts_untrained: bool = False
-    """Releases before this one did not."""
+    """Whether its position counts dropped tasks; earlier releases did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +81,16 @@ class Evidence:
     """Newest first."""
     redis: RedisState | None
     redis_unread: str
-    """Why Redis could not be asked."""
+    """Why Redis was not read."""
     archived: Mapping[str, int] | None
-    """Group -> the last step that trained it; None where the run has no archive."""
+    """Group -> the last step that trained it; None if the run has no archive."""
     archive_damage: int
     max_uses: int
     age_bound: int
 
     @property
     def newest(self) -> CheckpointEvidence | None:
-        """The newest whole checkpoint: a learner that is started now begins with it."""
+        """The newest undamaged checkpoint, which the next learner resumes from."""
         return next((each for each in self.checkpoints if not each.problem), None)
 
 

@@ -1,4 +1,4 @@
-"""What `async-rl audit` prints: a short table, then one line per finding; or one JSON document."""
+"""Prints the result of `async-rl audit`: a short table and one line per finding, or one JSON document."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Pure: what must be true of a run, whatever died on the way. Each rule answers with sentences; none means that it holds.
+"""Pure: what must hold of a run across all crashes. Each rule returns its violations, one sentence each.
 
     ticket ──▶ trained by a step ──▶ in a checkpoint ──▶ spent, archived       "surviving": behind the newest whole checkpoint
        └─────▶ dropped with a reason, or in flight
 
-What a rule needs and nobody knows (an emptied Redis, a journal of an older release) is named in `AuditVerdict.unchecked`.
+What cannot be checked (an emptied Redis, a journal of an older release) is listed in `AuditVerdict.unchecked`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from buffer.run_audit.evidence import CheckpointEvidence, Evidence, RedisState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCounts:
-    """Where the tasks of a run are."""
+    """How many tasks of a run are where."""
 
     begun: int
     trained: int
     """In surviving steps."""
     in_flight: int
-    """With a ticket that has not ended: rolled out, ready, or taken for a step that no checkpoint contains yet."""
+    """With a ticket that has not ended: in rollout, ready, or taken for a step that is in no checkpoint yet."""
     waiting: int
-    """To be rolled again."""
+    """Waiting to be rolled again."""
     untrained: int
-    """Ended: they taught nothing, or failed too often."""
+    """Dropped for good: no signal, or failed too often."""
     lost: int
 
 
@@ -40,7 +40,7 @@ class AuditVerdict:
     unchecked: Sequence[str]
     surviving: Sequence[TrainedStep]
     rolled_back: int
-    """Steps that were trained and are in no weights any more."""
+    """Steps whose training is no longer part of the weights."""
     tasks: TaskCounts | None
 
 
@@ -93,14 +93,14 @@ def judge(found: Evidence) -> AuditVerdict:
 
 # -- journal and checkpoints -----------------------------------------------------------------------------------------------
 def _surviving(journal: TrainedSteps, newest: CheckpointEvidence | None) -> list[TrainedStep] | None:
-    """The steps behind the newest whole checkpoint; None where the journal does not know them."""
+    """Return the steps behind the newest undamaged checkpoint; None if the journal does not have them."""
     if newest is None or newest.position is None:
         return []
     return journal.behind(newest.timeline, newest.step)
 
 
 def _damaged(found: Evidence) -> list[str]:
-    """A damaged checkpoint beside a newer whole one costs nothing: the table alone tells of it."""
+    """Report damaged checkpoints that are newer than the newest undamaged one; older ones appear in the table only."""
     newer = takewhile(lambda each: bool(each.problem), found.checkpoints)
     problems = [f"checkpoint {each.name} cannot be used: {each.problem}" for each in newer]
     if found.archive_damage:
@@ -160,7 +160,7 @@ def _versions_back(journal: TrainedSteps) -> list[str]:
 
 
 def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointEvidence]) -> list[str]:
-    """Later learners have higher fences, by the journal and by the names of the checkpoints."""
+    """Check that later learners have higher fences, by the journal and by the names of checkpoints."""
     written = {each.timeline: each.life for each in checkpoints if each.timeline}
     fences = [
         (life.timeline, fence)
@@ -175,7 +175,7 @@ def _fences_back(journal: TrainedSteps, checkpoints: Iterable[CheckpointEvidence
 
 
 def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]) -> list[str]:
-    """What an older checkpoint knew as begun was trained by the newer one, or is still known to it."""
+    """Check that tasks begun by an older checkpoint are trained by the newer one, or still listed in it."""
     problems: list[str] = []
     for newer, older in pairwise(whole):
         before, after = older.position, newer.position
@@ -183,7 +183,7 @@ def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]
         if before is None or after is None or chain is None or begun is None or not newer.counts_untrained:
             continue
         if [step.version for step in begun] != [step.version for step in chain[: len(begun)]]:
-            continue  # the older one is of a timeline that was given up
+            continue  # the older one is of an abandoned timeline
         known = {each.task_index for each in (*after.redo, *after.outstanding)}
         waited = {each.task_index for each in (*before.redo, *(each for each in before.outstanding if not each.steps))}
         gone = (waited | set(range(before.next_task, after.next_task))) - known
@@ -201,7 +201,7 @@ def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]
 
 # -- Redis beside them -----------------------------------------------------------------------------------------------------
 def _cannot_join(redis: RedisState, newest: CheckpointEvidence | None) -> str:
-    """Why what Redis says cannot be compared; empty where it can."""
+    """Return why Redis cannot be compared with the files; empty if it can."""
     if not redis.state:
         return "it knows nothing of this run; the next learner begins with what the newest checkpoint says"
     if not redis.has_recovered:
@@ -293,7 +293,7 @@ def _lost(redis: RedisState, tasks: TaskCounts, settled: Sequence[TrainedStep], 
 
 
 def _under_two_tickets(redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
-    """A task is trained under one ticket. A group that was released from quarantine may be its task's second one."""
+    """Check that a task is trained under one ticket; a group released from quarantine may be its task's second."""
     tickets: dict[int, set[str]] = defaultdict(set)
     for step in settled:
         for group in step.groups:
@@ -327,7 +327,7 @@ def _archive(found: Evidence, journal: TrainedSteps) -> list[str]:
 
 
 def _not_archived(found: Evidence, redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
-    """Since the oldest step in the archive: what is not there waits in Redis, was let go and counted, or Redis lost it."""
+    """Check that spent groups since the oldest archived step are in the archive, wait in Redis, or were deleted and counted."""
     if not found.archived or redis.number("set_backs"):
         return []
     since = min(found.archived.values())
@@ -350,7 +350,7 @@ def _first_uses(steps: Iterable[TrainedStep], before: Iterable[TrainedStep]) -> 
 
 
 def _indexes(steps: Iterable[TrainedStep]) -> set[int] | None:
-    """The tasks of these steps; None where an older release wrote the journal."""
+    """Return the tasks of these steps; None if an older release wrote the journal."""
     found = [group.task_index for step in steps for group in step.groups]
     known = {index for index in found if index is not None}
     return known if None not in found else None

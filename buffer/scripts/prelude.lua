@@ -53,7 +53,7 @@ local function slots_used()
 end
 
 -- Nobody is at work whom another one could wait for.
-local function is_quiet()
+local function is_idle()
   return call('ZCARD', RESERVED) == 0 and in_training() == 0
 end
 
@@ -62,7 +62,7 @@ local function free_tickets()
   local free, samples_per_insert = slots() - slots_used(), get('samples_per_insert', nil)
   if not samples_per_insert then return free end
   local room = math.floor((get('max_diff', 0) - get('owed', 0)) / samples_per_insert) - call('ZCARD', RESERVED)
-  if is_quiet() then -- then the rate alone stops nobody: a step must be possible
+  if is_idle() then -- then the rate alone stops nobody: a step must be possible
     room = math.max(room, math.max(get('groups_per_step', 1), get('min_size', 1)) - call('ZCARD', LOTTERY))
   end
   return math.min(free, room)

@@ -114,7 +114,7 @@ for _, group in ipairs(read_all(candidates())) do
   end
 end
 -- Quotas and rates shape a batch; they never stop a run in which nothing else can come.
-local nothing_else_can_come = is_quiet() and free_tickets() <= 0
+local nothing_else_can_come = is_idle() and free_tickets() <= 0
 if not is_full and nothing_else_can_come then
   for _, candidate in ipairs(skipped) do
     if is_full then break end

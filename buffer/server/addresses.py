@@ -1,4 +1,4 @@
-"""Pure: what a `redis.url` means.
+"""Pure: parses `redis.url`.
 
 redis://HOST:PORT/DB                    rediss://HOST:PORT/DB   one server; a second s anywhere is TLS
 unix:///path/of/redis.sock                                      one server on this machine
@@ -38,26 +38,26 @@ class Node(NamedTuple):
 class Address:
     kind: Kind
     shown: str
-    """The URL without what is secret in it."""
+    """The URL without credentials."""
     tls: bool = False
     nodes: tuple[Node, ...] = ()
     """A server, Sentinels, or some nodes of a Cluster."""
     path: str = ""
-    """Of a socket."""
+    """Path of the socket."""
     master: str = ""
-    """What the Sentinels call it."""
+    """Name of the master at the Sentinels."""
     db: int = 0
     user: str | None = None
     password: str | None = None
-    """Of whoever answers at `nodes`; the servers behind Sentinels have credentials of their own."""
+    """Credentials for `nodes`; the servers behind Sentinels have credentials of their own."""
 
     @property
-    def foreign_hosts(self) -> list[str]:
+    def remote_hosts(self) -> list[str]:
         """The hosts that are reached over a network."""
         return [node.host for node in self.nodes if not is_loopback(node.host)]
 
 
-def parse(url: str) -> Address:
+def parse_address(url: str) -> Address:
     """Raises ConfigError."""
     shown = _without_secrets(url)
     try:
@@ -67,7 +67,7 @@ def parse(url: str) -> Address:
 
 
 def _parsed(url: str, shown: str) -> Address:
-    # Not by urlsplit, which gives up on a list of hosts.
+    # Not urlsplit, which rejects a list of hosts.
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in _SCHEMES:
         raise ValueError(f"it begins with none of {', '.join(f'{known}://' for known in _SCHEMES)}")

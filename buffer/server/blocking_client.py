@@ -1,6 +1,6 @@
-"""A Server for threads without an event loop: an event loop on a thread of its own speaks to it for them.
+"""A `Server` for threads without an event loop: runs an event loop on a thread of its own and calls it from there.
 
-So there is one way to reach a Redis (its addresses, TLS, Sentinels, retries), and not a second one that blocks.
+Addresses, TLS, Sentinels and retries are thereby those of client.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ T = TypeVar("T")
 
 
 class BlockingServer:
+    """Calls a `Server` from any thread."""
+
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
 
     def call(self, ask: Callable[[Server], Coroutine[Any, Any, T]], *, within_s: float) -> T:
-        """Run `ask` on the loop and wait for its result; other threads go on meanwhile. TimeoutError after `within_s`."""
+        """Run `ask` on the event loop and block for its result. Raises TimeoutError after `within_s`."""
 
         async def bounded() -> T:
             async with asyncio.timeout(within_s):
@@ -39,7 +41,7 @@ class BlockingServer:
 
 @contextmanager
 def open_blocking_server(config: Config) -> Generator[BlockingServer]:
-    """Connected, or BufferUnreachable. Calls that still wait at the end are cancelled."""
+    """Connect to the run's Redis; calls that still wait on exit are cancelled. Raises BufferUnreachable."""
     opened: Future[tuple[BlockingServer, Callable[[], object]]] = Future()
 
     async def serve() -> None:

@@ -1,7 +1,7 @@
 """The one place that opens connections to Redis.
 
-A server that restarts, hangs, is full or fails over is invisible to callers except for the delay: the command (all of ours may
-be repeated) is repeated until it is answered or `patience_s` is over.
+Callers notice a server that restarts, hangs, is full or fails over only by the delay: `Server.ask` repeats a command until it
+is answered or `patience_s` is over. All commands and scripts of this package may be repeated.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from redis.exceptions import MovedError, RedisError
 
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, ConfigError
-from buffer.server.addresses import Address, parse
+from buffer.server.addresses import Address, parse_address
 from buffer.server.connections import ANONYMOUS, Credentials, Pools
 from buffer.server.transient_errors import NO_ANSWER, TransientError, is_forbidden, is_refused, is_untrusted, transient_error
 
 PASSWORD_VARIABLE = "ASYNC_RL_REDIS_PASSWORD"
 REPLY_TIMEOUT_S = 10.0
-"""A server that takes longer for a command hangs; the command is repeated on a fresh connection. This is not left to
-redis-py's socket_timeout: that uses asyncio.wait_for, which before Python 3.12 can swallow a cancellation."""
+"""After this long a command is repeated on a fresh connection. redis-py's socket_timeout is not used for this: it relies on
+asyncio.wait_for, which before Python 3.12 can swallow a cancellation."""
 
 LONGEST_PAUSE_S = 0.5
-"""Between two attempts."""
+"""Longest pause between two attempts."""
 EXPLAIN_AFTER_S = 2.0
-"""A wait for the server that lasts longer is explained."""
+"""A wait for the server that lasts longer is logged."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Server:
-    """A Redis as a process of ours sees it: one server, or the member of a Sentinel or Cluster setup that counts now."""
+    """The Redis of a run: one server, or the current master of a Sentinel setup, or the node of a Cluster that owns the run."""
 
     def __init__(
         self,
@@ -51,18 +51,21 @@ class Server:
         patience_s: float = 60.0,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
     ) -> None:
-        address = parse(url)
+        address = parse_address(url)
         self.url = address.shown
         self._patience_s = patience_s
         self._reply_timeout_s = reply_timeout_s
         self._pools = Pools(address, credentials)
-        # Waiting occupies a connection, so that has a pool of its own: waits never keep a command from being sent.
+        # A wait occupies its connection, so waits have a pool of their own and never delay a command.
         self.commands: Redis = self._pools.commands
         self.waits: Redis = self._pools.waits
-        self._told: TransientError | None = None
+        self._logged: TransientError | None = None
 
     async def ask(self, command: Callable[[], Awaitable[T]], *, longer_s: float = 0.0) -> T:
-        """The command's answer. `longer_s` is how long the server itself may wait before it answers."""
+        """Return the command's reply, repeating it over transient errors. Raises BufferUnreachable after `patience_s`.
+
+        `longer_s` is how long the server itself may block before it replies.
+        """
         trouble = NO_ANSWER
         try:
             async with asyncio.timeout(self._patience_s + longer_s):
@@ -70,19 +73,19 @@ class Server:
                     try:
                         async with asyncio.timeout(self._reply_timeout_s + longer_s):
                             answer = await command()
-                        self._told = None
+                        self._logged = None
                         return answer
                     except (RedisError, OSError, TimeoutError) as error:
-                        trouble = self._judged(error)
+                        trouble = self._transient_or_raise(error)
                         if trouble.may_have_moved:
                             await self._pools.forget_route(error)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            raise BufferUnreachable(self._gave_up(trouble)) from error
+            raise BufferUnreachable(self._timeout_message(trouble)) from error
         raise AssertionError("pauses do not end")
 
-    def _judged(self, error: Exception) -> TransientError:
-        """What may pass; everything else is raised, as a sentence where a person can do something about it."""
+    def _transient_or_raise(self, error: Exception) -> TransientError:
+        """Return the transient error that `error` stands for; raise anything else, with a way out where there is one."""
         if is_refused(error):
             raise BufferUnreachable(
                 f"the Redis at {self.url} refuses our password; check redis.user, redis.password_file or {PASSWORD_VARIABLE}"
@@ -106,15 +109,15 @@ class Server:
         if isinstance(error, MovedError):
             if not self._pools.may_move:
                 raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
-            return trouble  # a Cluster says where to go: nobody need hear of it
-        if trouble is not NO_ANSWER and trouble is not self._told:
+            return trouble  # a Cluster redirects: nothing to log
+        if trouble is not NO_ANSWER and trouble is not self._logged:
             log.warning("waits, because the Redis at %s %s", self.url, trouble.what)
-            self._told = trouble
+            self._logged = trouble
         return trouble
 
-    def _gave_up(self, trouble: TransientError) -> str:
+    def _timeout_message(self, trouble: TransientError) -> str:
         if trouble is NO_ANSWER:
-            # A server that misses our certificate just hangs up.
+            # A server that wants our certificate hangs up without a reply.
             certificate = (
                 " Is that its port for TLS, and does it want redis.cert_file?" if self.url.startswith("rediss") else ""
             )
@@ -129,7 +132,7 @@ class Server:
 
 
 def _pauses() -> Generator[float]:
-    """Growing, and never the same for two clients that lost the same server."""
+    """Yield growing pauses with jitter, so that clients that lost the same server do not return at once."""
     longest = 0.01
     while True:
         yield random.uniform(longest / 2, longest)
@@ -138,7 +141,7 @@ def _pauses() -> Generator[float]:
 
 @asynccontextmanager
 async def open_server(config: Config) -> AsyncGenerator[Server]:
-    """Connected, or BufferUnreachable."""
+    """Connect to the run's Redis. Raises BufferUnreachable."""
     server = Server(
         config.redis_url, credentials=credentials_for(config, os.environ), patience_s=config.redis.connect_timeout_s
     )
@@ -154,12 +157,12 @@ async def open_server(config: Config) -> AsyncGenerator[Server]:
 
 
 def credentials_for(config: Config, environ: Mapping[str, str]) -> Credentials:
-    """Raises ConfigError where the run's data or the password would cross a network in the clear."""
+    """Read the credentials. Raises ConfigError if the run's data or the password would cross a network in the clear."""
     redis = config.redis
     if not redis.url:
-        return ANONYMOUS  # our own server: its socket's folder lets nobody else in
+        return ANONYMOUS  # the run's own server: only this user may enter its socket's folder
     password = _read(redis.password_file) if redis.password_file is not None else environ.get(PASSWORD_VARIABLE)
-    address = parse(redis.url)
+    address = parse_address(redis.url)
     if not redis.insecure:
         _refuse_exposure(address, proves_itself=bool(password or address.password or redis.cert_file))
     return Credentials(
@@ -173,10 +176,10 @@ def credentials_for(config: Config, environ: Mapping[str, str]) -> Credentials:
 
 def _refuse_exposure(address: Address, *, proves_itself: bool) -> None:
     missing = [what for what, is_there in (("TLS", address.tls), ("a password", proves_itself)) if not is_there]
-    if address.foreign_hosts and missing:
+    if address.remote_hosts and missing:
         raise ConfigError(
             f"redis.url: {address.shown} is reached over the network without {' and without '.join(missing)}; use rediss:// "
-            f"and redis.password_file (or {PASSWORD_VARIABLE}), or set redis.insecure: true if nobody else is on that network"
+            f"and redis.password_file (or {PASSWORD_VARIABLE}), or set redis.insecure: true if that network is private"
         )
 
 
@@ -188,26 +191,26 @@ def _read(path: Path) -> str:
 
 
 class ChannelListener:
-    """Hears a channel. Nothing depends on it but speed: who listens looks again from time to time anyway."""
+    """Waits for notifications on a channel. A lost one only costs time: callers check again at intervals anyway."""
 
     def __init__(self, subscription: Any) -> None:
         self._subscription = subscription
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns when the channel rang, or after `timeout_s`; a broken connection is restored on the way."""
+        """Return at the next notification, or after `timeout_s`; a broken connection is restored."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 try:
                     while await self._subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
                         pass
                 except (RedisError, OSError):
-                    # What rang meanwhile was missed, so the caller looks again; but not as fast as it can.
+                    # A notification may have been lost, so the caller checks again, after a pause.
                     await asyncio.sleep(LONGEST_PAUSE_S)
 
 
 @asynccontextmanager
 async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener]:
-    """From here on, no ring is missed."""
+    """Subscribe to a channel; notifications after entry are seen."""
     subscription = await server.ask(lambda: _subscribed(server, channel))
     try:
         yield ChannelListener(subscription)
@@ -216,7 +219,7 @@ async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener
 
 
 async def _subscribed(server: Server, channel: str) -> Any:
-    """Each attempt on a connection of its own: redis-py would keep one that is dead without being closed."""
+    """Subscribe on a new connection: redis-py would keep a dead one that was never closed."""
     subscription = cast("Any", server.waits).pubsub()
     try:
         await subscription.subscribe(channel)

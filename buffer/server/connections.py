@@ -1,4 +1,4 @@
-"""From an address and credentials to pools of connections, wherever the right server may stand at the moment."""
+"""Makes connection pools from an address and credentials; behind Sentinels or in a Cluster they find the right server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from buffer.server.discovery import ClusterRoute, Open, Route, RoutedConnection,
 MAX_CONNECTIONS = 32
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A peer that vanished without a word is noticed within 25 s, also by a connection that only listens."""
+"""A peer that vanished is noticed within 25 s, also on a connection that only listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who we are to the servers, and how we know that they are ours."""
+    """User and password for the server, and the files for TLS."""
 
     user: str | None = None
     password: str | None = None
@@ -38,7 +38,7 @@ ANONYMOUS: Final = Credentials()
 
 
 class Pools:
-    """All connections of a process to the Redis of its run."""
+    """A process's connections to the Redis of its run: one pool for commands, one for waits."""
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self._route = _route(address, credentials)
@@ -48,15 +48,15 @@ class Pools:
 
     @property
     def may_move(self) -> bool:
-        """The right server is asked for, so it may be another one later."""
+        """Whether the server is discovered (Sentinel, Cluster), so that it may change."""
         return self._route is not None
 
     async def forget_route(self, error: Exception) -> None:
-        """New connections are made for the next commands, by asking for the way again."""
+        """Drop idle connections and the discovered address: the next commands connect anew."""
         if self._route is not None:
             self._route.lost(error)
         for client in (self.commands, self.waits):
-            with contextlib.suppress(RedisError, OSError):  # of a connection that was broken already
+            with contextlib.suppress(RedisError, OSError):  # the connection was broken already
                 await client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
@@ -70,7 +70,7 @@ def _client(pool: type[ConnectionPool], options: dict[str, Any]) -> Redis:
 
 
 _EVERY_CONNECTION: Final = {
-    "retry": Retry(NoBackoff(), 0),  # `Server.ask` repeats; two who repeat would multiply the delays
+    "retry": Retry(NoBackoff(), 0),  # `Server.ask` repeats; a second retry would multiply the delays
     "socket_timeout": None,
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
 }
@@ -102,7 +102,7 @@ def _security(address: Address, credentials: Credentials) -> dict[str, Any]:
 
 
 def _login(address: Address, credentials: Credentials) -> dict[str, Any]:
-    """The URL's credentials are for whoever answers there; behind Sentinels, that is not the server itself."""
+    """Return the login of the server. Behind Sentinels, the URL's credentials are those of the Sentinels."""
     own = address.user, address.password
     user, password = own if credentials.password is None and address.kind != "sentinel" else (None, credentials.password)
     return {"username": credentials.user if credentials.user is not None else user, "password": password}

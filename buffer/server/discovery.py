@@ -1,7 +1,7 @@
-"""Which server to connect to, when that can change: the Sentinels' master, or the node of a Cluster that owns the run.
+"""Finds the server to connect to where it can change: the Sentinels' master, or the node of a Cluster that owns the run.
 
-All keys of a run share one hash tag, so one node at a time serves them all, and an ordinary connection to it is enough. What is
-left to do is to ask around for the node, and to ask again whenever it was lost or sent us elsewhere.
+All keys of a run share one hash tag, so one node serves them all and an ordinary connection to it is enough. The node is
+searched for when a connection is made, and again after it was lost or redirected a command.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from redis.exceptions import MovedError, RedisError
 from buffer.server.addresses import Node
 
 ASK_TIMEOUT_S = 2.0
-"""For one Sentinel or node to say where the master is; the next one is asked then."""
+"""Timeout of one Sentinel or node; then the next one is asked."""
 
 Open = Callable[[Node], Redis]
-"""A client of one Sentinel or node."""
+"""Opens a client of one Sentinel or node."""
 
 
 class Route(Protocol):
-    """Used by every connection of a process, so that all of them go to the same place."""
+    """Finds the server for every connection of a process, so that all of them use the same one."""
 
     async def find(self) -> Node:
-        """Where to connect now. Raises RedisConnectionError when nobody can tell."""
+        """Return the current server. Raises RedisConnectionError if no Sentinel or node knows it."""
         ...
 
     def lost(self, error: Exception) -> None:
-        """The place found last is not the right one any more."""
+        """Report that the server found last is not the right one any more."""
         ...
 
 
 class SentinelRoute:
-    """The master of a name."""
+    """Finds the master of a name."""
 
     def __init__(self, sentinels: tuple[Node, ...], master: str, open_client: Open) -> None:
         self._sentinels = list(sentinels)
@@ -57,7 +57,7 @@ class SentinelRoute:
         raise RedisConnectionError(complaint)
 
     def lost(self, error: Exception) -> None:
-        """The Sentinels are asked for every new connection anyway."""
+        """Do nothing: the Sentinels are asked for every new connection."""
 
     def _prefer(self, sentinel: Node) -> None:
         self._sentinels.remove(sentinel)
@@ -65,9 +65,9 @@ class SentinelRoute:
 
 
 class ClusterRoute:
-    """The node that owns the slot of the only run a process speaks of.
+    """Finds the node that owns the run's slot.
 
-    Which slot that is, the Cluster says itself: whatever node is asked first answers MOVED.
+    The Cluster names the slot: a node that does not own it replies MOVED to the first command.
     """
 
     def __init__(self, seeds: tuple[Node, ...], open_client: Open) -> None:
@@ -86,7 +86,7 @@ class ClusterRoute:
         if isinstance(error, MovedError):
             self._slot = error.slot_id
             host, port = cast("Any", error).node_addr
-            if host:  # an owner whose address nobody was told has none
+            if host:  # a node that announces no address has none
                 self._owner = Node(host, port)
 
     async def _ask_around(self) -> Node:
@@ -98,16 +98,16 @@ class ClusterRoute:
                     places[0] for first, last, *places in ranges if self._slot is not None and first <= self._slot <= last
                 ]
                 return owners[0] if owners else node
-            self._nodes.append(self._nodes.pop(self._nodes.index(node)))  # the next search begins with others
+            self._nodes.append(self._nodes.pop(self._nodes.index(node)))  # the next search begins with other nodes
         raise RedisConnectionError("no node of the Cluster answers")
 
     def _learn(self, nodes: set[Node]) -> None:
-        """A failover may promote a node that the configuration does not mention."""
+        """Remember nodes: a failover may promote one that the configuration does not list."""
         self._nodes += sorted(nodes.difference(self._nodes))
 
 
 def _ranges(reply: list[list[Any]], asked: Node) -> list[tuple[Any, ...]]:
-    """Of CLUSTER SLOTS: first and last slot, then its nodes, the owner first. A node without a name is the one asked."""
+    """Parse CLUSTER SLOTS: first and last slot, then the nodes, owner first. A node without an address is the one asked."""
     return [
         (first, last, *(Node(place[0].decode() if place[0] else asked.host, place[1]) for place in places))
         for first, last, *places in reply
@@ -124,7 +124,7 @@ async def _ask(open_client: Open, node: Node, *command: str) -> Any:
 
 
 class _Routed:
-    """A connection that asks for its way whenever it is made. `route` comes with the pool's options."""
+    """A connection that asks `route` for the server whenever it connects. `route` is one of the pool's options."""
 
     host: str
     port: int

@@ -1,8 +1,8 @@
 """Runs the Lua files in scripts/: one file is one atomic change on the server.
 
-A script names the run's keys in capitals and may use what prelude.lua defines. What is sent to the server is the script, the
-pieces of the prelude that it uses, and a line that gives the names to the declared keys. Only keys that a script touches are
-declared: a server asks for the right to write each of them.
+A script names the run's keys in capitals and may use what prelude.lua defines. The text sent to the server is a line that
+assigns the declared keys to these names, the parts of the prelude that the script uses, and the script. Only keys that a
+script touches are declared: the server requires write permission for each of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _FOLDER = Path(__file__).parents[1] / "scripts"
 _PRELUDE = "prelude"
 
 NAMES = sorted(path.stem for path in _FOLDER.glob("*.lua") if path.stem != _PRELUDE)
-"""Of all scripts."""
+"""Names of all scripts."""
 
 Argument = str | bytes | int | float
 
 
 class ScriptLibrary:
-    """The scripts of one run. `given` are the keys that its scripts are called for, by their names in keys.GIVEN."""
+    """Runs scripts on the keys of one run. `given` maps names of keys.GIVEN to the keys that the caller chooses."""
 
     def __init__(self, server: Server, run: str, given: Mapping[str, str] | None = None) -> None:
         self._server = server
@@ -40,14 +40,14 @@ class ScriptLibrary:
         return await self._server.ask(lambda: self._run_script(load_script(name), arguments))
 
     async def run_with_payload(self, name: str, hash_key: str, field: str, payload: bytes, *arguments: Argument) -> Any:
-        """The script in one transaction with the bytes that it is about: HSETNX before it."""
+        """Run a script in one transaction behind the HSETNX that stores its payload."""
         script = load_script(name)
         return await self._server.ask(lambda: self._run_with_payload(script, hash_key, field, payload, *arguments))
 
     async def _run_with_payload(self, script: Script, hash_key: str, field: str, payload: bytes, *arguments: Argument) -> Any:
         pipeline: Any = cast("Any", self._server.commands).pipeline(transaction=True)
         pipeline.hsetnx(hash_key, field, payload)
-        # By its text: a server that was restarted does not know the hash, and the bytes would lie there without their record.
+        # Sent as text: with an unknown SHA a restarted server would store the payload and fail the script.
         pipeline.eval(script.text, len(script.keys), *self.keys_of(script), *arguments)
         _, reply = await pipeline.execute()
         return reply
@@ -60,7 +60,7 @@ class ScriptLibrary:
             return await redis.eval(script.text, len(declared), *declared, *arguments)
 
     def keys_of(self, script: Script) -> list[str]:
-        """The keys that it declares, in its order."""
+        """Return the keys that a script declares, in its order."""
         return [self._given[name] if name in keys.GIVEN else keys.key(self._run, name) for name in script.keys]
 
 
@@ -68,44 +68,44 @@ class Script(NamedTuple):
     text: str
     sha: str
     keys: tuple[str, ...]
-    """Names of the keys that it touches."""
+    """Names of the keys that the script touches."""
 
 
 @cache
 def load_script(name: str) -> Script:
     own = (_FOLDER / f"{name}.lua").read_text()
-    used = "".join(_used_pieces(own))
-    touched = {word for word in _words(used + own) if word in keys.BY_CONSTANT}
+    used = "".join(_used_parts(own))
+    touched = {word for word in _identifiers(used + own) if word in keys.BY_CONSTANT}
     constants = [constant for constant in keys.BY_CONSTANT if constant in touched]
     declared = ", ".join(f"KEYS[{number}]" for number in range(1, len(constants) + 1))
-    # The server's slow log shows how a script begins.
+    # The comment names the script in the server's slow log.
     text = f"-- {name}.lua\n" + (f"local {', '.join(constants)} = {declared}\n" if constants else "") + used + own
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text=text, sha=sha, keys=tuple(keys.BY_CONSTANT[constant] for constant in constants))
 
 
-def _used_pieces(text: str) -> Iterator[str]:
-    """Of the prelude, in its order: what the text names, and what that needs. A piece only uses pieces before it."""
-    wanted, found = set(_words(text)), list[str]()
-    for piece in reversed(_pieces()):
-        if not wanted.isdisjoint(_defined(piece)):
-            wanted.update(_words(piece))
-            found.append(piece)
+def _used_parts(text: str) -> Iterator[str]:
+    """Return the parts of the prelude that `text` needs, directly or not, in order. A part only uses parts before it."""
+    wanted, found = set(_identifiers(text)), list[str]()
+    for part in reversed(_prelude_parts()):
+        if not wanted.isdisjoint(_defined(part)):
+            wanted.update(_identifiers(part))
+            found.append(part)
     return reversed(found)
 
 
 @cache
-def _pieces() -> tuple[str, ...]:
-    """Each begins with `local` at the beginning of a line and ends before the next one."""
+def _prelude_parts() -> tuple[str, ...]:
+    """Split the prelude; each part begins with `local` at the start of a line."""
     return tuple(re.split(r"^(?=local )", (_FOLDER / f"{_PRELUDE}.lua").read_text(), flags=re.MULTILINE)[1:])
 
 
-def _defined(piece: str) -> list[str]:
-    is_function, names = re.match(r"local (function )?([\w, ]+)", piece).groups()  # pyright: ignore[reportOptionalMemberAccess]
+def _defined(part: str) -> list[str]:
+    is_function, names = re.match(r"local (function )?([\w, ]+)", part).groups()  # pyright: ignore[reportOptionalMemberAccess]
     return [names] if is_function else names.replace(" ", "").split(",")
 
 
-def _words(lua: str) -> list[str]:
-    """Its names, without those of fields, and without words in comments and strings."""
+def _identifiers(lua: str) -> list[str]:
+    """Return the identifiers in Lua code, without fields, comments and strings."""
     code = re.sub(r"--.*|'[^'\n]*'|\"[^\"\n]*\"", " ", lua)
     return re.findall(r"(?<![.\w])[A-Za-z_]\w*", code)

@@ -1,6 +1,6 @@
-"""Pure: which refusals of a Redis pass by themselves, and what to call them.
+"""Pure: tells transient errors of a Redis server from permanent ones, and words them for people.
 
-Error texts may quote payloads, so nothing of them is ever passed on: only the code in front counts.
+Only the error code is used: the text behind it may quote payloads and is never passed on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransientError:
-    """Something about a server that may be over in a moment."""
+    """A state of the server that may pass by itself."""
 
     what: str
-    """Continues "the Redis at ...": """
+    """Continues the sentence "the Redis at ...": """
     way_out: str
     may_have_moved: bool = False
-    """Another server may be the right one by now."""
+    """Whether another server may be the right one now."""
 
 
 NO_ANSWER: Final = TransientError(
@@ -42,7 +42,7 @@ NO_ANSWER: Final = TransientError(
 )
 
 _ASK_THE_MASTER = "give the address of its master, or of its Sentinels"
-_TROUBLES: Final = {
+_BY_CODE: Final = {
     "LOADING": TransientError(what="is still reading its data", way_out="redis.connect_timeout_s is how long a process waits"),
     "READONLY": TransientError(what="is a read-only replica", way_out=_ASK_THE_MASTER, may_have_moved=True),
     "MASTERDOWN": TransientError(what="is a replica without a master", way_out=_ASK_THE_MASTER, may_have_moved=True),
@@ -57,7 +57,9 @@ _TROUBLES: Final = {
     "TRYAGAIN": TransientError(what="is giving this run to another node", way_out="finish or undo the resharding"),
     "NOREPLICAS": TransientError(what="has too few replicas to change anything", way_out="bring its replicas back"),
     "MISCONF": TransientError(what="cannot write to its disk", way_out="free some space there; the run then goes on by itself"),
-    "BUSY": TransientError(what="is busy with somebody's script", way_out="SCRIPT KILL ends a script that has changed nothing"),
+    "BUSY": TransientError(
+        what="is busy with a script of another client", way_out="SCRIPT KILL ends a script that has changed nothing"
+    ),
 }
 _CLASSES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py strips the code from the texts of these
     (BusyLoadingError, "LOADING"),
@@ -69,18 +71,18 @@ _CLASSES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py strips 
     (TryAgainError, "TRYAGAIN"),
 )
 _IN_A_TRANSACTION = re.compile(r"Command # \d+ \(.{0,200}?\) of pipeline caused error: (?:\('|\(\")?", re.DOTALL)
-"""What redis-py writes before the reply to a command that was not even queued; it quotes the command."""
+"""redis-py's prefix for a command that the server refused to queue; it quotes the command."""
 _IN_A_SCRIPT = re.compile(r"(?:ERR )?Error running script .{0,120}?@user_script: \d+: -?")
-"""Redis 6.2 wraps what stopped a script."""
+"""Redis 6.2's prefix for an error inside a script."""
 _BESIDE_A_SCRIPT = "Script attempted to access a non local key in a cluster node"
-"""A key that a script reads without declaring it has gone ahead to another node."""
+"""A key that a script reads without declaring it has already moved to another node."""
 _NOT_ALLOWED = ("NOPERM", "ACL failure in script", "The user executing the script can't")
 
 
 def transient_error(error: Exception) -> TransientError | None:
-    """What may be over when the command is repeated; None for everything that stays as it is."""
+    """Return the transient error that `error` stands for; None for a permanent one."""
     if isinstance(error, ResponseError | BusyLoadingError):
-        return _TROUBLES.get(_code(error))
+        return _BY_CODE.get(_code(error))
     if is_refused(error) or is_untrusted(error):
         return None
     if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError | OSError):
@@ -89,28 +91,28 @@ def transient_error(error: Exception) -> TransientError | None:
 
 
 def is_forbidden(error: Exception) -> bool:
-    """The user whom the server knows us as may not do this."""
-    return isinstance(error, NoPermissionError) or _inside(error).startswith(_NOT_ALLOWED)
+    """Whether the server's ACL forbids this to our user."""
+    return isinstance(error, NoPermissionError) or _without_prefix(error).startswith(_NOT_ALLOWED)
 
 
 def is_refused(error: Exception) -> bool:
-    """The server knows us not, or by another password."""
-    return _cause(error, AuthenticationError)
+    """Whether the server refuses our user or password."""
+    return _is_caused_by(error, AuthenticationError)
 
 
 def is_untrusted(error: Exception) -> bool:
-    """The server's certificate is none that we trust."""
-    return _cause(error, ssl.SSLCertVerificationError)
+    """Whether the server's certificate is not trusted."""
+    return _is_caused_by(error, ssl.SSLCertVerificationError)
 
 
 def _code(error: Exception) -> str:
     for kind, code in _CLASSES:
         if isinstance(error, kind):
             return code
-    return "ASK" if _BESIDE_A_SCRIPT in _inside(error)[:200] else _inside(error).partition(" ")[0]
+    return "ASK" if _BESIDE_A_SCRIPT in _without_prefix(error)[:200] else _without_prefix(error).partition(" ")[0]
 
 
-def _inside(error: Exception) -> str:
+def _without_prefix(error: Exception) -> str:
     text = str(error)
     for wrapping in (_IN_A_TRANSACTION, _IN_A_SCRIPT):
         if wrapped := wrapping.match(text):
@@ -118,8 +120,8 @@ def _inside(error: Exception) -> str:
     return text
 
 
-def _cause(error: BaseException, kind: type[Exception]) -> bool:
-    """redis-py raises errors of its own in the place of the socket's."""
+def _is_caused_by(error: BaseException, kind: type[Exception]) -> bool:
+    """Whether `error` is caused by a `kind`: redis-py replaces the socket's errors by its own."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, kind):
         found = found.__cause__ if found.__cause__ is not None else found.__context__

@@ -1,4 +1,4 @@
-"""What stands in a run's keys is somebody else's until it has been understood; if it cannot be, that is one sentence."""
+"""Unexpected replies: what a run's keys hold is untrusted, and content that cannot be parsed becomes one clear error."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from redis.exceptions import ResponseError
 
 from async_rl.errors import AsyncRLError
 
-_SOMEBODY = "has somebody else written to this run's keys? `async-rl buffer audit` tells what does not belong"
+_OTHER_CLIENT = "has another client written to this run's keys? `async-rl buffer audit` lists what does not belong"
 
 
 class UnexpectedReply(AsyncRLError):
-    """The server refused a change for a reason that is not ours, or holds what we have not written."""
+    """The server refused a command for an unknown reason, or holds content that this code has not written."""
 
 
 @contextmanager
 def reading(name: str) -> Generator[None]:
+    """Turn errors in the block, which parses the run's key `name`, into UnexpectedReply."""
     try:
         yield
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
-        raise UnexpectedReply(
-            f"the run's key {name!r} holds what nobody can read ({type(error).__name__}): {_SOMEBODY}"
-        ) from error
+        raise UnexpectedReply(f"the run's key {name!r} cannot be parsed ({type(error).__name__}): {_OTHER_CLIENT}") from error
 
 
 def refused(command: str, error: ResponseError) -> UnexpectedReply:
-    """The error's own text may quote a payload, so only its kind is passed on."""
+    """Return the error for a refused command. Redis' text may quote a payload, so only its code is passed on."""
     kind = str(error).split(" ", 1)[0][:40]
-    return UnexpectedReply(f"Redis refused {command!r} ({kind if kind.isalpha() else 'an error'}): {_SOMEBODY}")
+    return UnexpectedReply(f"Redis refused {command!r} ({kind if kind.isalpha() else 'an error'}): {_OTHER_CLIENT}")
 
 
 def wrong_type(key: str, found: str, expected: str) -> UnexpectedReply:
-    return UnexpectedReply(f"the key {key} is a {found} and should be a {expected}: {_SOMEBODY}")
+    return UnexpectedReply(f"the key {key} is a {found} and should be a {expected}: {_OTHER_CLIENT}")

@@ -1,9 +1,9 @@
-"""Users of a Redis that others use too: one for each role of a run. Each reaches that run's keys alone, and of these it writes
-only what its scripts and topics need.
+"""Redis users (ACL) for a shared server: one for each role of a run. Each reaches that run's keys alone, and writes only those
+that its scripts and topics need.
 
-What separates the roles are the keys. A worker cannot write who the learner is and by which fence, which versions there are,
-what is offered over the wire, the mix of environments and operators' requests: with its password, nobody moves weights or has
-other processes load code. It can still spoil the groups of its own run, and stop it.
+The keys separate the roles. A worker cannot write the learner's lease and fence, the version table, offers on the weight wire,
+the mix of environments or operators' requests: its password does not let anyone move weights or make other processes load
+code. It can still spoil the groups of its own run, and stop it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from buffer.server.scripts import NAMES, load_script
 
 PASSWORD_BYTES = 32
 
-_MEET: Final = ("store_set", "store_add", "store_compare_set")
+_GROUP_STORE_SCRIPTS: Final = ("store_set", "store_add", "store_compare_set")
 
 SCRIPTS: Final[Mapping[str, Collection[str]]] = {
     "learner": NAMES,
     "worker": (
         *("reserve", "renew", "commit", "quarantine", "drop", "starve", "unwanted"),
-        *("agree", "announce", "leave", "members", "post", *_MEET),
+        *("agree", "announce", "leave", "members", "post", *_GROUP_STORE_SCRIPTS),
     ),
     "operator": (
         *("change_limits", "change_mix", "readmit", "forget", "unwanted", "stats"),
@@ -45,26 +45,26 @@ SCRIPTS: Final[Mapping[str, Collection[str]]] = {
     ),
     "monitor": (),
 }
-"""What each role changes: it may write the keys that these scripts declare. The monitor runs others, which then only read."""
+"""Scripts of each role, which may write the keys that they declare. The monitor runs scripts that read only."""
 TOPICS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("*",),
     "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED),
     "operator": (weight_requests.REQUESTS,),
     "monitor": (),
 }
-"""What each role posts. A topic that no other role posts is the learner's."""
+"""Topics that each role posts to; the learner posts to all of them."""
 GROUP_STORES: Final[Mapping[str, Collection[str]]] = {"learner": ("*",), "worker": ("wire*",), "operator": (), "monitor": ()}
-"""The stores in which each role may form process groups, by the first part of their names; `ranks` is the learner's alone."""
+"""Stores in which each role may form process groups, by the first part of their name; `ranks` is the learner's alone."""
 ROLES: Final = tuple(SCRIPTS)
 
 _CONNECT: Final = ("ping", "auth", "hello", "select", "cluster|slots", "subscribe", "unsubscribe")
 _SINCE_7_2: Final = "+client|setinfo"
-"""Our client tells its name, and does not mind if it may not; but each refusal is logged by the server."""
+"""redis-py sends its name on connecting; a refusal does no harm, but the server logs each."""
 _RUN_SCRIPTS: Final = ("eval", "evalsha", "multi", "exec", "discard")
 _READ: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
-"""Everything there is to know about the run's keys, and not what other keys there are."""
+"""Reads any key of the run, but cannot list the server's keys."""
 _WORKERS_READ: Final = ("hget", "hgetall", "hmget", "hvals", "lrange", "xread", "xrevrange", "get", "exists")
-"""Beside its scripts."""
+"""What workers read outside scripts."""
 _OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("hsetnx", "unlink"),
     "worker": ("hsetnx", "unlink"),  # a payload that comes with its commit; an entry of a group store
@@ -75,22 +75,22 @@ _OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedUsers:
-    """What an operator hands out."""
+    """The users that were created, with the files that hold their passwords."""
 
     users: dict[str, str]
-    """By role."""
+    """Role -> user name."""
     password_files: dict[str, Path]
     acl_file: Path
-    """The same users for an `aclfile`: each node of a Cluster and each replica needs them, and knows only what it is told."""
+    """The same users as an `aclfile`: replicas and nodes of a Cluster do not pass users on, so each needs it."""
     survives_restart: bool
-    """Whether the server has written the users down itself."""
+    """Whether the server has saved the users to its own ACL file."""
     separates_roles: bool
-    """Whether the server can let a user read a key that it may not write. Redis before 7 cannot: there every role that changes
-    anything may write all of the run's keys."""
+    """Whether the server supports read-only keys. Redis before 7 does not: there every role except the monitor may write all of
+    the run's keys."""
 
 
 async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUsers:
-    """Users with new passwords, in files that only we can read. Again: the old passwords end at once."""
+    """Create the run's users with new passwords, in files of mode 0600. If they exist, their old passwords end at once."""
     passwords = {role: secrets.token_urlsafe(PASSWORD_BYTES) for role in ROLES}
     separates_roles = await _separates_roles(server)
     rules = {
@@ -110,7 +110,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
 
 
 async def list_users(server: Server, run: str) -> dict[str, str]:
-    """The rules of the run's users, by name, as the server shows them; passwords are hashed."""
+    """Return name -> rules of the run's users, as the server shows them; passwords are hashed."""
     redis = cast("Any", server.commands)
     lines = [line.decode() for line in await server.ask(lambda: redis.execute_command("ACL", "LIST"))]
     known = {user_name(run, role) for role in ROLES}
@@ -122,7 +122,7 @@ def user_name(run: str, role: str) -> str:
 
 
 def writable(role: str) -> list[str]:
-    """Names of the run's keys that a role may write, as patterns."""
+    """Return the names of the run's keys that a role may write, as patterns."""
     if role == "learner":
         return ["*"]
     declared = {name for script in SCRIPTS[role] for name in load_script(script).keys}.difference(keys.GIVEN)
@@ -133,7 +133,7 @@ def writable(role: str) -> list[str]:
 def _rules(role: str, run: str, password: str, *, separates_roles: bool) -> list[str]:
     digest = hashlib.sha256(password.encode()).hexdigest()
     whole = keys.key(run, "*")
-    # The monitor's scripts declare what they read, which the server takes for written; its commands hold them to reading.
+    # The monitor's scripts declare the keys they read, which requires write permission; its commands allow reading only.
     reach = [f"~{keys.key(run, name)}" for name in writable(role)] if separates_roles and role != "monitor" else [f"~{whole}"]
     reading = [f"%R~{whole}"] if f"~{whole}" not in reach else []
     return ["reset", "resetchannels", "on", f"#{digest}", *reach, *reading, f"&{whole}", "-@all", *_permissions(role)]
@@ -146,13 +146,13 @@ def _permissions(role: str) -> list[str]:
 
 
 def commands_of(scripts: Collection[str]) -> list[str]:
-    """Redis asks for each command of a script whether the user may give it."""
+    """Return the commands that scripts call: Redis checks the user's permission for each."""
     text = "".join(load_script(name).text for name in scripts)
     return sorted({command.lower() for command in re.findall(r"\bcall\('([A-Z]+)'", text)})
 
 
 async def _separates_roles(server: Server) -> bool:
-    """Read-only keys came with Redis 7. A user that stays off is made to find out, and deleted."""
+    """Whether the server supports read-only keys (Redis 7): tries to create a disabled user, and deletes it."""
     redis = cast("Any", server.commands)
     trial = f"trial-{secrets.token_hex(8)}"
     try:
@@ -184,7 +184,7 @@ async def _saved(server: Server) -> bool:
 
 def _write_secret(path: Path, text: str) -> Path:
     try:
-        path.unlink(missing_ok=True)  # whoever could read an older one cannot read this one
+        path.unlink(missing_ok=True)  # a new file, so that an older one's permissions and readers do not apply
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
     except OSError as error:

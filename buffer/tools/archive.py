@@ -1,4 +1,4 @@
-"""`buffer archive`: the spent groups of a run, on disk. No server is needed to read them."""
+"""`buffer archive`: lists and exports the archived groups of a run; needs no server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ls(config: Config, line: Line) -> int:
 
 
 def export(config: Config, line: Line) -> int:
-    """What cannot be read is passed over, and said on the standard error."""
+    """Export JSON lines; what cannot be read is skipped and reported on standard error."""
     folder, out, tokens = _folder(config), line.text("out"), line.has("tokens")
     done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)
     for damage in done.damage:
@@ -42,7 +42,7 @@ def export(config: Config, line: Line) -> int:
 
 
 def _export_to(path: Path, folder: Path, *, tokens: bool) -> Exported:
-    draft = path.with_name(f"{path.name}.part")  # whoever finds the file finds all of it
+    draft = path.with_name(f"{path.name}.part")  # the file appears only when it is complete
     try:
         with draft.open("w") as stream:
             done = export_jsonl(folder, stream, tokens=tokens)

@@ -1,4 +1,4 @@
-"""`buffer audit`: every ticket ever issued is in exactly one place, or the exit code is 1."""
+"""`buffer audit`: checks that every ticket ever issued is in exactly one place; exit code 1 if not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ async def audit(run: OpenRun, line: Line) -> int:
     refused = await run.buffer.quarantined()
     code = 0 if found.is_clean else 1
     if line.has("json"):
-        books = {"clean": found.is_clean, "problems": found.problems}
-        print_json({**books, "quarantine": refused, "stats": asdict(found.stats)})
+        result = {"clean": found.is_clean, "problems": found.problems}
+        print_json({**result, "quarantine": refused, "stats": asdict(found.stats)})
         return code
     page = console()
     print_stats(page, found.stats, ages={})

@@ -1,4 +1,4 @@
-"""Where a group is: in the buffer, in quarantine, in the archive, or nowhere any more. In a sentence, whichever it is."""
+"""Finds a group in the buffer, in quarantine or in the archive, or tells how its ticket ended."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _ID = re.compile(r"t?0*(\d{1,15})", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundGroup:
+    """Where a group is, in a word and in a sentence."""
+
     id: str
     place: str
     """buffer | quarantine | archive | ended"""
@@ -30,7 +32,7 @@ class FoundGroup:
 
 
 def full_id(text: str) -> str:
-    """People may write `7` or `t7` for t000000007."""
+    """Return the id of a ticket that was written as `7`, `t7` or t000000007. Raises ConfigError."""
     found = _ID.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r} is no id of a group; ids look like {ticket_id(7)}, and 7 will do")
@@ -120,7 +122,7 @@ _ENDINGS: Mapping[str | None, str] = {
 
 
 def _decoded(payload: bytes | None) -> tuple[RolloutGroup | None, str]:
-    """The group, or why there is none."""
+    """Return the group and "", or None and the reason."""
     if payload is None:
         return None, "its payload is gone"
     try:

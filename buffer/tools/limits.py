@@ -1,7 +1,7 @@
-"""`buffer limits`: the numbers that pace the fleet, shown, and changed while the run goes on.
+"""`buffer limits`: shows the limits in force, and changes them during the run.
 
-A change passes through the configuration's own model, so it is refused with the same words as in a file, and it stands above
-the configuration of every learner to come.
+A change is validated by the configuration's own model, so errors read the same as in a file. It overrides the configuration of
+every later learner of the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS = {
     "leases.max_attempts": "max_attempts",
     "retention.keep_steps": "keep_steps",
 }
-"""What can be changed: the key in the configuration, and the field of `Limits` that it sets."""
+"""Key in the configuration -> field of `Limits`, for the limits that can change during a run."""
 
 
 async def limits(run: OpenRun, line: Line) -> int:
@@ -38,9 +38,9 @@ async def limits(run: OpenRun, line: Line) -> int:
 
 
 def _changes(line: Line, in_force: Limits | None) -> Mapping[str, int | float | str]:
-    """By field. Whatever is wrong is a ConfigError that names the key."""
+    """Return field of `Limits` -> new value. Raises ConfigError naming a key that is wrong."""
     wanted = dict(_assignment(text) for text in line.operands)
-    # Checked together with what is in force, because some values are only wrong beside others.
+    # Checked together with the limits in force, because some values are only wrong in combination.
     present = {} if in_force is None else {key: json.dumps(getattr(in_force, field)) for key, field in KEYS.items()}
     words = [word for key, text in (present | wanted).items() for word in (f"--{key}", text)]
     changed = load([*line.config, *words]).limits

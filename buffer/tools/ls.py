@@ -1,4 +1,4 @@
-"""`buffer ls`: the groups that have not ended, one a line."""
+"""`buffer ls`: the groups that have not ended, one per line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFilter:
-    """Which groups are wanted; None does not mind."""
+    """Which groups to list; None matches all."""
 
     state: str | None
     environment: str | None
@@ -54,7 +54,7 @@ async def ls(run: OpenRun, line: Line) -> int:
         ]
         print_table(page, [name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in shown))
     else:
-        page.print("no group is like that" if line.chosen else "no group is in the buffer")
+        page.print("no group matches" if line.chosen else "no group is in the buffer")
     if chosen.num_omitted:
         page.print(f"and about {chosen.num_omitted} more: --limit shows them")
     if chosen.num_unreadable:
@@ -63,12 +63,12 @@ async def ls(run: OpenRun, line: Line) -> int:
 
 
 def oldest_version(record: TicketRecord) -> int:
-    """Of its tokens; for a ticket in flight, its own, because none of its tokens can be older."""
+    """Return the oldest version of its tokens; for a ticket in flight its own version, because no token can be older."""
     return record.oldest if record.oldest >= 0 else record.version
 
 
 def age(record: TicketRecord, live_version: int) -> int:
-    """When it was trained; for a group that may still be, as if it were trained now."""
+    """Return a group's age when it was taken; for one not taken yet, its age if it were taken now."""
     version = record.taken if record.state in ("taken", "kept") else live_version
     return max(0, version - oldest_version(record))
 

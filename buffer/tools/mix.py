@@ -1,4 +1,4 @@
-"""`env ls | attach | detach | weight`: which environments a run learns from, and how much, while it goes on."""
+"""`env ls | attach | detach | weight`: shows and changes the mix of environments during a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, print_json, print_table
 
 ATTEMPTS = 5
-"""Two people may change the mix at the same moment; that many are somebody's loop, or a learner that takes over."""
+"""Tries before giving up: a try fails if another client changes the mix, or while a learner takes over."""
 
 
 async def change(run: OpenRun, line: Line) -> int:
@@ -38,7 +38,7 @@ async def _append(run: OpenRun, line: Line) -> tuple[EnvironmentChange, MixChang
 
 
 async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:
-    """A share of a batch's groups is one of the limits, so that it holds for whoever takes them."""
+    """Update the limit `quotas` to the environments' max_share, so that it applies to the learner's next step."""
     limits = await run.buffer.limits()
     in_force = limits if limits is not None else run.config.limits
     quotas = {

@@ -1,4 +1,4 @@
-"""The run that a tool looks at. One that has ended is woken for as long as it takes to look."""
+"""Opens the run that a verb works on. The embedded server of a run that has ended is started for as long as needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OpenRun:
     buffer: RedisBuffer
     inspection: Inspection
     was_asleep: bool
-    """Nobody but this process uses its server."""
+    """Whether this process has started the run's server, so that no other process uses it."""
 
     @property
     def archive_folder(self) -> Path:

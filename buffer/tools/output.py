@@ -1,6 +1,7 @@
-"""How the tools write: aligned columns for people, JSON for programs, and nothing that a terminal would obey.
+"""Prints tables for people and JSON for programs.
 
-Names, reasons and conversations come from workers and models, so control characters are shown instead of sent.
+Names, reasons and conversations come from workers and models, so control characters are shown as pictures and never sent to the
+terminal.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ from rich.text import Text
 
 Cell = str | int | float | None
 
-_KEPT = {ord("\n"), ord("\t")}
-_TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that turn the direction of text around."""
+_PASSED = {ord("\n"), ord("\t")}
+_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that change the direction of text."""
 _PICTURES = {
-    **{code: chr(0x2400 + code) for code in range(32) if code not in _KEPT},
-    **dict.fromkeys((0x7F, *range(0x80, 0xA0), *_TURNING), "\N{REPLACEMENT CHARACTER}"),
+    **{code: chr(0x2400 + code) for code in range(32) if code not in _PASSED},
+    **dict.fromkeys((0x7F, *range(0x80, 0xA0), *_BIDI), "\N{REPLACEMENT CHARACTER}"),
 }
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def console() -> Console:
-    """In a pipe: no colours, and no line is broken."""
+    """Return a console; into a pipe it writes no colours and breaks no line."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def visible(text: str) -> str:
+    """Replace control characters by visible ones."""
     return text.translate(_PICTURES)
 
 
 def one_line(text: str, width: int) -> str:
-    """The beginning of a text, in one line."""
+    """Return the beginning of a text as one line."""
     flat = visible(" ".join(text.split()))
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
@@ -59,7 +61,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(page: Console, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Numbers stand at the right; the last column is as long as it likes."""
+    """Print aligned columns, numbers to the right; the last column is not cut."""
     cells = [list(row) for row in rows]
     shown = [[_text(cell) for cell in row] for row in cells]
     at_right = [any(isinstance(row[column], int | float) for row in cells) for column in range(len(head))]
@@ -70,7 +72,7 @@ def print_table(page: Console, head: Sequence[str], rows: Iterable[Sequence[Cell
 
 
 def _finite(value: object) -> object:
-    """JSON knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

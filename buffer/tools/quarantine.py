@@ -1,4 +1,4 @@
-"""`buffer quarantine`: payloads that were refused. Look at them, make sound ones ready again, forget the others."""
+"""`buffer quarantine`: lists and shows refused payloads, makes valid ones ready again, deletes the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def show(run: OpenRun, line: Line) -> int:
 
 
 async def release(run: OpenRun, line: Line) -> int:
-    """Exit code 1 when it stays where it is."""
+    """Make a group ready again; exit code 1 if it stays in quarantine."""
     ticket = await _refused(run, line.operands[0])
     answer = await run.buffer.readmit(ticket)
     if line.has("json"):

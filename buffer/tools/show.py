@@ -1,4 +1,4 @@
-"""`buffer show`: a group as people read it. First all of its rollouts in a table; then one as a conversation, or by token."""
+"""`buffer show`: a group for people: a table of its rollouts, then one rollout as a conversation or token by token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from buffer.tools.output import Cell, console, one_line, print_json, print_table
 from buffer.tools.tokens import print_tokens, probabilities, tokenizer_of, tokens_of
 
 ABSTRACT = 80
-"""Characters of a prompt in the overview."""
+"""Characters of a prompt that the overview shows."""
 FACTS = ("environment", "worker", "task", "attempt", "oldest_version", "age", "tokens", "bytes", "size")
-"""What is told of a group beside its place, where it is known."""
+"""Facts shown of a group, where they are known."""
 
 
 async def show(run: OpenRun, line: Line) -> int:
@@ -95,7 +95,7 @@ def reward(rollout: Rollout) -> float | None:
 
 
 def versions(rollout: Rollout) -> str:
-    """Those that sampled it, in order: `3` or `3>4`."""
+    """Return the versions that sampled a rollout, in order: `3` or `3>4`."""
     seen = [span.version for sample in rollout.samples for span in sample.versions]
     return ">".join(str(version) for version in dict.fromkeys(seen))
 

@@ -1,4 +1,4 @@
-"""`buffer stats`: what the buffer holds, how fast it moves, and what the learner waits for."""
+"""`buffer stats`: counts, rates, and what the learner waits for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from buffer.tools.output import console, print_json, print_table, size, visible
 WATCH_S = 1.0
 DROPPED = "dropped:"
 RARE = ("again", "kept", "expired", "owed", "starving", "lost_to_rollback")
-"""Not shown to people while they are 0."""
+"""Omitted from the table while they are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsReading:
-    """The buffer at one moment."""
+    """One reading of the buffer's counters."""
 
     moment: float
     stats: BufferStats
@@ -36,16 +36,16 @@ class StatsReading:
 class StatsReport:
     now: StatsReading
     before: StatsReading | None
-    """An earlier reading, which rates are taken from."""
+    """An earlier reading to compute rates from."""
 
     @property
     def ages(self) -> dict[int, int]:
-        """Ready groups by the age that they would have if they were trained now."""
+        """Return age -> number of ready groups, as if they were trained now."""
         by_version = self.now.stats.ready_by_version
         return {max(0, self.now.stats.version - version): count for version, count in sorted(by_version.items(), reverse=True)}
 
     def rate(self, what: str) -> float | None:
-        """Per second."""
+        """Return the rate of a counter per second; None without an earlier reading."""
         if self.before is None:
             return None
         return (self.now.tally.total(what) - self.before.tally.total(what)) / (self.now.moment - self.before.moment)
@@ -67,7 +67,7 @@ async def stats(run: OpenRun, line: Line) -> int:
 
 
 def waits_for(run_state: RunState, held: BufferStats) -> str:
-    """What the learner is doing, in a sentence."""
+    """Say in a sentence what the learner waits for."""
     ready = held.ready + held.again
     if not run_state.learner:
         return "no learner holds the run"
@@ -78,7 +78,7 @@ def waits_for(run_state: RunState, held: BufferStats) -> str:
     if ready < run_state.wanted:
         return f"{run_state.learner}: waits for {run_state.wanted} groups, {ready} are ready, {held.reserved} in flight"
     if "samples_per_insert" in run_state.fields:
-        return f"{run_state.learner}: waits for fresh groups, so that groups are used as often as samples_per_insert says"
+        return f"{run_state.learner}: waits for fresh groups, to keep to samples_per_insert"
     return (
         f"{run_state.learner}: waits for stragglers; {ready} groups are ready and it wants {run_state.wanted}, but some of the "
         f"{held.reserved} in flight would become too old if they were overtaken"
@@ -119,7 +119,7 @@ def print_stats(page: Console, held: BufferStats, *, ages: Mapping[int, int]) ->
 
 
 def _numbers(held: BufferStats) -> dict[str, int | float]:
-    """Every number of the statistics; those that come in several kinds are added up."""
+    """Return the counters by name; a counter of several kinds is summed."""
     fields: dict[str, int | float | Mapping[str, int]] = asdict(held)
     shown = {name: value for name, value in fields.items() if name not in ("ready_by_version", "slots_used")}
     return {name: sum(value.values()) if isinstance(value, Mapping) else value for name, value in shown.items()}

@@ -1,7 +1,7 @@
-"""`buffer tail`: what happens to groups, as it happens.
+"""`buffer tail`: prints events of groups as they happen.
 
-The scripts that change the buffer tell it on a channel. Nothing is kept for a listener that is late: this is for watching,
-not for counting (`buffer stats` counts).
+The scripts publish them on a channel, which keeps nothing for a late listener: this is for watching, while `buffer stats`
+counts.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from buffer.tools.show import reward
 
 async def tail(run: OpenRun, line: Line) -> int:
     only = line.text("environment")
-    async with events(run.server, run.config.run.name) as happenings:
+    async with events(run.server, run.config.run.name) as incoming:
         print(f"follows run {run.config.run.name!r} at {run.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)
-        async for event in happenings:
-            story = await _story(run, event)
-            if story is None or (only is not None and story.get("environment") != only):
+        async for event in incoming:
+            row = await _describe(run, event)
+            if row is None or (only is not None and row.get("environment") != only):
                 continue
             if line.has("json"):
-                print_json(story)
+                print_json(row)
             else:
-                print(_sentence(story), flush=True)
+                print(_line(row), flush=True)
     return 0
 
 
 @asynccontextmanager
 async def events(server: Server, run: str) -> AsyncGenerator[AsyncIterator[tuple[str, str]]]:
-    """What happens from here on, and to which group; for ever."""
+    """Subscribe to the events from here on: pairs of event and ticket, without end."""
     subscription: Any = cast("Any", server.waits).pubsub()
     try:
         await server.ask(lambda: _subscribed(subscription, keys.events_channel(run)))
-        yield _heard(server, subscription)
+        yield _receive(server, subscription)
     finally:
         await subscription.aclose()
 
@@ -58,20 +58,20 @@ async def _subscribed(subscription: Any, channel: str) -> None:
         pass
 
 
-async def _heard(server: Server, subscription: Any) -> AsyncIterator[tuple[str, str]]:
+async def _receive(server: Server, subscription: Any) -> AsyncIterator[tuple[str, str]]:
     while True:
         try:
             message = await subscription.get_message(ignore_subscribe_messages=True, timeout=None)
         except RedisError:
-            await server.ping()  # until it is back; the subscription is then renewed with its connection
+            await server.ping()  # blocks until the server is back; redis-py then renews the subscription
             continue
         if message is not None:
             event, _, ticket = message["data"].decode(errors="replace").partition(" ")
             yield event, ticket
 
 
-async def _story(run: OpenRun, event: tuple[str, str]) -> dict[str, Any] | None:
-    """What there is to tell about it. None for what happens to every group in the course of things."""
+async def _describe(run: OpenRun, event: tuple[str, str]) -> dict[str, Any] | None:
+    """Return what to print about an event; None for events that every group has."""
     what, ticket = event
     told: dict[str, Any] = {"event": what, "id": ticket}
     if what == "stored":
@@ -88,8 +88,8 @@ def _summary(payload: bytes) -> dict[str, Any]:
         group = decode(payload)
     except BadPayload as error:
         return {"note": f"its payload cannot be read: {error}"}
-    if problem := problem_with(group):  # somebody else wrote it; the learner will refuse it
-        return {"note": f"it is unsound: {problem}"}
+    if problem := problem_with(group):  # another client wrote it; the learner will refuse it
+        return {"note": f"it is invalid: {problem}"}
     rewards = [value for rollout in group.rollouts if (value := reward(rollout)) is not None]
     mean = math.fsum(rewards) / len(rewards) if rewards else None
     spread = None if mean is None else math.sqrt(math.fsum((value - mean) ** 2 for value in rewards) / len(rewards))
@@ -109,14 +109,12 @@ def _versions(group: RolloutGroup) -> str:
     return str(oldest) if oldest == newest else f"{oldest}-{newest}"
 
 
-def _sentence(story: dict[str, Any]) -> str:
-    words = [f"{datetime.now():%H:%M:%S}", f"{story['event']:<12}", story["id"]]
-    if "tokens" in story:
-        scores = (
-            "no reward" if story["reward_mean"] is None else f"reward {story['reward_mean']:.3f} ± {story['reward_std']:.3f}"
-        )
-        words += [f"{story['environment']:<12}", scores, f"{story['rollouts']} rollouts, {story['tokens']} tokens"]
-        words += [f"version {story['versions']}", f"by {story['worker']}"]
-    words += [f"{name} {story[name]}" for name in ("environment", "worker") if "tokens" not in story and story.get(name)]
-    words += [str(story[name]) for name in ("reason", "note") if story.get(name)]
+def _line(row: dict[str, Any]) -> str:
+    words = [f"{datetime.now():%H:%M:%S}", f"{row['event']:<12}", row["id"]]
+    if "tokens" in row:
+        scores = "no reward" if row["reward_mean"] is None else f"reward {row['reward_mean']:.3f} ± {row['reward_std']:.3f}"
+        words += [f"{row['environment']:<12}", scores, f"{row['rollouts']} rollouts, {row['tokens']} tokens"]
+        words += [f"version {row['versions']}", f"by {row['worker']}"]
+    words += [f"{name} {row[name]}" for name in ("environment", "worker") if "tokens" not in row and row.get(name)]
+    words += [str(row[name]) for name in ("reason", "note") if row.get(name)]
     return visible("  ".join(words))

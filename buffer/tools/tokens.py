@@ -1,4 +1,4 @@
-"""A row of tokens as people can read it: what the model saw is dim, what it said is coloured by its probability."""
+"""Prints a sample token by token: sampled tokens coloured by probability, others dim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from async_rl.types import Rollout, Sample
 from buffer.tools.output import print_table, visible
 
 SHADES = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
-"""Probabilities from this one on have this colour."""
+"""Lowest probability of each colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class Token:
     id: int
     text: str
     probability: float | None
-    """Of the sampled ones, under the distribution that it was drawn from."""
+    """Probability under the sampling distribution; None for a token that was not sampled."""
     version: int | None
 
 
 def tokenizer_of(config: Config) -> Tokenizer | None:
-    """None when it cannot be opened here: then ids are shown."""
+    """Return the run's tokenizer; None if it cannot be opened here: then ids are shown."""
     try:
         return open_tokenizer(config.tokenizer)
     except ConfigError:
@@ -40,7 +40,7 @@ def tokenizer_of(config: Config) -> Tokenizer | None:
 
 
 def tokens_of(sample: Sample, tokenizer: Tokenizer | None) -> Iterator[Token]:
-    """As far as the row goes: one in quarantine may have a part missing, or spans that lead nowhere."""
+    """Yield the tokens that all arrays have: a quarantined sample may be incomplete or have invalid version spans."""
     length = _length(sample)
     positions = range(length)
     version_of = {position: span.version for span in sample.versions for position in positions[span.start : span.stop]}
@@ -56,7 +56,7 @@ def tokens_of(sample: Sample, tokenizer: Tokenizer | None) -> Iterator[Token]:
 
 
 def print_tokens(page: Console, sample: Sample, tokenizer: Tokenizer | None) -> None:
-    """Without colours, one token a line."""
+    """Print coloured text, or one token per line where there are no colours."""
     tokens = list(tokens_of(sample, tokenizer))
     if page.color_system is not None and not page.no_color:
         page.print(_coloured(tokens))
@@ -70,7 +70,7 @@ def print_tokens(page: Console, sample: Sample, tokenizer: Tokenizer | None) -> 
 
 
 def probabilities(rollout: Rollout) -> list[float]:
-    """Of every sampled token."""
+    """Return the probability of each sampled token."""
     return [
         chance
         for sample in rollout.samples

@@ -1,4 +1,4 @@
-"""`buffer users`: one Redis user for each role of the run, on a server that others use too."""
+"""`buffer users`: one Redis user per role of the run, on a shared server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buffer.tools.output import console, print_json, print_table
 
 async def create(run: OpenRun, line: Line) -> int:
     if not run.config.redis.url:
-        raise ConfigError("this run's own server lets nobody in but you; users are for a server of yours (redis.url)")
+        raise ConfigError("the embedded server admits you alone; users are for a server of yours (redis.url)")
     made = await create_users(run.server, run.config.run.name, folder=run.config.run_folder / "users")
     if line.has("json"):
         paths = {role: str(path) for role, path in made.password_files.items()}
@@ -45,5 +45,5 @@ async def ls(run: OpenRun, line: Line) -> int:
 
 
 def _without_password(rules: str) -> str:
-    """Not even hashed."""
+    """Return the rules without the hashed password."""
     return " ".join(word for word in rules.split() if not word.startswith("#"))

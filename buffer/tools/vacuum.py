@@ -1,6 +1,6 @@
-"""`buffer vacuum`: memory and disk that nobody needs any more. Whatever is alive stays as it is.
+"""`buffer vacuum`: frees memory and disk that no ticket needs any more.
 
-It works on clean books only: where the audit finds a problem, the strays are evidence.
+It refuses to run if the audit finds a problem, because the leftovers are then evidence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, print_json, print_table, size
 
 REWRITE_S = 600.0
-"""The longest that a rewrite of the append-only file is waited for."""
+"""Longest wait for a rewrite of the append-only file."""
 
 _LEFTOVER = re.compile(r"temp-.*?(\d+)\.(?:aof|rdb)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreedSpace:
-    """With --dry-run, what would be."""
+    """Space that was freed, or with --dry-run would be."""
 
     what: str
     count: int
@@ -38,7 +38,7 @@ class FreedSpace:
 async def vacuum(run: OpenRun, line: Line) -> int:
     found = await run.buffer.audit()
     if not found.is_clean:
-        console().print(f"nothing was freed, because the books have {len(found.problems)} problems; see `buffer audit`")
+        console().print(f"nothing was freed, because the audit finds {len(found.problems)} problems; see `buffer audit`")
         return 1
     only_say = line.has("dry-run")
     freed = [
@@ -46,7 +46,7 @@ async def vacuum(run: OpenRun, line: Line) -> int:
         await _quarantined(run, wanted=line.has("quarantine"), only_say=only_say),
         await _remembered(run, only_say=only_say),
     ]
-    if not run.config.redis.url:  # files of a server that is not ours are none of our business
+    if not run.config.redis.url:  # only an embedded server's files are ours
         freed += [_leftovers(run.config.redis_folder, only_say=only_say), await _append_only_file(run, only_say=only_say)]
     if line.has("json"):
         print_json({"dry_run": only_say, "freed": [asdict(part) for part in freed]})
@@ -57,10 +57,10 @@ async def vacuum(run: OpenRun, line: Line) -> int:
 
 
 async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
-    """Spent groups that are kept for longer than was asked; not those that wait for the archive."""
+    """Delete spent groups that are kept for longer than `retention.keep_steps`; not those that wait for the archive."""
     what = "spent groups kept too long"
     if run.config.retention.archive:
-        return FreedSpace(what=what, count=0, bytes=0, note="the learner takes them away when they are archived")
+        return FreedSpace(what=what, count=0, bytes=0, note="the learner deletes them when they are archived")
     run_state = await run.inspection.run_state()
     last = int(run_state.fields.get("saved", -1)) - int(run_state.fields.get("keep_steps", 0))
     redis = cast("Any", run.server.commands)
@@ -73,7 +73,7 @@ async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
 
 
 async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSpace:
-    """Evidence that somebody may still want to look at, so only on demand."""
+    """Delete quarantined payloads, only with --quarantine: they are evidence."""
     what, tickets = "refused payloads", [report["ticket"] for report in await run.buffer.quarantined()]
     total = 0
     for ticket in tickets:
@@ -87,7 +87,7 @@ async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSp
 
 
 async def _remembered(run: OpenRun, *, only_say: bool) -> FreedSpace:
-    """How tickets ended: the answer to a worker that repeats a commit. Where everybody is gone, nobody asks."""
+    """Delete the results of ended tickets, which only a worker that repeats a commit reads, so only if no worker is running."""
     what, name, redis = "remembered endings", keys.key(run.config.run.name, "ended"), cast("Any", run.server.commands)
     if not run.was_asleep:
         return FreedSpace(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
@@ -99,7 +99,7 @@ async def _remembered(run: OpenRun, *, only_say: bool) -> FreedSpace:
 
 
 def _leftovers(folder: Path, *, only_say: bool) -> FreedSpace:
-    """Half-written copies of servers that were killed."""
+    """Delete the half-written copies of servers that were killed."""
     files = list(_abandoned(folder))
     total = sum(file.stat().st_size for file in files)
     if not only_say:
@@ -109,7 +109,7 @@ def _leftovers(folder: Path, *, only_say: bool) -> FreedSpace:
 
 
 def _abandoned(folder: Path) -> Iterator[Path]:
-    """A temporary file carries the id of the process that writes it. Where processes cannot be seen, it is left alone."""
+    """Yield temporary files, which are named after the writing process, if that is gone; none where /proc is missing."""
     if not Path("/proc/self").exists():
         return
     for pattern in ("temp-*", "appendonlydir/temp-*"):

@@ -1,4 +1,4 @@
-"""Which function does which verb; their words, options and help stand in async_rl/cli/buffer.py."""
+"""Maps each verb to its function; async_rl/cli/buffer.py defines their options and help."""
 
 from __future__ import annotations
 

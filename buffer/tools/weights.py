@@ -1,4 +1,4 @@
-"""`async-rl weights ...`: what the workers serve, and what is asked of the learner about it."""
+"""`async-rl weights ...`: shows the versions that workers serve, and sends requests about them to the learner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, one_line, print_json, print_table, size, visible
 
 ANSWERED_WITHIN_S = 10.0
-"""A learner answers while it trains, so this is time for a busy machine."""
+"""A learner answers while it trains, so this only allows for a busy machine."""
 REASON_WIDTH = 200
 
 
@@ -61,9 +61,7 @@ async def rollback(run: OpenRun, line: Line) -> int:
 async def _wish(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> int:
     answer = await _ask(run, wish, version=version, step=step)
     if answer is None:
-        raise ConfigError(
-            f"no learner of run {run.config.run.name} answers, so nobody can do that; `async-rl learner` starts one"
-        )
+        raise ConfigError(f"no learner of run {run.config.run.name} answers; `async-rl learner` starts one")
     if answer.is_refusal:
         raise ConfigError(answer.said)
     console().print(visible(answer.said))
@@ -121,7 +119,7 @@ def _learner(answer: WeightAnswer | None) -> list[str]:
 
 
 def _served(member: Member, live: VersionRecord | None) -> tuple[int | None, int | None]:
-    """Its version, and by how many that is behind the live one."""
+    """Return a member's version and how far it is behind the live one."""
     if member.version < 0:
         return None, None
     return member.version, max(0, live.version - member.version) if live is not None else 0

@@ -24,7 +24,7 @@ from report import Round, as_json, table
 from supervisor import Supervisor
 
 from async_rl.errors import ConfigError, boundary
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 
 def main() -> int:

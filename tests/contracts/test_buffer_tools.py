@@ -243,7 +243,7 @@ def test_ls_is_a_table(filled: Tools) -> None:
     assert cells[2][:6] == ["t000000002", "taken", "shapes", "w1", "1", "0"]
     assert cells[4][:4] == ["t000000005", "reserved", "-", "w1"]
     assert filled("ls", "--limit", 1).splitlines()[-1] == "and about 5 more: --limit shows them"
-    assert filled("ls", "--state", "again") == "no group is like that\n"
+    assert filled("ls", "--state", "again") == "no group matches\n"
 
 
 def test_show_tells_the_whole_story(filled: Tools) -> None:

@@ -25,7 +25,7 @@ from buffer.board import RedisBoard
 from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 Both = tuple[RedisBuffer, Server]
 
@@ -313,7 +313,7 @@ async def test_foreign_versions_are_one_sentence(redis_buffer: Both, run_name: s
     board, redis = RedisBoard(redis_buffer[1], run_name), cast("Any", redis_buffer[1].commands)
     await redis.hset(keys.versions(run_name), "0", garbage)
     for call in (board.live_version(), board.versions()):
-        with pytest.raises(AsyncRLError, match="'versions' holds what nobody can read"):
+        with pytest.raises(AsyncRLError, match="'versions' cannot be parsed"):
             await call
 
 

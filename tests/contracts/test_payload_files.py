@@ -33,7 +33,7 @@ from buffer.payloads.codec import decode
 from buffer.payloads.files import PayloadFolder, is_reference
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 SPAWN = multiprocessing.get_context("spawn")
 LEASE_S = 1.0

@@ -13,7 +13,7 @@ from runs import LEARNER_LEASE_S, started
 from async_rl.errors import BufferUnreachable
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 Opener = Callable[[], RedisBuffer]
 

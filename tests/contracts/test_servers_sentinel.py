@@ -14,7 +14,7 @@ from async_rl.errors import BufferUnreachable
 from async_rl.replay_protocol import ReplayBuffer
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 Fleet = tuple[list[Node], list[Node]]
 

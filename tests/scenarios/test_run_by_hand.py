@@ -13,7 +13,7 @@ from run_history import check, last_step, lives
 from run_processes import Program, audit, program, read_config, until, write_config
 
 from async_rl.errors import ConfigError, FleetMismatch, LearnerAlreadyRunning
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary
 
 
 @pytest.mark.timeout(600)

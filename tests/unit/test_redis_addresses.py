@@ -75,4 +75,4 @@ def test_a_wrong_address_is_one_sentence_without_secrets(url: str, complaint: st
     ],
 )
 def test_what_is_reached_over_a_network(url: str, foreign: list[str]):
-    assert parse(url).foreign_hosts == foreign
+    assert parse(url).remote_hosts == foreign

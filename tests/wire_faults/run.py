@@ -29,7 +29,7 @@ from trials import CUTS, TRIALS, WORKERS, Played, play  # noqa: E402
 
 from async_rl.config import WireConfig  # noqa: E402
 from async_rl.errors import boundary  # noqa: E402
-from buffer.server.embedded.server import find_binary  # noqa: E402
+from buffer.server.embedded.programs import find_binary  # noqa: E402
 
 OPERATION_S = 2.0
 RENDEZVOUS_S = 5.0

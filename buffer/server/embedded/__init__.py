@@ -1,1 +1,1 @@
-"""A private Redis for runs that are given none: `server.py` first."""
+"""The private Redis of a run whose `redis.url` is empty: `server.py` first."""

@@ -1,8 +1,8 @@
-"""Brings a server's append-only file to the disk once a second, from outside.
+"""Flushes the embedded server's append-only file to the disk once a second.
 
-With `appendfsync everysec` Redis puts off its own write for up to two seconds while a flush is on its way, and answers
-nevertheless: a server that is killed then has lost what it confirmed. With `no` it writes before it answers, so a
-killed server loses nothing, and flushing is left to this service: at a power loss about a second is missing.
+With `appendfsync everysec` Redis delays its own write for up to two seconds while a flush is in progress, but replies: a server
+that is killed then loses confirmed changes. With `no` it writes before it replies, so a killed server loses nothing, and this
+service does the flushing: a power loss costs about one second of changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ log = logging.getLogger(__name__)
 
 
 async def sync_files(folder: Path) -> None:
-    """Service, until cancelled."""
+    """Run until cancelled.
+
+    consumes: what Redis has written to its file   waits for:    FLUSH_EVERY_S
+    produces: a file that survives a power loss    unblocked by: the clock
+    """
     failed = False
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
@@ -35,7 +39,7 @@ def _flush(folder: Path) -> None:
     for path in (*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")):
         try:
             file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # a rewrite has just replaced it
+        except FileNotFoundError:  # a rewrite has replaced it
             continue
         try:
             os.fdatasync(file)

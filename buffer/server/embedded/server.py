@@ -1,6 +1,6 @@
-"""A private Redis for runs that are given none: found, started, kept alive, and gone with whoever started it.
+"""The private Redis of a run: started, restarted after crashes, and stopped with the process that started it.
 
-It listens on a Unix socket only, in a folder that only this user may enter, and keeps everything in an append-only file.
+It listens on a Unix socket only, in a folder that only this user may enter, and persists to an append-only file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from async_rl.config import Config
 from async_rl.durable.best_effort import missed_aloud
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
-from buffer.server.addresses import parse
+from buffer.server.addresses import parse_address
 from buffer.server.client import Server
 from buffer.server.embedded.fsync_service import sync_files
 from buffer.server.embedded.programs import damaged_file, find_binary, repair_command, server_command
@@ -32,20 +32,20 @@ from buffer.server.embedded.socket_folder import socket_folder
 
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
-"""A server that crashes more often than this many times in this many seconds is not restarted again."""
+"""After more than MAX_RESTARTS crashes within this time the server is not restarted again."""
 STOP_TIMEOUT_S = 20.0
 PREDECESSOR_S = 5.0
-"""How long a server may need to vanish whose supervisor was killed a moment ago."""
+"""How long to wait for the server of a supervisor that was killed to end."""
 
 log = logging.getLogger(__name__)
 
 
 class EmbeddedServer:
-    """`async with EmbeddedServer(config)`: inside, Redis answers at `config.redis_url`."""
+    """`async with EmbeddedServer(config)`: inside, Redis answers at `config.redis_url`. Raises RestartLimit."""
 
     def __init__(self, config: Config) -> None:
         if config.redis.url:
-            shown = parse(config.redis.url).shown
+            shown = parse_address(config.redis.url).shown
             raise ConfigError(f"redis.url is {shown!r}, so there is no server to start; leave it empty to have one")
         self._config = config
         self._folder = config.redis_folder
@@ -81,7 +81,7 @@ class EmbeddedServer:
 
     async def _start(self) -> None:
         """Start the process and wait until it has read its data and answers."""
-        _sweep(self._folder)
+        _delete_leftovers(self._folder)
         self._socket.unlink(missing_ok=True)
         with self._log_file.open("ab") as output:
             self._log_begins = output.tell()
@@ -91,20 +91,20 @@ class EmbeddedServer:
                 stdout=output,
                 stderr=output,
                 pass_fds=(self._lock,),  # the data folder stays locked until this very process is gone
-                start_new_session=True,  # a Ctrl-C in the terminal is for the supervisor alone
+                start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone
                 preexec_fn=_die_with_parent,
             )
         try:
-            await self._answer()
+            await self._wait_until_ready()
         except BaseException:
             await self._stop()
             raise
 
-    async def _answer(self) -> None:
+    async def _wait_until_ready(self) -> None:
         server = Server(self._config.redis_url, patience_s=self._config.redis.connect_timeout_s)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._gone_too_early())
+                watch = tasks.create_task(self._fail_if_it_ends())
                 await server.ping()
                 watch.cancel()
         except* RestartLimit as found:
@@ -112,7 +112,7 @@ class EmbeddedServer:
         finally:
             await server.close()
 
-    async def _gone_too_early(self) -> None:
+    async def _fail_if_it_ends(self) -> None:
         code = await self._process.wait()
         with self._log_file.open("rb") as log_file:
             log_file.seek(self._log_begins)
@@ -156,26 +156,20 @@ class EmbeddedServer:
             await self._process.wait()
 
 
-async def serve(config: Config) -> None:
-    """Keep the run's server alive until cancelled."""
-    async with EmbeddedServer(config):
-        await asyncio.Event().wait()
-
-
 def _binary_for(folder: Path) -> Path:
-    """The server that wrote the data there, if it is still installed: another one may not be able to read it."""
+    """Return the server binary that wrote the data there, if it is still installed: another may be unable to read it."""
     note = folder / "server"
     if note.exists() and (before := Path(note.read_text().strip())).exists():
         return before
     chosen = find_binary()
     folder.mkdir(parents=True, exist_ok=True)
-    with missed_aloud(note, log.warning):  # it only matters where several servers are installed
+    with missed_aloud(note, log.warning):  # the note only matters where several servers are installed
         write_whole(note, f"{chosen}\n")
     return chosen
 
 
 async def _lock(folder: Path) -> int:
-    """One server per data folder. The server inherits the lock, so it ends exactly when the data is free."""
+    """Lock the data folder. The server process inherits the lock, so it is released exactly when the server ends."""
     descriptor = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + PREDECESSOR_S
     while True:
@@ -189,14 +183,14 @@ async def _lock(folder: Path) -> int:
                 raise ConfigError(
                     f"process {owner} serves the Redis data in {folder} already; stop it, or choose another run.name"
                 ) from None
-            await asyncio.sleep(0.05)  # a lock cannot be awaited, and this one is about to go
+            await asyncio.sleep(0.05)  # a file lock cannot be awaited, and this one is about to be released
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
 def is_asleep(config: Config) -> bool:
-    """The run has data of its own, and nobody serves it."""
+    """Whether the run has an embedded server's data and no server is running on them."""
     path = config.redis_folder / "server.lock"
     if config.redis.url or not path.exists():
         return False
@@ -208,8 +202,8 @@ def is_asleep(config: Config) -> bool:
     return True
 
 
-def _sweep(folder: Path) -> None:
-    """A server that is killed while it rewrites its file leaves the half-written copy behind, for ever."""
+def _delete_leftovers(folder: Path) -> None:
+    """Delete the half-written copies of servers that were killed while they rewrote their file."""
     for pattern in ("temp-*.aof", "temp-*.rdb"):
         for leftover in (*folder.glob(pattern), *folder.glob(f"appendonlydir/{pattern}")):
             leftover.unlink(missing_ok=True)

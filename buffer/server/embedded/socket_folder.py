@@ -1,7 +1,7 @@
-"""Where an embedded server's socket lies: a folder of the temporary folder that only this user may enter.
+"""The folder of an embedded server's socket, inside the temporary folder; only this user may enter it.
 
-A socket's path must be short, so it cannot lie in the run's folder. What servers that were killed have left is removed when the
-next one starts: a folder is locked for as long as its server lives.
+A socket's path must be short, so it cannot be in the run's folder. A folder is locked as long as its server runs; each server
+that starts removes unlocked ones, which killed servers have left.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from async_rl.errors import ConfigError
 
 PREFIX = "async-rl-"
 NAMES = PREFIX + 16 * "[0-9a-f]"
-"""Of socket folders. Other temporary files of ours begin with the same prefix."""
+"""Pattern of the names of socket folders; other temporary files of ours have the same prefix."""
 SOCKET = "redis.sock"
 
 
 @contextmanager
 def socket_folder(folder: Path) -> Generator[None]:
-    """Make it, keep it locked, and remove it in the end."""
+    """Make the folder, keep it locked, and remove it on exit."""
     for other in folder.parent.glob(NAMES):
         if other != folder:
             _remove_abandoned(other)
@@ -45,7 +45,7 @@ def _made_and_locked(folder: Path) -> int:
             raise ConfigError(
                 f"{folder} must belong to this user alone (mode 0700), because it holds the Redis socket; remove it"
             )
-        fcntl.flock(lock, fcntl.LOCK_EX)  # only who removes an abandoned folder may have it, for a moment
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held for a moment only by a process that removes abandoned folders
         if folder.exists() and folder.stat().st_ino == found.st_ino:
             return lock
         os.close(lock)  # removed as an abandoned one before it was locked
@@ -64,7 +64,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _is_served(path: Path) -> bool:
-    """By a server of an earlier release, which locks nothing."""
+    """Whether a server listens there: one of an earlier release does not lock its folder."""
     with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
         client.settimeout(1)
         client.connect(str(path))
@@ -75,4 +75,4 @@ def _is_served(path: Path) -> bool:
 def _remove(folder: Path) -> None:
     with suppress(OSError):
         (folder / SOCKET).unlink(missing_ok=True)
-        folder.rmdir()  # fails where something else lies in it, which is not ours to delete
+        folder.rmdir()  # fails if other files are in it, which are not ours to delete

@@ -16,8 +16,7 @@ from chaos_proxy import ChaosProxy
 from clock import OFFSET, wrong_clock
 from private_server import client_of, wait_until_it_answers
 
-from buffer.server.embedded.programs import server_command
-from buffer.server.embedded.server import find_binary
+from buffer.server.embedded.programs import find_binary, server_command
 
 
 class OutsideServer:
