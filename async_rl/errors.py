@@ -1,20 +1,20 @@
-"""The exception family. Each kind is one sentence to a person and one exit code to a supervisor.
+"""The exception family. Each class has an exit code; its message is one sentence for the user.
 
 AsyncRLError (1)
 ├── ConfigError (2)              the configuration is wrong; nothing was started
 ├── LearnerAlreadyRunning (3)    another learner holds the run
-├── FenceLost (4)                a newer learner took over while this one slept
+├── FenceLost (4)                a newer learner took over while this one was suspended
 ├── FleetMismatch (5)            this process disagrees with the run about model, tokenizer or sampling
-├── BufferUnreachable (6)        no Redis answers
-├── Diverged (7)                 loss or gradients stopped being finite
+├── BufferUnreachable (6)        Redis does not answer
+├── Diverged (7)                 loss or gradients are no longer finite
 ├── FailureBudgetSpent (8)       too many episodes failed in a row
 ├── WireError (9)                a weight push broke
-├── CheckpointError (10)         checkpoints are damaged or another model's; they or the journal cannot be written
-├── ServiceStopped (11)          a part that should run for ever ended
-├── RestartLimit (12)            a child process keeps dying
-├── IntruderPackage (13)         somebody else's `buffer` or `learner` shadows ours
-├── ServerRewound (14)           Redis has lost what it once confirmed; the learner starts again from its checkpoint
-└── EnvironmentBlocked (15)      code of an environment holds a worker's event loop: the worker is replaced
+├── CheckpointError (10)         checkpoints are damaged or of another model; or they or the journal cannot be written
+├── ServiceStopped (11)          a service or thread that runs as long as its process ended or hangs
+├── RestartLimit (12)            a child process exceeded its restarts
+├── IntruderPackage (13)         another package named `buffer` or `learner` shadows ours
+├── ServerRewound (14)           Redis lost writes that it had confirmed; the learner restarts from its checkpoint
+└── EnvironmentBlocked (15)      environment code blocked a worker's event loop; the worker is restarted
 """
 
 from __future__ import annotations
@@ -86,25 +86,25 @@ class EnvironmentBlocked(AsyncRLError):
 
 
 def meaning_of(exit_code: int) -> str:
-    """The kind of error that ends a process with this code; empty where it is none of ours."""
+    """The name of the error class with this exit code; "" if there is none."""
     kinds = {kind.exit_code: kind.__name__ for kind in AsyncRLError.__subclasses__() if "exit_code" in vars(kind)}
     return kinds.get(exit_code, "")
 
 
-def first_of_ours(error: BaseException) -> AsyncRLError | None:
-    """The first of our errors inside an exception group, or the error itself."""
+def find_async_rl_error(error: BaseException) -> AsyncRLError | None:
+    """The error itself, or the first AsyncRLError inside an exception group; None if there is none."""
     if isinstance(error, AsyncRLError):
         return error
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            if found := first_of_ours(inner):  # pyright: ignore[reportUnknownArgumentType]
+            if found := find_async_rl_error(inner):  # pyright: ignore[reportUnknownArgumentType]
                 return found
     return None
 
 
 @contextmanager
 def about(key: str) -> Generator[None, None, None]:
-    """What is wrong inside is said of a setting: whoever reads a folder need not know which one named it."""
+    """Prefix the ConfigErrors raised inside with the setting that they are about."""
     try:
         yield
     except ConfigError as error:
@@ -113,16 +113,16 @@ def about(key: str) -> Generator[None, None, None]:
 
 @contextmanager
 def boundary(program: str) -> Generator[None, None, None]:
-    """The edge of a process: one of our errors becomes one sentence on stderr and its exit code.
+    """The outermost block of a process: turns an AsyncRLError into one sentence on stderr and its exit code.
 
-    Anything else is a bug and keeps its traceback.
+    Any other exception is a bug and keeps its traceback.
     """
     try:
         yield
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except (AsyncRLError, BaseExceptionGroup) as error:
-        ours = first_of_ours(error)
+        ours = find_async_rl_error(error)
         if ours is None:
             raise
         with suppress(OSError):  # a log on a full disk is no reason to end with another exit code

@@ -1,4 +1,4 @@
-"""The seams: what each part may expect of the others. A concrete class is named only in a composition root."""
+"""The interfaces between parts. Concrete classes are named only in composition roots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds that never go back; only differences mean anything."""
+        """Monotonic seconds; only differences are meaningful."""
         ...
 
 
@@ -37,31 +37,32 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """The ids of a whole prompt, special tokens included, ready to be continued by the model."""
+        """Token ids of a whole prompt, with special tokens and the generation prompt."""
         ...
 
     def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        """The ids that stand between a sampled answer in a conversation and the next one: what the chat template puts
-        around `messages`. `after_end` says that the answer already closed with the end token.
+        """Token ids between two sampled answers of a conversation: `messages` with what the chat template puts around them.
+
+        `after_end`: the previous answer already ends with the end token.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationArgs:
-    """Unset (None) means the run's default. What a backend cannot do it refuses by name."""
+    """Arguments of one generation. None: the run's default. A backend refuses arguments that it does not support by name."""
 
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """0 means all."""
+    """0: all."""
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
 
     def over(self, defaults: GenerationArgs) -> GenerationArgs:
-        """These arguments, with `defaults` where nothing was set."""
+        """These arguments, with unset ones taken from `defaults`."""
         chosen = {
             name: own if (own := getattr(self, name)) is not None else getattr(defaults, name)
             for name in self.__dataclass_fields__
@@ -70,42 +71,42 @@ class GenerationArgs:
 
 
 class ContextOverflow(ValueError):
-    """The prompt leaves no room for an answer in the model's context."""
+    """The prompt fills the model's context."""
 
 
 Prompt = str | Sequence[Message] | Sequence[int]
-"""Text and messages are rendered once; token ids are taken as they are."""
+"""Text and messages are rendered; token ids are used as they are."""
 
 
 @runtime_checkable
 class InferenceInterface(Protocol):
-    """All that an agent sees of a model."""
+    """A model as an agent sees it."""
 
     tokenizer: Tokenizer
 
     async def generate(self, prompt: Prompt, args: GenerationArgs | None = None) -> Completion:
         """Sample one continuation.
 
-        Waits while the engine is busy or holds no weights yet. Cancelling it frees the engine's place at once.
-        Raises ContextOverflow when the prompt is too long to be answered.
+        Blocks while the engine is full or has no weights yet. Cancelling frees the engine's place at once.
+        Raises ContextOverflow if the prompt leaves no room for an answer.
         """
         ...
 
 
 class ReturnsText:
-    """Of a backend whose completions can be read. `isinstance(inference, ReturnsTokens)` asks what else they carry."""
+    """Marks a backend whose completions have text. `isinstance(inference, ReturnsTokens)` tells whether they have more."""
 
 
 class ReturnsTokens(ReturnsText):
-    """Of a backend whose completions carry the token ids that were sampled."""
+    """Marks a backend whose completions have the sampled token ids too."""
 
 
 class ReturnsLogprobs(ReturnsTokens):
-    """Of a backend whose completions carry logprobs and versions too: what is sampled here can be trained on."""
+    """Marks a backend whose completions also have log-probabilities and versions, so that they can be trained on."""
 
 
 class Session(Protocol):
-    """An endpoint for one episode, and what was said there. OpenAI-compatible: any agent's SDK can talk to it."""
+    """An OpenAI-compatible endpoint for one episode, and a record of what was generated there."""
 
     @property
     def base_url(self) -> str:
@@ -117,155 +118,156 @@ class Session(Protocol):
 
     @property
     def turns(self) -> Sequence[Completion]:
-        """Every generation, in the order in which they ended."""
+        """All generations, in the order in which they ended."""
         ...
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The longest one, for people to read."""
+        """The longest conversation, for display."""
         ...
 
     @property
     def forks(self) -> int:
-        """Prompts beyond the first that went on from nothing sampled: edited histories, other tools, other system prompts."""
+        """Prompts after the first that do not extend an earlier one: edited history, other tools or system prompt."""
         ...
 
     def samples(self) -> tuple[Sample, ...]:
-        """Append-only token rows, one for each branch; every sampled token is trained on in exactly one of them."""
+        """Token rows, one per branch. Every sampled token is trained in exactly one of them."""
         ...
 
 
 class Gateway(Protocol):
-    """Gives episodes endpoints under which an unmodified agent finds the model."""
+    """Opens endpoints through which unmodified agents use the model."""
 
     def session(
         self, inference: InferenceInterface, args: GenerationArgs | None = None, *, name: str = "policy"
     ) -> AbstractAsyncContextManager[Session]:
-        """Open while the episode lasts. `args` are laid under what the agent asks for; `name` is the model's."""
+        """Open an endpoint for one episode. `args` are defaults for its requests; `name` is the model name that it reports."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeContext:
-    """What an agent may know about the episode it plays."""
+    """The context of one episode, passed to the agent."""
 
     ticket: Ticket
     sibling: int
-    """0 .. group_size - 1."""
+    """Index of the rollout in its group, 0 to group_size - 1."""
     seed: int
-    """Differs between siblings, the same whenever this attempt is played again."""
+    """Differs between the rollouts of a group; the same if the attempt is played again."""
     gateway: Gateway | None = None
-    """For agents that speak HTTP; None where nobody serves."""
+    """For agents that use HTTP; None if no gateway runs."""
     policies: Mapping[str, InferenceInterface] = field(default_factory=dict[str, InferenceInterface])
-    """Other models by the name under which they stand in the configuration: opponents, judges, users. Never trained."""
+    """Other models by their name in the configuration: opponents, judges, simulated users. Never trained."""
 
 
 class Agent(Protocol):
-    """Plays episodes of one environment: this is what people attach."""
+    """Plays the episodes of one environment. This is the interface that user code implements."""
 
     def task(self, index: int) -> Task:
-        """The index-th task of an endless stream. Pure: the same index always gives the same task."""
+        """Return the index-th task of an endless stream. Pure: the same index always gives the same task."""
         ...
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        """Play one episode and score it. Whatever it raises becomes a failed rollout; cancelling it ends the episode."""
+        """Play and score one episode. An exception makes it a failed rollout; cancellation ends the episode."""
         ...
 
 
 @runtime_checkable
 class FiniteAgent(Agent, Protocol):
-    """Poses the rows of a table, which come again after the last one."""
+    """An agent with a finite number of tasks, which repeat after the last one."""
 
     @property
     def num_tasks(self) -> int | None:
-        """So many indexes pose every task; later ones only repeat them. None: the tasks never end."""
+        """Number of distinct tasks; later indexes repeat them. None: endless."""
         ...
 
 
 @runtime_checkable
 class GroupAgent(Agent, Protocol):
-    """Plays the siblings of a task together, because they depend on each other: seats of one game, chosen and rejected."""
+    """Plays the rollouts of a task together because they depend on each other: players of one game, preference pairs."""
 
     async def rollout_group(
         self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
     ) -> Sequence[Rollout]:
-        """One rollout for each context, in their order. One that broke is a failed rollout; raising fails all of them."""
+        """Return one rollout per context, in order. An exception fails all of them; to fail one, return a failed rollout."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rollout worker as the weight wire sees it."""
+    """A rollout worker as a receiver of weights."""
 
     id: str
     host: str
     version: int
-    """What its engine serves; -1 before the first push."""
+    """The version that its engine serves; -1 before the first push."""
     device: str
     gpu: str = ""
-    """Identifies the GPU behind `device` among all machines; empty on a CPU."""
+    """UUID of the GPU; "" on a CPU."""
     catches_up: str = ""
-    """With what it comes by weights on its own, for people; the learner need not push to it meanwhile. Empty: with nothing."""
+    """Source from which it is loading weights on its own (snapshot, another worker); "" if none. The learner does not push to
+    it meanwhile."""
 
 
 class Board(Protocol):
-    """Small shared facts of a run: what fleets must agree on, who is there, what is live. Redis behind it."""
+    """Small shared state of a run: settings to agree on, present workers, versions, messages. Backed by Redis."""
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
-        """Write the facts if this is the first to come, else compare. Raises FleetMismatch naming what differs."""
+        """Store the facts if none are stored for the role, else compare. Raises FleetMismatch naming what differs."""
         ...
 
     async def announce(self, member: Member, ttl_s: float) -> None:
-        """Be listed for `ttl_s`. Repeating it keeps the listing alive and updates it."""
+        """List a worker for `ttl_s` seconds, or renew and update its listing."""
         ...
 
     async def leave(self, member_id: str) -> None: ...
 
     async def members(self) -> list[Member]:
-        """Everybody whose announcement has not expired, by id."""
+        """The listed workers, ordered by id."""
         ...
 
     async def live_version(self) -> VersionRecord | None: ...
 
     async def fence(self) -> int | None:
-        """That of the learner which took the run last. None before the first."""
+        """The fence of the latest learner; None before the first."""
         ...
 
     async def versions(self) -> list[VersionRecord]: ...
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        """Append a message to a topic's log (bounded; only recent messages are kept)."""
+        """Append a message to a topic, which keeps only recent ones."""
         ...
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
-        """Messages after a position ("0" = the oldest kept, "$" = only later ones), with their positions.
+        """Messages after a position ("0": from the oldest kept, "$": only new ones), with their positions.
 
-        Waits at most `wait_s` for the first.
+        Blocks for at most `wait_s` until there is one.
         """
         ...
 
     async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
-        """Keep `text` for `ttl_s`, in the place of what the note said before. Does nothing when another learner has the run."""
+        """Store `text` under `name` for `ttl_s` seconds, replacing an earlier note. Does nothing if the fence is outdated."""
         ...
 
     async def note(self, name: str) -> bytes | None:
-        """None where there is none, or it has expired."""
+        """The note; None if there is none or it has expired."""
         ...
 
 
 class GroupStores(Protocol):
-    """Stores through which processes exchange addresses, to form process groups of torch.distributed. Redis behind it."""
+    """torch.distributed stores through which processes form process groups. Backed by Redis."""
 
     def open(self, name: str) -> Store:
-        """The store of this name: every process that opens it sees the same keys. Its methods block, on any thread.
+        """Open the store of this name; all processes that open it share its keys. Its methods block, on any thread.
 
-        It stays usable for as long as these stores are open; nobody else has to keep a reference to it.
+        Usable until these stores are closed, without keeping a reference.
         """
         ...
 
 
 class MetricsSink(Protocol):
-    """Where metrics go. `log` never blocks the step; `close` writes what is left."""
+    """A destination of metrics. `log` never blocks training; `close` flushes."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

@@ -1,10 +1,10 @@
-"""Fakes that behave: for our tests and for yours. No model, no clock, no network."""
+"""Fakes for tests of agents and environments: no model, no clock, no network."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ DIGITS_AND_LETTERS = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that only `advance` moves."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -31,30 +31,16 @@ class ManualClock:
         self._now += seconds
 
 
-class RecordingSink:
-    """A MetricsSink that keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.is_closed = False
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.rows.append((step, dict(metrics)))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-Answer = Callable[[str], str | Awaitable[str]]
-"""From the text of a whole row to its continuation; async when the test decides when the answer comes."""
+AnswerFunction = Callable[[str], str | Awaitable[str]]
+"""Maps the text of a row to its continuation; async if the test controls when the generation ends."""
 
 
 class ScriptedInference:
-    """Inference without a model: `answer` writes the text, and everything else is as an engine would return it."""
+    """Inference without a model: `answer` writes the text; stop reasons, limits and versions are as an engine returns them."""
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AnswerFunction,
         *,
         tokenizer: Tokenizer | None = None,
         version: int = 0,
@@ -63,9 +49,9 @@ class ScriptedInference:
     ) -> None:
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else Characters(DIGITS_AND_LETTERS)
         self.version = version
-        """Change it to flip the weights: tokens sampled from then on carry the new number."""
+        """Version of tokens sampled from now on; change it to simulate new weights."""
         self.prompts: list[list[int]] = []
-        """What was asked, as token ids."""
+        """All prompts so far, as token ids."""
         self._answer = answer
         self._logprob = logprob
         self._context_tokens = context_tokens
@@ -110,7 +96,7 @@ def _rendered(tokenizer: Tokenizer, prompt: str | Sequence[Message] | Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoAgent:
-    """The smallest agent: the answer should repeat the prompt. Rewarded by the share of characters that do."""
+    """A minimal agent: the reward is the share of the prompt's characters that the answer repeats."""
 
     name: str = "echo"
     seed: int = 0
@@ -126,7 +112,7 @@ class EchoAgent:
 
 
 def one_turn_row(prompt: Sequence[int], completion: Completion) -> Sample:
-    """The row of an episode with a single generation."""
+    """The token row of an episode with a single generation."""
     given, sampled = len(prompt), len(completion.token_ids)
     return Sample(
         token_ids=np.concatenate([np.array(prompt, np.int32), completion.token_ids]),

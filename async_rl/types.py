@@ -1,8 +1,8 @@
-"""The values everybody speaks: what a rollout is, from its task to the group the buffer stores.
+"""The values shared by all roles: from a task to the rollout group that the buffer stores.
 
     Task ── Turn ── Turn ──▶ Rollout (samples, reward, status) ──▶ RolloutGroup (the siblings of one task)
 
-Arrays are numpy, little-endian, one dimension; a value is never changed after it was made.
+Arrays are one-dimensional little-endian numpy arrays. Values are never modified after construction.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class StopReason(StrEnum):
     """Why a generation ended."""
 
     END = "end"  # the end-of-text token was sampled; it is the last id
-    STOP = "stop"  # a stop string or stop token appeared
-    LENGTH = "length"  # max_tokens, or the model's context, ran out
+    STOP = "stop"  # a stop string or stop token was sampled
+    LENGTH = "length"  # max_tokens or the model's context limit was reached
 
 
 class Status(StrEnum):
-    """What became of a rollout. A failed one is a value with a reason, never a reward of 0."""
+    """The outcome of a rollout. A failed rollout has a `Failure`, never a reward of 0."""
 
     OK = "ok"
-    TRUNCATED = "truncated"  # scored, but cut by a length limit
+    TRUNCATED = "truncated"  # scored; a length limit cut it
     FAILED = "failed"  # no reward exists; `Rollout.failure` says why
-    MASKED = "masked"  # scored and part of the group's baseline, kept out of the loss
+    MASKED = "masked"  # scored and part of the group's baseline, excluded from the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """What a model may call."""
+    """A tool that the model may call."""
 
     name: str
     description: str = ""
@@ -52,7 +52,7 @@ class Tool:
 class ToolCall:
     name: str
     arguments: str
-    """JSON text, as the model wrote it: it need not be valid."""
+    """JSON text as the model wrote it; may be invalid."""
     id: str = ""
 
 
@@ -62,29 +62,29 @@ class Message:
     """system | user | assistant | tool"""
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant."""
+    """Calls made by an assistant message."""
     tool_call_id: str = ""
-    """Which call a tool's message answers."""
+    """In a tool message: the id of the call that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem."""
+    """One problem of an environment."""
 
     key: str
-    """Stays the same across runs and fleets."""
+    """Identifies the task; stable across runs and workers."""
     environment: str
-    """The name under which its environment stands in the configuration."""
+    """Name of its environment in the configuration."""
     prompt: str | tuple[Message, ...]
-    """Plain text, or a conversation for the tokenizer's chat template."""
+    """Plain text, or messages for the tokenizer's chat template."""
     answer: str = ""
     data: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
-    """Whatever else the environment needs to play and score the task."""
+    """Further values that the environment needs to play and score the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Tokens [start, stop) of a row were sampled by weights `version`."""
+    """Tokens [start, stop) of a row were sampled with the weights of `version`."""
 
     version: int
     start: int
@@ -92,7 +92,7 @@ class VersionSpan:
 
 
 def spans_of(versions: Sequence[int], offset: int = 0) -> tuple[VersionSpan, ...]:
-    """Run-length encode one version per token; `offset` is where the first token stands in its row."""
+    """Run-length encode one version per token; `offset` is the first token's position in its row."""
     spans: list[VersionSpan] = []
     for position, version in enumerate(versions, start=offset):
         if spans and spans[-1].version == version:
@@ -104,20 +104,20 @@ def spans_of(versions: Sequence[int], offset: int = 0) -> tuple[VersionSpan, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What one generation returned. Token ids are what was sampled; `text` is only for reading and scoring."""
+    """The result of one generation. `token_ids` are the sampled tokens; `text` is for reading and scoring only."""
 
     token_ids: Int32s
     logprobs: Float32s
-    """Of each sampled token under the distribution that it was drawn from (temperature included)."""
+    """Log-probability of each sampled token under the distribution it was sampled from, including temperature."""
     versions: tuple[VersionSpan, ...]
-    """Positions count from the first generated token."""
+    """Positions are relative to the first generated token."""
     stop_reason: StopReason
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
-    """One generation, plus what the environment answered (empty after the last)."""
+    """One generation and the environment's answer to it (empty after the last)."""
 
     completion: Completion
     observation: str = ""
@@ -129,15 +129,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """An append-only token row: what the model saw and said, in order. Only sampled tokens are trained on."""
+    """A token row: prompts, sampled tokens and observations in order. Only sampled tokens are trained."""
 
     token_ids: Int32s
     loss_mask: Mask
     """1 where the token was sampled."""
     logprobs: Float32s
-    """0 where not sampled."""
+    """0 for tokens that were not sampled."""
     versions: tuple[VersionSpan, ...]
-    """Cover exactly the sampled tokens."""
+    """Spans that cover exactly the sampled tokens."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -149,7 +149,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Where and why an episode broke."""
+    """Where and why an episode failed."""
 
     boundary: str
     """task | inference | environment | reward | deadline"""
@@ -159,7 +159,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rollout:
-    """One episode on one task, scored."""
+    """One scored episode of a task."""
 
     samples: tuple[Sample, ...]
     reward: float
@@ -177,10 +177,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutGroup:
-    """The sibling rollouts of one task: the unit that the buffer stores."""
+    """The rollouts of one task: the unit that the buffer stores."""
 
     id: str
-    """The id of the ticket it was rolled out under."""
+    """The id of its ticket."""
     task: Task
     rollouts: tuple[Rollout, ...]
     worker: str
@@ -199,7 +199,7 @@ class RolloutGroup:
 
     @property
     def num_tokens(self) -> int:
-        """What the group takes of a packed batch."""
+        """Tokens of all rows, prompts included."""
         return sum(len(sample) for rollout in self.rollouts for sample in rollout.samples)
 
     def _versions(self) -> Iterable[int]:
@@ -212,26 +212,26 @@ class Ticket:
 
     id: str
     task_index: int
-    """Which task of the stream: the environment turns it into a Task."""
+    """Index into the run's stream of tasks."""
     version: int
-    """The live version when the ticket was issued: no token of the group can be older."""
+    """The live version when the ticket was issued, a lower bound of the versions of the group's tokens."""
     attempt: int
-    """1 at first; more when the task's earlier tickets came to nothing."""
+    """1 for the task's first ticket, one more for each ticket that ended without a group."""
     mix: str = ""
-    """The latest change of the mix of environments when the ticket was issued: under it the index becomes a task."""
+    """Id of the latest change of the environment mix when the ticket was issued; the mix maps the index to a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TakenGroup:
-    """A group as the learner receives it, with the versions that its age is made of."""
+    """A group as the learner receives it, with the versions that determine its age."""
 
     group: RolloutGroup
     version_at_commit: int
     version_at_take: int
-    """The version of the weights that the group will train."""
+    """Version of the weights that the group will train."""
     task_index: int = 0
     attempt: int = 1
-    """Of its ticket, as its task's index."""
+    """The attempt of its ticket."""
 
     @property
     def age(self) -> int:
@@ -248,40 +248,40 @@ class TakenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """What a version is: one row of the table version → weights."""
+    """A version of the weights, as published."""
 
     version: int
     timeline: str
-    """Names the learner's life since its last resume; a resumed learner starts another."""
+    """Identifies one life of the learner; every resume starts a new timeline."""
     step: int
-    """Optimizer steps behind these weights."""
+    """Optimizer steps that produced these weights."""
     digest: str
-    """Of the weights as pushed."""
+    """Digest of the weights as pushed."""
 
 
 class MixChange(NamedTuple):
-    """One change of the mix of environments, made while the run goes on."""
+    """One change of the environment mix, made while the run goes on."""
 
     at: int
-    """It holds from this task index on."""
+    """The first task index that it applies to."""
     id: str
-    """Of this change and all before it: who knows the id knows the whole log up to here."""
+    """Digest of this change and all earlier ones; equal ids mean equal logs up to here."""
     change: str
-    """JSON, see async_rl/board/environment_mix.py."""
+    """JSON of a change, see async_rl/board/environment_mix.py."""
 
 
 class PendingTask(NamedTuple):
-    """A task that waits to be rolled again."""
+    """A task that waits for another ticket."""
 
     task_index: int
     attempt: int
-    """Of its next ticket."""
+    """The attempt of its next ticket."""
     failures: int
-    """How many of its tickets failed; `Limits.max_attempts` bounds it."""
+    """Failed tickets so far, bounded by `Limits.max_attempts`."""
 
 
 class UndoneGroup(NamedTuple):
-    """A group whose training no weights remember any more, by the journal."""
+    """A group that was trained, by the journal, but that the weights resumed from do not contain."""
 
     id: str
     task_index: int
@@ -289,14 +289,14 @@ class UndoneGroup(NamedTuple):
 
 
 class OutstandingTicket(NamedTuple):
-    """A ticket that has not ended, with what is needed to roll its task again."""
+    """A ticket that has not ended, with what is needed to repeat its task."""
 
     number: int
     task_index: int
     attempt: int
     failures: int
     steps: tuple[int, ...] = ()
-    """Which of the checkpoint's steps its group has trained: where a group may train several."""
+    """With replay: steps up to the checkpoint that its group has trained."""
 
     @property
     def again(self) -> PendingTask:
@@ -305,7 +305,7 @@ class OutstandingTicket(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPosition:
-    """The buffer's part of a checkpoint: enough to go on exactly, even beside an empty or an older Redis."""
+    """The buffer's part of a checkpoint: enough to resume exactly, even with an empty or older Redis."""
 
     step: int
     """Groups taken for steps up to this one are spent."""
@@ -314,18 +314,18 @@ class BufferPosition:
     next_ticket: int
     next_task: int
     untrained: int = 0
-    """Tasks that ended without being trained: no signal, failed too often, or of an environment that was detached."""
+    """Tasks that ended untrained: no signal, failed too often, or their environment was detached."""
     redo: tuple[PendingTask, ...] = ()
-    """Tasks whose tickets came to nothing and that wait for another."""
+    """Tasks that wait for another ticket."""
     outstanding: tuple[OutstandingTicket, ...] = ()
-    """Tickets below `next_ticket` that had not ended: every other one is spent or dropped for good."""
+    """Tickets below `next_ticket` that had not ended; all others are spent or dropped."""
     mix: tuple[MixChange, ...] = ()
-    """How the mix of environments was changed until then."""
+    """Changes of the environment mix so far."""
     mark: str = field(default="", compare=False)
-    """Left in the buffer when this was read: a buffer without it has lost what came before, or is another one."""
+    """A random mark written into the buffer with this position; a buffer without it has lost writes or is another one."""
 
     def __post_init__(self) -> None:
-        # A checkpoint's JSON turns tuples into lists.
+        # JSON turns tuples into lists
         object.__setattr__(self, "redo", tuple(PendingTask(*pending) for pending in self.redo))
         object.__setattr__(self, "outstanding", tuple(_outstanding(*ticket) for ticket in self.outstanding))
         object.__setattr__(self, "mix", tuple(MixChange(*change) for change in self.mix))
@@ -337,23 +337,23 @@ def _outstanding(number: int, task_index: int, attempt: int, failures: int, step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentGroup:
-    """A group whose training is durable, as the buffer still holds it."""
+    """A group contained in a checkpoint whose payload the buffer still holds."""
 
     id: str
     step: int
-    """The last one that it trained."""
+    """The last step that it trained."""
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What a learner finds when it takes over."""
+    """The result of `ReplayBuffer.recover`."""
 
     version: int
-    """The highest version ever issued; the next one is above it."""
+    """The highest version ever issued."""
     returned: int
-    """Groups taken after the checkpoint, ready again."""
+    """Groups taken after the checkpoint and made ready again."""
     spent: int
-    """Groups that the checkpoint already contains."""
+    """Groups that the checkpoint contains."""
     lost: int = 0
-    """Groups that were spent and are in no checkpoint any more: their tasks wait to be rolled again."""
+    """Spent groups that no remaining checkpoint contains; their tasks are rolled out again."""

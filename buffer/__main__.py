@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from async_rl.cli.buffer import find, listing
-from async_rl.cli.grammar import Line, manual, read
+from async_rl.cli.grammar import CommandLine, manual, read
 from async_rl.config import Config
 from async_rl.config.loading import load_named
 from async_rl.durable.private_files import keep_files_private
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in HELP:
         print(listing())
         return 0 if arguments else ConfigError.exit_code
-    tool, rest = find(arguments)
+    verb, rest = find(arguments)
     if any(word in HELP for word in rest):
-        print(manual(tool))
+        print(manual(verb))
         return 0
-    line = read(tool, rest)
+    line = read(verb, rest)
     config = load_named(line.config)
-    if tool.words == "serve":
+    if verb.words == "buffer serve":
         configure_logs("buffer")
         keep_files_private()
         with signs_of_life(os.environ):
@@ -55,25 +55,25 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-def _use(config: Config, line: Line) -> int:
+def _use(config: Config, line: CommandLine) -> int:
     from buffer.tools.verbs import ON_FILES  # imported here, so that `serve` does not load them
 
-    if line.tool.words in ON_FILES:
-        return ON_FILES[line.tool.words](config, line)
+    if line.verb.words in ON_FILES:
+        return ON_FILES[line.verb.words](config, line)
     try:
         return asyncio.run(_use_on_a_run(config, line))
     except KeyboardInterrupt:
-        if line.tool.words == "tail" or line.has("watch"):
+        if line.verb.words == "buffer tail" or line.has("watch"):
             return 0  # Ctrl-C is how watching ends
         raise
 
 
-async def _use_on_a_run(config: Config, line: Line) -> int:
+async def _use_on_a_run(config: Config, line: CommandLine) -> int:
     from buffer.tools.open_run import open_run
     from buffer.tools.verbs import ON_A_RUN
 
     async with open_run(config) as run:
-        return await ON_A_RUN[line.tool.words](run, line)
+        return await ON_A_RUN[line.verb.words](run, line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`async-rl checkpoints ...`: which ones a run has, whether they are whole, and away with the old ones. No torch."""
+"""`async-rl checkpoints ls | verify | prune`. No torch."""
 
 from __future__ import annotations
 
@@ -8,59 +8,37 @@ from datetime import datetime
 from pathlib import Path
 
 from async_rl.checkpoints.manifest import MANIFEST, Damaged, Manifest, check_files, check_sizes, found_in, read_manifest, remove
-from async_rl.cli.grammar import Line, Option, Tool, read
+from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.train import load_any
 from async_rl.errors import CheckpointError, ConfigError
 
-_OPERANDS = "[FOLDER]"
-LS = Tool(
-    words="checkpoints ls",
-    operands=_OPERANDS,
-    help="The checkpoints of a run, or of a FOLDER, newest first; exits 1 if one lacks something.",
-)
-VERIFY = Tool(
-    words="checkpoints verify",
-    operands=_OPERANDS,
-    help="Read them all and compare every byte with what was written; exits 1 if one is damaged.",
-)
-PRUNE = Tool(
-    words="checkpoints prune",
-    operands=_OPERANDS,
-    help="Remove the old ones. What is kept was verified, so the newest whole one always stays.",
-    options=(
-        Option(name="keep", value="N", read=int, help="so many whole ones, and whatever is newer than they are"),
-        Option(name="dry-run", help="only say what would be removed"),
-    ),
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What can be said of a checkpoint."""
+class CheckedCheckpoint:
+    """A checkpoint with its manifest, and the problem if it is damaged."""
 
     path: Path
     manifest: Manifest | None
     problem: str = ""
 
 
-def ls(args: Sequence[str]) -> int:
-    return _listed(_found(read(LS, args)), check_sizes)
+def ls(line: CommandLine) -> int:
+    return _listed(_found(line), check_sizes)
 
 
-def verify(args: Sequence[str]) -> int:
-    return _listed(_found(read(VERIFY, args)), _check_bytes)
+def verify(line: CommandLine) -> int:
+    return _listed(_found(line), _check_bytes)
 
 
-def prune(args: Sequence[str]) -> int:
-    line = read(PRUNE, args)
+def prune(line: CommandLine) -> int:
     keep = line.integer("keep")
     if keep is None or keep < 1:
-        raise ConfigError("checkpoints prune needs to know how many to keep, at least one: --keep N")
+        raise ConfigError("checkpoints prune needs the number to keep, at least 1: --keep N")
     found, whole = _found(line), 0
     while found and whole < keep:
-        whole += not _look(found.pop(0), _check_bytes).problem
+        whole += not _checked(found.pop(0), _check_bytes).problem
     if whole == 0:
-        print("none of them is whole, so none is removed")
+        print("no checkpoint is whole, so none is removed")
         return 1
     for path in found:
         print(f"{path} {'would be' if line.has('dry-run') else 'is'} removed")
@@ -69,12 +47,9 @@ def prune(args: Sequence[str]) -> int:
     return 0
 
 
-VERBS = {LS: ls, VERIFY: verify, PRUNE: prune}
-
-
-def _found(line: Line) -> list[Path]:
+def _found(line: CommandLine) -> list[Path]:
     """Newest first."""
-    words = line.tool.words
+    words = line.verb.words
     if not line.operands and not line.config:
         raise ConfigError(f"{words} needs a folder, or a run: async-rl {words} runs/NAME")
     folder = Path(line.operands[0]) if line.operands else load_any(line.config).run_folder
@@ -84,35 +59,62 @@ def _found(line: Line) -> list[Path]:
 
 
 def _listed(found: Sequence[Path], check: Callable[[Path, Manifest], None]) -> int:
-    looks = [_look(path, check) for path in found]
-    rows = [("checkpoint", "written", "size", "ranks", "models", ""), *(_row(look) for look in looks)]
+    checked = [_checked(path, check) for path in found]
+    rows = [("checkpoint", "written", "size", "ranks", "models", ""), *(_row(each) for each in checked)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return 1 if any(look.problem for look in looks) else 0
+    return 1 if any(each.problem for each in checked) else 0
 
 
-def _row(look: Look) -> tuple[str, ...]:
+def _row(each: CheckedCheckpoint) -> tuple[str, ...]:
     from rich.filesize import decimal
 
-    name, state, manifest = look.path.name, look.problem if look.problem else "whole", look.manifest
+    name, state, manifest = each.path.name, each.problem if each.problem else "whole", each.manifest
     if manifest is None:
         return (name, "", "", "", "", state)
-    written = datetime.fromtimestamp((look.path / MANIFEST).stat().st_mtime)
+    written = datetime.fromtimestamp((each.path / MANIFEST).stat().st_mtime)
     size = sum(each.bytes for each in manifest.files.values())
     models = ", ".join(f"{name} after {facts.updates} updates" for name, facts in manifest.models.items())
     return (name, f"{written:%Y-%m-%d %H:%M:%S}", decimal(size), str(manifest.layout), models, state)
 
 
-def _look(path: Path, check: Callable[[Path, Manifest], None]) -> Look:
+def _checked(path: Path, check: Callable[[Path, Manifest], None]) -> CheckedCheckpoint:
     manifest = None
     try:
         manifest = read_manifest(path)
         check(path, manifest)
     except (Damaged, CheckpointError) as error:
-        return Look(path=path, manifest=manifest, problem=str(error))
-    return Look(path=path, manifest=manifest)
+        return CheckedCheckpoint(path=path, manifest=manifest, problem=str(error))
+    return CheckedCheckpoint(path=path, manifest=manifest)
 
 
 def _check_bytes(path: Path, manifest: Manifest) -> None:
     check_files(path, manifest, manifest.files)
+
+
+_OPERANDS = "[FOLDER]"
+VERBS = (
+    Verb(
+        words="checkpoints ls",
+        operands=_OPERANDS,
+        help="List the checkpoints of a run or folder, newest first; exits 1 if one is incomplete.",
+        run=ls,
+    ),
+    Verb(
+        words="checkpoints verify",
+        operands=_OPERANDS,
+        help="Compare every byte of all checkpoints with their digests; exits 1 if one is damaged.",
+        run=verify,
+    ),
+    Verb(
+        words="checkpoints prune",
+        operands=_OPERANDS,
+        help="Remove old checkpoints. Those that are kept are verified first, so that the newest whole one always stays.",
+        run=prune,
+        options=(
+            Option(name="keep", value="N", read=int, help="number of whole checkpoints to keep; newer damaged ones stay too"),
+            Option(name="dry-run", help="only print what would be removed"),
+        ),
+    ),
+)

@@ -1,55 +1,118 @@
-"""`async-rl env ...`: what can be typed, and how a line becomes a change of the mix, or one sentence that says why not."""
+"""`async-rl env ...`: play, serve, attach, detach and reweigh environments, and how a line becomes a change of the mix."""
 
 from __future__ import annotations
 
 import json
 import string
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
-from async_rl.cli.grammar import Line, Option, Tool, nearest
+from async_rl.cli.grammar import CommandLine, Option, Verb, nearest
+from async_rl.cli.role_process import become, in_buffer, in_role
+from async_rl.config.loading import load
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
+from async_rl.launch.commands import command
 
-CHECK = Tool(
+
+def check(line: CommandLine) -> NoReturn:
+    become(command("rollout_workers.checking", line.words), load(config_words(line)))
+
+
+def serve(line: CommandLine) -> NoReturn:
+    """No run is needed: this may be a machine, or a virtual environment, that has only what the environment needs."""
+    become(command("rollout_workers.remote", line.words))
+
+
+_ARGS = Option(name="args", value="JSON", help="arguments of its class, as a JSON object")
+
+CHECK = Verb(
     words="env check",
     operands="[ENVIRONMENT]",
-    help="Play some episodes of an environment, show them, and say what is wrong with it.",
+    help="Play some episodes of an environment, print them, and report what is wrong with it.",
+    run=check,
+    config="@ FILE",
+    details="ENVIRONMENT is a name in the configuration, or a type; without it, all of the configuration are checked.",
     options=(
-        Option(name="episodes", value="TASKS", read=int, help="so many tasks, each answered several times (3)"),
-        Option(name="args", value="JSON", help="arguments of its class, as an object"),
-        Option(name="script", value="TEXT|FILE", help="say this; a file's lines are said one after the other"),
-        Option(name="model", value="WHAT", help="let a model answer: a folder, http://... of a server, a name under policies"),
-        Option(name="json", help="one JSON document"),
+        Option(name="episodes", value="TASKS", read=int, help="number of tasks, each played several times (3)"),
+        _ARGS,
+        Option(name="script", value="TEXT|FILE", help="answer with this text, or with the lines of a file in turn"),
+        Option(name="model", value="WHAT", help="answer with a model: a folder, a server's http://..., a name under policies"),
+        Option(name="json", help="print one JSON document"),
     ),
 )
-"""ENVIRONMENT is a name in the configuration, or any type; without one, all of the configuration are checked."""
 
-SERVE = Tool(
+SERVE = Verb(
     words="env serve",
     operands="TYPE",
     help="Serve an environment to workers elsewhere; they name it as {type: remote, args: {url: http://...}}.",
+    run=serve,
+    config="",
     options=(
-        Option(name="args", value="JSON", help="arguments of its class, as an object"),
-        Option(name="host", value="ADDRESS", help="where to listen (127.0.0.1)"),
-        Option(name="port", value="PORT", read=int, help="0 takes a free one (0)"),
-        Option(name="token-file", value="FILE", help="workers must know what stands there; required beyond this machine"),
+        _ARGS,
+        Option(name="host", value="ADDRESS", help="address to listen on (127.0.0.1)"),
+        Option(name="port", value="PORT", read=int, help="port to listen on; 0 takes a free one (0)"),
+        Option(
+            name="token-file", value="FILE", help="file with the token that workers must send; required beyond this machine"
+        ),
         Option(name="tokenizer", value="FOLDER", help="the run's, for agents that need it (Hugging Face; needs transformers)"),
-        Option(name="max-episodes", value="N", read=int, help="at most so many at once (1024)"),
+        Option(name="max-episodes", value="N", read=int, help="maximum concurrent episodes (1024)"),
     ),
 )
+
+_WEIGHT = Option(name="weight", value="WEIGHT", read=float, help="weight relative to the other environments (1)")
+_RAMP = Option(name="ramp", value="TASKS", read=int, help="reach the weight in equal steps over this many tasks")
+MIX_VERBS = (
+    Verb(
+        words="env ls",
+        help="List the environments of a run with their current weights and the outcomes of their groups.",
+        run=in_buffer,
+        options=(Option(name="json", help="print one JSON document instead of tables"),),
+    ),
+    Verb(
+        words="env attach",
+        operands="TYPE",
+        help="Add an environment to a running run, from the next unassigned task on.",
+        run=in_role("rollout_workers.attaching", "env", "attach"),
+        options=(
+            _WEIGHT,
+            Option(name="name", value="NAME", help="name in metrics (default: its type)"),
+            _ARGS,
+            _RAMP,
+            Option(name="max-share", value="SHARE", read=float, help="maximum share of a step batch"),
+            Option(name="max-in-flight", value="GROUPS", read=int, help="maximum concurrent groups per worker"),
+            Option(name="unchecked", help="do not create it on this machine first: only the workers have what it needs"),
+        ),
+    ),
+    Verb(
+        words="env detach",
+        operands="NAME",
+        help="Remove an environment from the mix; groups in flight are finished.",
+        run=in_buffer,
+        options=(Option(name="ramp", value="TASKS", read=int, help="fade it out over this many tasks"),),
+    ),
+    Verb(
+        words="env weight",
+        operands="NAME WEIGHT",
+        help="Change the weight of an environment in a running run.",
+        run=in_buffer,
+        options=(_RAMP,),
+    ),
+)
+"""Verbs that read or change the mix of environments; the buffer's process does them."""
+VERBS = (CHECK, SERVE, *MIX_VERBS)
 
 PRINTABLE = "".join(sorted({*string.printable} - {*"\r\v\f"}))
 
 UNSET: Mapping[str, Any] = {"weight": 1.0}
-"""The weight of a mix that changes stands in its changes."""
+"""Ignored when an environment is compared with one attached earlier: its weight is part of the mix."""
 
 
-def section_of(line: Line) -> EnvironmentConfig:
-    """The environment that `env attach` describes, as a configuration would."""
+def section_of(line: CommandLine) -> EnvironmentConfig:
+    """The environment that an `env attach` line describes. Raises ConfigError."""
     given = {
         "type": line.operands[0],
         "name": line.text("name"),
@@ -65,8 +128,8 @@ def section_of(line: Line) -> EnvironmentConfig:
     return section.seen_from_anywhere()
 
 
-def config_words(line: Line) -> tuple[str, ...]:
-    """A type can be tried without a file: then with the limits of the quickstart, and a tokenizer that reads English."""
+def config_words(line: CommandLine) -> tuple[str, ...]:
+    """The words of the configuration. Without a file: the quickstart's, with a tokenizer for printable ASCII."""
     if any(word.startswith("@") for word in line.config):
         return line.config
     return ("@", "configs/quickstart.yaml", "--tokenizer.alphabet", json.dumps(PRINTABLE), *line.config)
@@ -79,7 +142,7 @@ def arguments(text: str | None) -> Any:
         raise ConfigError(f"--args must be a JSON object, for example '{{\"length\": 8}}': {error}") from error
 
 
-def attached(line: Line, schedule: MixSchedule) -> EnvironmentChange:
+def attached(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
     section = section_of(line)
     name, weight = section.label, line.number("weight")
     known = schedule.sections.get(name)
@@ -93,14 +156,14 @@ def attached(line: Line, schedule: MixSchedule) -> EnvironmentChange:
     return _change(name, weight if weight is not None else 1.0, line, environment=None if known is not None else section)
 
 
-def detached(line: Line, schedule: MixSchedule) -> EnvironmentChange:
+def detached(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
     name = _present(line.operands[0], schedule)
     if list(schedule.final_weights) == [name]:
         raise ConfigError(f"{name} is the last environment of the run: attach another one before")
     return _change(name, 0.0, line)
 
 
-def reweighed(line: Line, schedule: MixSchedule) -> EnvironmentChange:
+def reweighed(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
     name, text = line.operands
     try:
         weight = float(text)
@@ -109,7 +172,7 @@ def reweighed(line: Line, schedule: MixSchedule) -> EnvironmentChange:
     return _change(_present(name, schedule), weight, line)
 
 
-CHANGES: Mapping[str, Callable[[Line, MixSchedule], EnvironmentChange]] = {
+CHANGES: Mapping[str, Callable[[CommandLine, MixSchedule], EnvironmentChange]] = {
     "env attach": attached,
     "env detach": detached,
     "env weight": reweighed,
@@ -123,9 +186,9 @@ def _present(name: str, schedule: MixSchedule) -> str:
     return name
 
 
-def _change(name: str, weight: float, line: Line, environment: EnvironmentConfig | None = None) -> EnvironmentChange:
+def _change(name: str, weight: float, line: CommandLine, environment: EnvironmentConfig | None = None) -> EnvironmentChange:
     ramp = line.integer("ramp")
-    if weight <= 0 and line.tool.words != "env detach":
+    if weight <= 0 and line.verb.words != "env detach":
         raise ConfigError(f"a weight must be above 0; `async-rl env detach {name}` takes it out of the mix")
     try:
         return EnvironmentChange(name=name, weight=weight, ramp=ramp if ramp is not None else 0, environment=environment)

@@ -1,41 +1,56 @@
-"""What people can type after `async-rl eval`: a word that says what is evaluated, anywhere among the configuration's words."""
+"""`async-rl eval` and `evaluator`; rollout_workers/evaluation does the work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NoReturn
 
+from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.role_process import become
+from async_rl.cli.run import load_with_name
+from async_rl.config.loading import load, load_named
 from async_rl.errors import ConfigError
+from async_rl.launch.commands import SCHEDULED, command
+from async_rl.launch.run_folder import make_run_folder
 
-HELP = "Evaluate a checkpoint, a Hugging Face folder, a served model or a live run."
 
-MANUAL = f"""\
-async-rl eval [WHAT] [@ FILE]... [--KEY VALUE]...
+def evaluate(line: CommandLine) -> NoReturn:
+    """WHAT is interpreted where it can be read: in the process that this one becomes."""
+    what, words = line.operands[0] if line.operands else "", line.config
+    config = load(words)
+    if what and what != "live" and not config.run.name:  # the answers need a folder, and no other process has to find it
+        config = load_with_name(words)
+        words = (*words, "--run.name", config.run.name)
+    if config.run.name:
+        make_run_folder(config.run_folder)
+    become(command("rollout_workers.evaluation", [what, *words]), config)
 
-{HELP}
 
+def evaluate_repeatedly(line: CommandLine) -> NoReturn:
+    config = load_named(line.config)
+    if not config.evaluation.every:
+        raise ConfigError("evaluation.every is 0, so there is nothing to evaluate; set it to a number of steps")
+    make_run_folder(config.run_folder)
+    become(command("rollout_workers.evaluation", [SCHEDULED, *line.words]), config)
+
+
+EVAL = Verb(
+    words="eval",
+    operands="[WHAT]",
+    help="Evaluate a checkpoint, a Hugging Face folder, a served model or a live run.",
+    run=evaluate,
+    config="@ FILE",
+    details="""\
 WHAT is one of
   (nothing)    the newest checkpoint of the run
-  FOLDER       a checkpoint, a folder of them, or a Hugging Face model
-  live         the run as it trains now: one version of it, while training goes on
+  FOLDER       a checkpoint, a folder of checkpoints, or a Hugging Face model
+  live         one version of the running run, while it goes on training
   NAME         a model under `policies:`
-  http://...   any OpenAI-compatible server
+  http://...   an OpenAI-compatible server
 
-How many tasks and samples, and of which environments, stands under `evaluation:`. A table is printed; it lies with all
-answers in the run's folder, eval/."""
-
-
-def split(args: Sequence[str]) -> tuple[str, list[str]]:
-    """The word, empty if there is none, and the rest. Raises ConfigError when there are two."""
-    found: list[str] = []
-    rest: list[str] = []
-    words = iter(args)
-    for word in words:
-        if word == "@" or (word.startswith("--") and "=" not in word):
-            rest += [word, *([value] if (value := next(words, None)) is not None else [])]
-        elif word.startswith(("@", "--")):
-            rest.append(word)
-        else:
-            found.append(word)
-    if len(found) > 1:
-        raise ConfigError(f"async-rl eval evaluates one thing at a time, and was given {' and '.join(map(repr, found))}")
-    return found[0] if found else "", rest
+The `evaluation` section sets tasks, samples and environments. Prints a table; it is also written, with all rollouts, to eval/
+in the run's folder.""",
+)
+EVALUATOR = Verb(
+    words="evaluator", help="Evaluate a live run every evaluation.every steps.", run=evaluate_repeatedly, config="@ FILE"
+)
+VERBS = (EVALUATOR, EVAL)

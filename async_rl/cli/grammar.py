@@ -1,11 +1,12 @@
-"""A line that somebody typed after `async-rl`: what may stand in it, reading it, explaining it.
+"""The grammar of `async-rl VERB ...`: what a verb accepts, how a command line is parsed, and its `--help` text.
 
-Verbs are data, so that the `async-rl` command explains and checks a line without importing the role that does the work.
+A verb is a value, so that the `async-rl` command can explain and check a line without importing the role that does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -18,41 +19,46 @@ class Option:
     name: str
     help: str
     value: str = ""
-    """What is written after it; empty for a switch."""
+    """Placeholder of its value; empty for a switch."""
     read: Callable[[str], object] = str
     choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Verb:
     words: str
+    """All that is typed after `async-rl` to choose it."""
     help: str
-    family: str = ""
-    """What is typed before its words, and left out where only this family is spoken of."""
+    run: Callable[[CommandLine], int]
     operands: str = ""
-    """`ID`: exactly one; `NAME WEIGHT`: exactly two; `ID...`: at least one; `[KEY=VALUE]...`: any number."""
+    """`ID`: exactly one; `NAME WEIGHT`: exactly two; `[FOLDER]`: at most one; `ID...`: at least one; `[KEY=VALUE]...`: any
+    number."""
     options: tuple[Option, ...] = ()
-    describes_run: bool = True
-    """Its line also says which run is meant."""
-
-    @property
-    def typed(self) -> str:
-        """All that is typed after `async-rl`."""
-        return f"{self.family} {self.words}".lstrip()
+    config: str = "@ run/config.yaml"
+    """How its usage line names the configuration; empty if it takes none."""
+    details: str = ""
+    """What `--help` prints after the help sentence."""
 
     def option(self, name: str) -> Option | None:
         return next((option for option in self.options if option.name == name), None)
 
+    @property
+    def usage(self) -> str:
+        return " ".join(part for part in ("async-rl", self.words, self.operands, self.config) if part)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One command, understood."""
+class CommandLine:
+    """A parsed command line."""
 
-    tool: Tool
+    verb: Verb
+    words: tuple[str, ...]
+    """All words after the verb's, as typed."""
     config: tuple[str, ...]
-    """The words that describe the run: `@ FILE` and `--dotted.key value`."""
+    """The words that describe the configuration: `@ FILE` and `--dotted.key value`."""
     operands: tuple[str, ...]
     chosen: Mapping[str, object]
+    """Values of the options that were given; True for a switch."""
 
     def has(self, name: str) -> bool:
         return name in self.chosen
@@ -69,32 +75,39 @@ class Line:
         return float(value) if isinstance(value, int | float) else None
 
 
-def read(tool: Tool, words: Sequence[str]) -> Line:
+def read(verb: Verb, words: Sequence[str]) -> CommandLine:
+    """Parse the words after the verb's. Raises ConfigError.
+
+    Words of the configuration are only collected here; `async_rl.config.loading` checks them. To a verb without options, every
+    flag is one of them.
+    """
     config: list[str] = []
     operands: list[str] = []
     chosen: dict[str, object] = {}
-    rest = iter(words)
-    for word in rest:
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
         name, equals, text = word[2:].partition("=")
         if word.startswith("@"):
-            config += [word, *([] if len(word) > 1 else _following(rest))]
+            config += [word, *([rest.popleft()] if word == "@" and rest else [])]
         elif not word.startswith("-"):
             operands.append(word)
-        elif option := tool.option(name) if word.startswith("--") else None:
+        elif option := verb.option(name) if word.startswith("--") else None:
             chosen[name] = _value(option, [text] if equals else _following(rest) if option.value else [])
-        elif "." in name or name in Config.model_fields:
+        elif word.startswith("--") and _is_setting(verb, name):
             config += [word, *([] if equals else _following(rest))]
         else:
-            raise ConfigError(_unknown_option(tool, word))
-    _check_operands(tool, operands)
-    return Line(tool=tool, config=tuple(config), operands=tuple(operands), chosen=chosen)
+            raise ConfigError(_unknown_option(verb, word))
+    _check_operands(verb, operands)
+    return CommandLine(verb=verb, words=tuple(words), config=tuple(config), operands=tuple(operands), chosen=chosen)
 
 
-def manual(tool: Tool) -> str:
-    flags = [(f"--{option.name} {option.value}".rstrip(), _option_help(option)) for option in tool.options]
+def manual(verb: Verb) -> str:
+    """The `--help` text."""
+    flags = [(f"--{option.name} {option.value}".rstrip(), _option_help(option)) for option in verb.options]
     width = max((len(flag) for flag, _ in flags), default=0)
-    options = "".join(f"\n  {flag:<{width}}  {text}" for flag, text in flags)
-    return f"{_line_of(tool)}\n\n{tool.help}" + (f"\n{options}" if flags else "")
+    options = "\n".join(f"  {flag:<{width}}  {text}" for flag, text in flags)
+    return "\n\n".join(part for part in (verb.usage, verb.help, verb.details, options) if part)
 
 
 def nearest(asked: str, known: Sequence[str]) -> str:
@@ -103,16 +116,17 @@ def nearest(asked: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _line_of(tool: Tool) -> str:
-    return f"async-rl {tool.typed} {tool.operands}".rstrip() + (" @ run/config.yaml" if tool.describes_run else "")
+def _is_setting(verb: Verb, name: str) -> bool:
+    return "." in name or name in Config.model_fields or (bool(verb.config) and not verb.options)
 
 
 def _option_help(option: Option) -> str:
     return f"{option.help} ({', '.join(option.choices)})" if option.choices else option.help
 
 
-def _following(rest: Iterator[str]) -> list[str]:
-    return [word for word in (next(rest, None),) if word is not None]
+def _following(rest: deque[str]) -> list[str]:
+    """The next word, if it can be a value."""
+    return [rest.popleft()] if rest and not rest[0].startswith(("--", "@")) else []
 
 
 def _value(option: Option, given: list[str]) -> object:
@@ -120,7 +134,7 @@ def _value(option: Option, given: list[str]) -> object:
         if given:
             raise ConfigError(f"--{option.name} is a switch and takes no value")
         return True
-    if not given or given[0].startswith(("--", "@")):
+    if not given:
         raise ConfigError(f"--{option.name} needs a value: --{option.name} {option.value}")
     if option.choices and given[0] not in option.choices:
         raise ConfigError(f"--{option.name} {given[0]}: choose one of {', '.join(option.choices)}")
@@ -130,23 +144,18 @@ def _value(option: Option, given: list[str]) -> object:
         raise ConfigError(f"--{option.name} {given[0]!r} is not a number") from None
 
 
-def _check_operands(tool: Tool, operands: Sequence[str]) -> None:
-    wanted = tool.operands
+def _check_operands(verb: Verb, operands: Sequence[str]) -> None:
+    wanted = verb.operands
     count = len(wanted.split())
     least = 0 if wanted.startswith("[") else count
     most = len(operands) if wanted.endswith("...") else count
     if len(operands) < least:
-        raise ConfigError(f"{tool.typed} needs {wanted.removesuffix('...')}: {_line_of(tool)}")
+        raise ConfigError(f"{verb.words} needs {wanted.removesuffix('...')}: {verb.usage}")
     if len(operands) > most:
-        raise ConfigError(
-            f"{tool.typed} does not know what to do with {operands[most]!r}: {_line_of(tool)} {_flags(tool)}".rstrip()
-        )
+        flags = " ".join(f"[--{option.name} {option.value}".rstrip() + "]" for option in verb.options)
+        raise ConfigError(f"{verb.words} takes no operand {operands[most]!r}: {verb.usage} {flags}".rstrip())
 
 
-def _flags(tool: Tool) -> str:
-    return " ".join(f"[--{option.name} {option.value}".rstrip() + "]" for option in tool.options)
-
-
-def _unknown_option(tool: Tool, word: str) -> str:
-    known = [f"--{option.name}" for option in tool.options]
-    return f"{tool.typed} has no option {word}{nearest(word, known)}"
+def _unknown_option(verb: Verb, word: str) -> str:
+    known = [f"--{option.name}" for option in verb.options]
+    return f"{verb.words} has no option {word}{nearest(word, known)}"

@@ -1,55 +1,66 @@
-"""What people can type after `async-rl model`: models in and out of Hugging Face folders, and what they are."""
+"""`async-rl model import | export | inspect`; learner/models does the work."""
 
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
-from async_rl.cli.grammar import Line, Option, Tool
+from async_rl.cli.grammar import CommandLine, Option, Verb
+from async_rl.cli.role_process import become
 from async_rl.errors import ConfigError
+from async_rl.launch.commands import command
+
+
+def run(line: CommandLine) -> NoReturn:
+    become(command("learner.models", [*line.verb.words.split()[1:], *line.words]))
+
 
 DTYPES = ("float32", "bfloat16", "float16")
-_DTYPE = Option(name="dtype", value="DTYPE", choices=DTYPES, help="of the weights; theirs, if not given")
+_DTYPE = Option(name="dtype", value="DTYPE", choices=DTYPES, help="precision of the written weights (default: unchanged)")
 
-IMPORT = Tool(
+IMPORT = Verb(
     words="model import",
+    run=run,
     operands="FOLDER",
-    help="Check a Hugging Face folder, and write it as a checkpoint that a learner begins from, however its ranks are divided.",
+    help="Check a Hugging Face folder and write it as a checkpoint from which a learner of any layout can start.",
     options=(
-        Option(name="to", value="FOLDER", help="the checkpoints of a run, for example runs/NAME/checkpoints"),
+        Option(name="to", value="FOLDER", help="checkpoint folder of a run, for example runs/NAME/checkpoints"),
         _DTYPE,
     ),
-    describes_run=False,
+    config="",
 )
-EXPORT = Tool(
+EXPORT = Verb(
     words="model export",
+    run=run,
     help="Write a run's checkpoint as a Hugging Face folder.",
     options=(
-        Option(name="to", value="FOLDER", help="a folder that does not exist yet"),
-        Option(name="checkpoint", value="PATH", help="a checkpoint, or a folder of them (newest)"),
+        Option(name="to", value="FOLDER", help="the folder to write; must not exist"),
+        Option(name="checkpoint", value="PATH", help="a checkpoint, or a folder of checkpoints (default: the run's newest)"),
         _DTYPE,
-        Option(name="max-shard-size", value="SIZE", help="of one file, for example 500MB (4GB)"),
+        Option(name="max-shard-size", value="SIZE", help="maximum size of one file, for example 500MB (4GB)"),
     ),
 )
-INSPECT = Tool(
+INSPECT = Verb(
     words="model inspect",
+    run=run,
     operands="FOLDER",
-    help="Say what a Hugging Face folder or a checkpoint holds, what of it is not supported, and what training it needs.",
-    describes_run=False,
+    help="Describe a Hugging Face folder or a checkpoint: sizes, what is not supported, memory needed for training.",
+    config="",
 )
-TOOLS = (IMPORT, EXPORT, INSPECT)
+VERBS = (IMPORT, EXPORT, INSPECT)
 
 NEWEST = "newest"
 
 
-def target(line: Line) -> str:
-    """Where the line wants to write."""
+def target(line: CommandLine) -> str:
+    """The value of --to. Raises ConfigError without one."""
     if (to := line.text("to")) is None:
-        raise ConfigError(f"{line.tool.typed} needs to know where to write: --to FOLDER")
+        raise ConfigError(f"{line.verb.words} needs a folder to write to: --to FOLDER")
     return to
 
 
-def part_bytes(line: Line) -> int:
-    """`--max-shard-size` in bytes. As everywhere in these folders, a kilobyte is a thousand."""
+def shard_bytes(line: CommandLine) -> int:
+    """`--max-shard-size` in bytes; 1 KB is 1000 bytes, as in Hugging Face."""
     text = line.text("max-shard-size")
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", (text if text is not None else "4GB").lower())
     size = float(found[1]) * 1000 ** " kmgt".index(found[2] if found[2] else " ") if found else 0

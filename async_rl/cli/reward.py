@@ -1,17 +1,31 @@
-"""What can be typed after `async-rl reward`."""
+"""`async-rl reward serve`; rollout_workers/reward_model does the work."""
 
 from __future__ import annotations
 
-from async_rl.cli.grammar import Option, Tool
+from typing import NoReturn
 
-SERVE = Tool(
+from async_rl.cli.grammar import CommandLine, Option, Verb
+from async_rl.cli.role_process import become
+from async_rl.cli.train import load_described
+from async_rl.launch.commands import command
+
+
+def serve(line: CommandLine) -> NoReturn:
+    become(command("rollout_workers.reward_model", line.words), load_described(line.config))
+
+
+SERVE = Verb(
     words="reward serve",
     help="Serve a trained reward model; a dataset names it as its scoring: http://...",
+    run=serve,
     options=(
-        Option(name="checkpoint", value="FOLDER", help="another than the newest of the run"),
-        Option(name="host", value="ADDRESS", help="where to listen (127.0.0.1)"),
-        Option(name="port", value="PORT", read=int, help="0 takes a free one (0)"),
-        Option(name="token-file", value="FILE", help="who asks must know what stands there; required beyond this machine"),
-        Option(name="insecure", help="answer anybody who reaches it: the network is private"),
+        Option(name="checkpoint", value="FOLDER", help="a checkpoint (default: the run's newest)"),
+        Option(name="host", value="ADDRESS", help="address to listen on (127.0.0.1)"),
+        Option(name="port", value="PORT", read=int, help="port to listen on; 0 takes a free one (0)"),
+        Option(
+            name="token-file", value="FILE", help="file with the token that clients must send; required beyond this machine"
+        ),
+        Option(name="insecure", help="serve other machines without a token: the network is private"),
     ),
 )
+VERBS = (SERVE,)

@@ -1,4 +1,4 @@
-"""`async-rl train METHOD`: which configuration its words describe, and the run that they start."""
+"""`async-rl train METHOD`, and loading the configuration of any kind of run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from functools import partial
 
 from async_rl.cli.first_lines import first_lines
-from async_rl.config.loading import check_named, load_named, parse, read_key, resolve
+from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.run import made_up_name
+from async_rl.config.loading import check_named, load_named, read_key, resolve
 from async_rl.config.training import METHODS, AnyRun, Method, TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.launch import local as local_run
-from async_rl.launch.package_guard import guard
 
 HELP: Mapping[Method, str] = {
-    "sft": "Train a model on texts: prompts and answers, conversations, or plain text.",
-    "dpo": "Train a model on pairs of a better and a worse answer.",
+    "sft": "Fine-tune on prompts and answers, conversations, or plain text.",
+    "dpo": "Train on pairs of a preferred and a rejected answer (DPO).",
     "rm": "Train a reward model on such pairs.",
-    "distill": "Train a model to say what a larger one would.",
+    "distill": "Distil a teacher model into a smaller one.",
 }
 
 
 def load_training(method: Method, args: Sequence[str]) -> TrainingConfig:
-    """Raises ConfigError. A run without a name is called after its last file and the time."""
+    """Load the configuration; a run without a name is named after its last file and the time. Raises ConfigError."""
     config = _resolved(method, args)
-    if config.run.name:
-        return config
-    files, _ = parse(args)
-    name = f"{files[-1].stem if files else method}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return _resolved(method, [*args, "--run.name", name])
+    return config if config.run.name else _resolved(method, [*args, "--run.name", made_up_name(args, method)])
 
 
 def _resolved(method: Method, args: Sequence[str]) -> TrainingConfig:
@@ -38,7 +35,7 @@ def _resolved(method: Method, args: Sequence[str]) -> TrainingConfig:
 
 
 def load_described(args: Sequence[str]) -> TrainingConfig:
-    """Of a run that has a name, and whose `method` says what it is."""
+    """Load the configuration of a named training run, whose `method` key says which kind it is."""
     found = read_key("method", args)
     for method in METHODS:
         if method == found:
@@ -50,17 +47,16 @@ def load_described(args: Sequence[str]) -> TrainingConfig:
 
 
 def load_any(args: Sequence[str]) -> AnyRun:
-    """Of a run that has a name, whatever kind of run it is: only those of `async-rl train` have a method."""
+    """Load the configuration of a named run of either kind: only those of `async-rl train` have a `method`."""
     return load_named(args) if read_key("method", args) is None else load_described(args)
 
 
-def run(method: Method, args: Sequence[str]) -> int:
+def run(method: Method, line: CommandLine) -> int:
     from async_rl.cli.train_summary import write_summary
     from async_rl.telemetry import configure_logs
 
     started = time.monotonic()
-    guard()
-    config = load_training(method, args)
+    config = load_training(method, line.config)
     configure_logs("train")
     with local_run.sole_run(config):
         print(first_lines(config), flush=True)
@@ -71,3 +67,8 @@ def run(method: Method, args: Sequence[str]) -> int:
 
         write_summary(config, Console(), wall_s=time.monotonic() - started)
     return code
+
+
+VERBS = tuple(
+    Verb(words=f"train {method}", help=help, run=partial(run, method), config="@ FILE") for method, help in HELP.items()
+)

@@ -1,27 +1,33 @@
-"""What people can type after `async-rl weights`; what each does is found in `buffer/tools/weights.py`."""
+"""`async-rl weights ...`; buffer/tools/weights.py does the work."""
 
 from __future__ import annotations
 
-from async_rl.cli.grammar import Option, Tool
+from async_rl.cli.grammar import Option, Verb
+from async_rl.cli.role_process import in_buffer
 
-_JSON = Option(name="json", help="one JSON document instead of sentences")
-
-STATUS = Tool(
+STATUS = Verb(
     words="weights status",
-    help="Which version is live, who serves what, how the last push went, what is pinned.",
-    options=(_JSON,),
+    help="Show the live version, what every worker serves, the last push and what is pinned.",
+    run=in_buffer,
+    options=(Option(name="json", help="print one JSON document instead of sentences"),),
 )
-PUSH = Tool(words="weights push", help="Push what the learner holds after the present step, whatever wire.push_every_* say.")
-PIN = Tool(
+PUSH = Verb(
+    words="weights push",
+    help="Push the learner's weights after the current step, regardless of wire.push_every_*.",
+    run=in_buffer,
+)
+PIN = Verb(
     words="weights pin",
     operands="[VERSION|off]",
-    help="Keep the live version live (VERSION: only if it is that one), until `weights pin off`.",
+    help="Keep the live version live (VERSION: only if it is that one) until `weights pin off`.",
+    run=in_buffer,
 )
-ROLLBACK = Tool(
+ROLLBACK = Verb(
     words="weights rollback",
     operands="[VERSION]",
-    help="Serve the weights of a checkpoint again, as a version of their own, until `weights pin off`.",
-    options=(Option(name="step", value="STEP", read=int, help="the checkpoint after this step, instead of a version"),),
+    help="Serve the weights of a checkpoint again, as a new version, until `weights pin off`.",
+    run=in_buffer,
+    options=(Option(name="step", value="STEP", read=int, help="the checkpoint of this step, instead of a version"),),
 )
 
-TOOLS = (STATUS, PUSH, PIN, ROLLBACK)
+VERBS = (STATUS, PUSH, PIN, ROLLBACK)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from async_rl.cli.buffer import RUN_AUDIT
+from async_rl.cli.audit import AUDIT
 from async_rl.cli.grammar import read
 from async_rl.config.loading import load_named
 from async_rl.errors import BufferUnreachable, boundary
@@ -16,7 +16,7 @@ from buffer.run_audit.rules import judge
 
 
 def main(arguments: Sequence[str]) -> int:
-    line = read(RUN_AUDIT, arguments)
+    line = read(AUDIT, arguments)
     found = asyncio.run(gather(load_named(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
     verdict = judge(found)
     (show_json if line.has("json") else show)(found, verdict)

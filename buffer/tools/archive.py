@@ -7,14 +7,14 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export_jsonl
 from buffer.tools.output import console, print_json, print_table, size, visible
 
 
-def ls(config: Config, line: Line) -> int:
+def ls(config: Config, line: CommandLine) -> int:
     found = archive_stats(_folder(config))
     if line.has("json"):
         print_json(asdict(found))
@@ -32,7 +32,7 @@ def ls(config: Config, line: Line) -> int:
     return 0
 
 
-def export(config: Config, line: Line) -> int:
+def export(config: Config, line: CommandLine) -> int:
     """Export JSON lines; what cannot be read is skipped and reported on standard error."""
     folder, out, tokens = _folder(config), line.text("out"), line.has("tokens")
     done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, print_json, visible
 from buffer.tools.stats import print_stats
 
 
-async def audit(run: OpenRun, line: Line) -> int:
+async def audit(run: OpenRun, line: CommandLine) -> int:
     found = await run.buffer.audit()
     refused = await run.buffer.quarantined()
     code = 0 if found.is_clean else 1

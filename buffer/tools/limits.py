@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from async_rl.cli.grammar import Line, nearest
+from async_rl.cli.grammar import CommandLine, nearest
 from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
@@ -27,7 +27,7 @@ KEYS = {
 """Key in the configuration -> field of `Limits`, for the limits that can change during a run."""
 
 
-async def limits(run: OpenRun, line: Line) -> int:
+async def limits(run: OpenRun, line: CommandLine) -> int:
     in_force = await run.buffer.limits()
     if line.operands:
         changes = _changes(line, in_force)
@@ -37,7 +37,7 @@ async def limits(run: OpenRun, line: Line) -> int:
     return 0
 
 
-def _changes(line: Line, in_force: Limits | None) -> Mapping[str, int | float | str]:
+def _changes(line: CommandLine, in_force: Limits | None) -> Mapping[str, int | float | str]:
     """Return field of `Limits` -> new value. Raises ConfigError naming a key that is wrong."""
     wanted = dict(_assignment(text) for text in line.operands)
     # Checked together with the limits in force, because some values are only wrong in combination.
@@ -57,7 +57,7 @@ def _assignment(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _show(in_force: Limits | None, configured: Limits, line: Line) -> None:
+def _show(in_force: Limits | None, configured: Limits, line: CommandLine) -> None:
     if line.has("json"):
         print_json({"limits": None if in_force is None else asdict(in_force)})
         return

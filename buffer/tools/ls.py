@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from buffer.inspection import BufferedGroup
 from buffer.rules.ticket_record import TicketRecord
 from buffer.tools.open_run import OpenRun
@@ -32,7 +32,7 @@ class GroupFilter:
         )
 
 
-async def ls(run: OpenRun, line: Line) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> int:
     wanted = GroupFilter(
         state=line.text("state"),
         environment=line.text("environment"),

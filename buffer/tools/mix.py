@@ -5,7 +5,7 @@ from __future__ import annotations
 from async_rl.board.attached_code import refuse_foreign_code
 from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
 from async_rl.cli.env import CHANGES
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from async_rl.types import MixChange
 from buffer.tools.open_run import OpenRun
@@ -15,7 +15,7 @@ ATTEMPTS = 5
 """Tries before giving up: a try fails if another client changes the mix, or while a learner takes over."""
 
 
-async def change(run: OpenRun, line: Line) -> int:
+async def change(run: OpenRun, line: CommandLine) -> int:
     wanted, entry = await _append(run, line)
     schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     await _change_quotas(run, schedule)
@@ -25,10 +25,10 @@ async def change(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def _append(run: OpenRun, line: Line) -> tuple[EnvironmentChange, MixChange]:
+async def _append(run: OpenRun, line: CommandLine) -> tuple[EnvironmentChange, MixChange]:
     for _ in range(ATTEMPTS):
         log = await run.buffer.mix()
-        wanted = CHANGES[line.tool.words](line, MixSchedule(run.config.environments, log))
+        wanted = CHANGES[line.verb.words](line, MixSchedule(run.config.environments, log))
         if wanted.environment is not None:
             refuse_foreign_code(wanted.environment, run.config.environments, run.config.environments_from)
         known = log[-1].id if log else ""
@@ -50,7 +50,7 @@ async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:
         await run.buffer.change_limits({"quotas": quotas})
 
 
-async def ls(run: OpenRun, line: Line) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> int:
     schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     next_task = int((await run.inspection.run_state()).fields.get("next_task", "0"))
     tally = (await run.inspection.tally()).environments

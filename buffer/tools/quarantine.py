@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from async_rl.cli.grammar import Line, nearest
+from async_rl.cli.grammar import CommandLine, nearest
 from async_rl.errors import ConfigError
 from buffer.tools.find_group import find, full_id
 from buffer.tools.open_run import OpenRun
@@ -14,7 +14,7 @@ from buffer.tools.output import Cell, console, print_json, print_table, size, vi
 from buffer.tools.show import present
 
 
-async def ls(run: OpenRun, line: Line) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> int:
     reports = await run.buffer.quarantined()
     if line.has("json"):
         print_json({"quarantine": reports})
@@ -27,12 +27,12 @@ async def ls(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def show(run: OpenRun, line: Line) -> int:
+async def show(run: OpenRun, line: CommandLine) -> int:
     ticket = await _refused(run, line.operands[0])
     return present(await find(run, ticket), run, line)
 
 
-async def release(run: OpenRun, line: Line) -> int:
+async def release(run: OpenRun, line: CommandLine) -> int:
     """Make a group ready again; exit code 1 if it stays in quarantine."""
     ticket = await _refused(run, line.operands[0])
     answer = await run.buffer.readmit(ticket)
@@ -44,7 +44,7 @@ async def release(run: OpenRun, line: Line) -> int:
     return 0 if answer == "stored" else 1
 
 
-async def forget(run: OpenRun, line: Line) -> int:
+async def forget(run: OpenRun, line: CommandLine) -> int:
     tickets = [await _refused(run, text) for text in line.operands]
     await run.buffer.forget(tickets)
     if line.has("json"):

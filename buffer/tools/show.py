@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.types import Message, Rollout, RolloutGroup, Status
@@ -25,11 +25,11 @@ FACTS = ("environment", "worker", "task", "attempt", "oldest_version", "age", "t
 """Facts shown of a group, where they are known."""
 
 
-async def show(run: OpenRun, line: Line) -> int:
+async def show(run: OpenRun, line: CommandLine) -> int:
     return present(await find(run, line.operands[0]), run, line)
 
 
-def present(found: FoundGroup, run: OpenRun, line: Line) -> int:
+def present(found: FoundGroup, run: OpenRun, line: CommandLine) -> int:
     with_tokens = line.has("tokens")
     tokenizer = tokenizer_of(run.config) if with_tokens else None
     chosen = _chosen(found.group, line.integer("rollout"))

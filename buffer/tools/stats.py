@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.replay_protocol import BufferStats
 from buffer.inspection import RunState, Tally
 from buffer.tools.open_run import OpenRun
@@ -51,7 +51,7 @@ class StatsReport:
         return (self.now.tally.total(what) - self.before.tally.total(what)) / (self.now.moment - self.before.moment)
 
 
-async def stats(run: OpenRun, line: Line) -> int:
+async def stats(run: OpenRun, line: CommandLine) -> int:
     over = line.number("over")
     before = await _read(run) if over is not None else None
     await asyncio.sleep(over if over is not None else 0)
@@ -91,7 +91,7 @@ async def _read(run: OpenRun) -> StatsReading:
     return StatsReading(moment=time.monotonic(), stats=held, tally=tally, run_state=run_state)
 
 
-def _show(report: StatsReport, line: Line, page: Console) -> None:
+def _show(report: StatsReport, line: CommandLine, page: Console) -> None:
     if line.has("json"):
         print_json(_document(report))
         return

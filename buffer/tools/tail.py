@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.types import RolloutGroup
 from buffer import keys
 from buffer.payloads.codec import BadPayload, decode
@@ -26,7 +26,7 @@ from buffer.tools.output import print_json, visible
 from buffer.tools.show import reward
 
 
-async def tail(run: OpenRun, line: Line) -> int:
+async def tail(run: OpenRun, line: CommandLine) -> int:
     only = line.text("environment")
     async with events(run.server, run.config.run.name) as incoming:
         print(f"follows run {run.config.run.name!r} at {run.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)

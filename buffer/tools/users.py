@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from buffer.server.users import create_users, list_users
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, print_json, print_table
 
 
-async def create(run: OpenRun, line: Line) -> int:
+async def create(run: OpenRun, line: CommandLine) -> int:
     if not run.config.redis.url:
         raise ConfigError("the embedded server admits you alone; users are for a server of yours (redis.url)")
     made = await create_users(run.server, run.config.run.name, folder=run.config.run_folder / "users")
@@ -33,7 +33,7 @@ async def create(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def ls(run: OpenRun, line: Line) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> int:
     users = await list_users(run.server, run.config.run.name)
     if line.has("json"):
         print_json({"users": {name: _without_password(rules) for name, rules in users.items()}})

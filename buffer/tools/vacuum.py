@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import AsyncRLError
 from buffer import keys
 from buffer.tools.open_run import OpenRun
@@ -35,7 +35,7 @@ class FreedSpace:
     note: str = ""
 
 
-async def vacuum(run: OpenRun, line: Line) -> int:
+async def vacuum(run: OpenRun, line: CommandLine) -> int:
     found = await run.buffer.audit()
     if not found.is_clean:
         console().print(f"nothing was freed, because the audit finds {len(found.problems)} problems; see `buffer audit`")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from async_rl.board.weight_requests import WeightAction, WeightAnswer, ask
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
@@ -20,7 +20,7 @@ ANSWERED_WITHIN_S = 10.0
 REASON_WIDTH = 200
 
 
-async def status(run: OpenRun, line: Line) -> int:
+async def status(run: OpenRun, line: CommandLine) -> int:
     board = _board(run)
     answer = await _ask(run, "status")
     live, members = await board.live_version(), await board.members()
@@ -38,18 +38,18 @@ async def status(run: OpenRun, line: Line) -> int:
     return 0
 
 
-async def push(run: OpenRun, _line: Line) -> int:
+async def push(run: OpenRun, _line: CommandLine) -> int:
     return await _wish(run, "push")
 
 
-async def pin(run: OpenRun, line: Line) -> int:
+async def pin(run: OpenRun, line: CommandLine) -> int:
     (word,) = line.operands if line.operands else ("",)
     if word == "off":
         return await _wish(run, "unpin")
     return await _wish(run, "pin", version=_version(word) if word else None)
 
 
-async def rollback(run: OpenRun, line: Line) -> int:
+async def rollback(run: OpenRun, line: CommandLine) -> int:
     step = line.integer("step")
     if (step is None) == (not line.operands):
         raise ConfigError(

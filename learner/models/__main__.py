@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 
 from async_rl.cli.grammar import read
-from async_rl.cli.model import TOOLS
+from async_rl.cli.model import VERBS
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
 
 
 def main(words: Sequence[str]) -> None:
     guard()
-    (tool,) = (tool for tool in TOOLS if tool.words == f"model {words[0]}")
-    line = read(tool, words[1:])
+    (verb,) = (verb for verb in VERBS if verb.words == f"model {words[0]}")
+    line = read(verb, words[1:])
     match words[0]:  # imported late: to look at a folder takes no torch
         case "import":
             from learner.models.importing import import_folder

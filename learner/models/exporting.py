@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from async_rl.checkpoints.manifest import Manifest, found_in, read_asked
-from async_rl.cli.grammar import Line
-from async_rl.cli.model import NEWEST, part_bytes, target
+from async_rl.cli.grammar import CommandLine
+from async_rl.cli.model import NEWEST, shard_bytes, target
 from async_rl.cli.train import load_any
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
@@ -23,8 +23,8 @@ from async_rl.tokenization.tokenizers import Characters, open_tokenizer
 from learner.models.inspecting import count, size_of
 
 
-def export(line: Line) -> None:
-    to, most = Path(target(line)), part_bytes(line)
+def export(line: CommandLine) -> None:
+    to, most = Path(target(line)), shard_bytes(line)
     config = load_any(line.config)
     if isinstance(config, TrainingConfig) and config.head != "tokens":
         raise ConfigError(
@@ -37,7 +37,7 @@ def export(line: Line) -> None:
     dtype: torch.dtype = getattr(torch, _dtype(line, config))
     weights = load_checkpoint(checkpoint, manifest, shape, dtype)
     beside = Beside(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
-    write_folder(to, shape, weights, dtype=dtype, part_bytes=most, beside=beside)
+    write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, beside=beside)
     written = sorted(to.glob("*.safetensors"))
     size, files = size_of(sum(path.stat().st_size for path in written)), count(len(written), "file")
     precision = str(dtype).removeprefix("torch.")
@@ -53,7 +53,7 @@ def _chosen(config: AnyRun, word: str | None) -> tuple[Path, Manifest]:
     return found[0], read_asked(found[0])
 
 
-def _dtype(line: Line, config: AnyRun) -> str:
+def _dtype(line: CommandLine, config: AnyRun) -> str:
     """A learner keeps its weights more precisely than the model came, and than those who use it need them."""
     asked = line.text("dtype")
     if asked is None and config.model.folder is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from async_rl.checkpoints.manifest import candidates
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.cli.model import target
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.tensors import load_folder
@@ -17,7 +17,7 @@ from async_rl.megatron.parameters.table import table
 from async_rl.models.hf_config import family_of, read_dtype, read_shape
 
 
-def import_folder(line: Line) -> None:
+def import_folder(line: CommandLine) -> None:
     folder, to = Path(line.operands[0]), Path(target(line))
     if found := candidates(to):
         raise ConfigError(f"{to} holds {found[0].name} already, from which a learner would go on; name another folder")

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from async_rl.checkpoints.manifest import MANIFEST, found_in, read_asked
-from async_rl.cli.grammar import Line
+from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import names
 from async_rl.megatron.parameters.table import table
@@ -19,7 +19,7 @@ from async_rl.models.shape import ModelShape
 from learner.models.memory import layouts
 
 
-def inspect(line: Line) -> None:
+def inspect(line: CommandLine) -> None:
     path = Path(line.operands[0])
     if (path / "config.json").is_file():
         _inspect_folder(path)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from async_rl.cli.env import CHECK, arguments, config_words
-from async_rl.cli.grammar import Line, read
+from async_rl.cli.grammar import CommandLine, read
 from async_rl.config import Config
 from async_rl.config.loading import load
 from async_rl.errors import ConfigError, boundary
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> None:
         raise ConfigError(f"{', '.join(wrong)}: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
 
 
-async def check(config: Config, line: Line) -> list[tuple[Played, Findings]]:
+async def check(config: Config, line: CommandLine) -> list[tuple[Played, Findings]]:
     given = {"args": args} if (args := arguments(line.text("args"))) is not None else {}
     sections = chosen(config.environments, line.operands[0] if line.operands else "", **given)
     script, model = line.text("script"), line.text("model")

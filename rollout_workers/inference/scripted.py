@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
-from async_rl.testing import Answer, ScriptedInference
+from async_rl.testing import AnswerFunction, ScriptedInference
 from async_rl.types import Completion, Message
 from rollout_workers.chat.tool_calls import ToolCallFormat, write
 from rollout_workers.inference.interface import Inference
@@ -18,7 +18,7 @@ class Scripted(Inference, ReturnsLogprobs):
 
     def __init__(
         self,
-        answers: Sequence[str | Message] | Answer,
+        answers: Sequence[str | Message] | AnswerFunction,
         *,
         tokenizer: Tokenizer | None = None,
         tool_format: ToolCallFormat = "hermes",

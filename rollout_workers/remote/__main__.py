@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from async_rl.cli.env import SERVE, section_of
-from async_rl.cli.grammar import Line, read
+from async_rl.cli.grammar import CommandLine, read
 from async_rl.config.exposure import read_token
 from async_rl.config.rollout import GatewayConfig
 from async_rl.config.tokenizer import HuggingFaceTokenizer
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
     asyncio.run(serve(line))
 
 
-async def serve(line: Line) -> None:
+async def serve(line: CommandLine) -> None:
     section, token, tokenizer = (
         section_of(line),
         read_token(line.text("token-file"), key="--token-file"),

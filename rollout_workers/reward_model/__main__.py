@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from async_rl.cli.grammar import Line, read
+from async_rl.cli.grammar import CommandLine, read
 from async_rl.cli.reward import SERVE
 from async_rl.cli.train import load_described
 from async_rl.config.exposure import read_token, refuse_exposure
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> None:
     asyncio.run(serve(config, line))
 
 
-async def serve(config: RewardModelTraining, line: Line) -> None:
+async def serve(config: RewardModelTraining, line: CommandLine) -> None:
     stop, loop = drain_on_signals(), asyncio.get_running_loop()
     given, port = line.text("host"), line.integer("port")
     host, token = given if given is not None else "127.0.0.1", read_token(line.text("token-file"), key="--token-file")

@@ -27,7 +27,7 @@ from stage import STARTING, STATE_BYTES, Stage
 from writer_role import write
 
 from async_rl.durable import failpoints
-from async_rl.errors import AsyncRLError, first_of_ours
+from async_rl.errors import AsyncRLError, find_async_rl_error
 
 POINTS_LOG = "points.log"
 SLOTS = 128
@@ -153,7 +153,7 @@ class Children:
             asyncio.run(ROLES[role](stage))
             code = 0
         except BaseException as error:
-            ours = first_of_ours(error)
+            ours = find_async_rl_error(error)
             code = ours.exit_code if ours is not None else AsyncRLError.exit_code
             traceback.print_exc()
             sys.stderr.flush()

@@ -301,7 +301,7 @@ def test_a_mistake_ends_the_process_with_code_2(filled: Tools) -> None:
         (("show",), "buffer show needs ID"),
         (("show", "99"), "t000000099 was never issued; the last one was t000000007"),
         (("show", "3", "--rollout", "7"), "t000000003 has no rollout 7; it has 3, counted from 0"),
-        (("stats", "7"), "does not know what to do with '7'"),
+        (("stats", "7"), "takes no operand '7'"),
         (("shov", "7"), "did you mean `async-rl buffer show`?"),
         (("quarantine", "releasing", "7"), "did you mean `async-rl buffer quarantine release`?"),
         (("quarantine", "show", "3"), "t000000003 is not in quarantine; did you mean t000000004?"),

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.cli.grammar import read
-from async_rl.cli.model import EXPORT, part_bytes
+from async_rl.cli.model import EXPORT, shard_bytes
 from async_rl.config.loading import load
 from async_rl.errors import AsyncRLError, CheckpointError, ConfigError
 from async_rl.megatron.huggingface.tensors import load_folder
@@ -71,7 +71,7 @@ def test_what_is_imported_and_exported_again_is_the_same_model(folder: Path, tmp
 def test_a_large_model_is_imported_part_by_part(folder: Path, tmp_path: Path) -> None:
     shape = read_shape(folder)
     weights = load_folder(folder, shape, torch.float32)
-    written = save_checkpoint(tmp_path / "checkpoints", shape, weights, part_bytes=20_000)
+    written = save_checkpoint(tmp_path / "checkpoints", shape, weights, shard_bytes=20_000)
     manifest = read_manifest(written)
     assert len(manifest.files) > 1
     found = load_checkpoint(written, manifest, shape, torch.float32)
@@ -185,7 +185,7 @@ def test_a_model_that_is_not_supported_is_named(folder: Path) -> None:
 
 def test_parts_are_as_large_as_allowed() -> None:
     assert divide({"a": 4, "b": 6, "c": 11, "d": 1}, most=10) == [["a", "b"], ["c"], ["d"]]
-    sizes = {text: part_bytes(read(EXPORT, ["--max-shard-size", text])) for text in ("4GB", "1.5 mb", "20k", "77")}
+    sizes = {text: shard_bytes(read(EXPORT, ["--max-shard-size", text])) for text in ("4GB", "1.5 mb", "20k", "77")}
     assert list(sizes.values()) == [4_000_000_000, 1_500_000, 20_000, 77]
 
 

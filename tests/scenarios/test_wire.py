@@ -19,7 +19,7 @@ from wire_weights import Sender, sending, weights
 
 from async_rl.board.inbox import Inbox
 from async_rl.config import WireConfig
-from async_rl.errors import FleetMismatch, ServiceStopped, WireError, first_of_ours
+from async_rl.errors import FleetMismatch, ServiceStopped, WireError, find_async_rl_error
 from async_rl.protocols import Member
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import (
@@ -151,7 +151,7 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(
 
     with pytest.raises(BaseExceptionGroup) as broken:
         await lose_the_run()
-    found = first_of_ours(broken.value)
+    found = find_async_rl_error(broken.value)
     assert isinstance(found, ServiceStopped)
     assert "serves version 5" in str(found)
     assert worker.served == [(5, digest_of(pushed))]
@@ -293,7 +293,7 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
 async def refusal_of(stranger: Worker) -> FleetMismatch:
     with pytest.raises(ExceptionGroup) as refused:
         await stranger.run()
-    error = first_of_ours(refused.value)
+    error = find_async_rl_error(refused.value)
     assert isinstance(error, FleetMismatch)
     return error
 

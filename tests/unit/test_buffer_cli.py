@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.cli.buffer import ELSEWHERE, TOOLS, find
+from async_rl.cli import env, weights
+from async_rl.cli.buffer import BUFFER_VERBS, FAMILY, find
 from async_rl.cli.grammar import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
@@ -24,6 +25,7 @@ redis: {{connect_timeout_s: {patience}}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits}}]
 """
+DONE_HERE = (*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS)
 
 
 @pytest.fixture
@@ -81,16 +83,16 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words: str, family: str):
 
 def test_every_verb_is_listed_and_explains_itself():
     listed = buffer("--help").stdout
-    for tool in TOOLS:
-        assert tool in ELSEWHERE or (tool.words in listed and tool.help in listed)
+    assert all(verb.words.removeprefix(FAMILY) in listed and verb.help in listed for verb in BUFFER_VERBS)
+    for verb in DONE_HERE:
         with contextlib.redirect_stdout(io.StringIO()) as explained:
-            assert main([*tool.words.split(), "--help"]) == 0
-        assert explained.getvalue().startswith(f"async-rl {tool.typed}")
-        assert all(f"--{option.name}" in explained.getvalue() for option in tool.options)
+            assert main([*verb.words.removeprefix(FAMILY).split(), "--help"]) == 0
+        assert explained.getvalue().startswith(f"async-rl {verb.words}")
+        assert all(f"--{option.name}" in explained.getvalue() for option in verb.options)
 
 
 def test_whatever_can_be_typed_can_be_done():
-    assert {tool.words for tool in TOOLS} - {"serve"} == ON_A_RUN.keys() | ON_FILES.keys()
+    assert {verb.words for verb in DONE_HERE} - {"buffer serve"} == ON_A_RUN.keys() | ON_FILES.keys()
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,9 @@ def test_whatever_can_be_typed_can_be_done():
         ("--rollout=0 --redis.url=unix:///x 7", ["--redis.url=unix:///x"], ["7"], {"rollout": 0}),
     ],
 )
-def test_words_for_the_configuration_and_words_for_the_tool(words, config, operands, chosen):
-    tool, rest = find(["show", *words.split()])
-    line = read(tool, rest)
+def test_words_for_the_configuration_and_words_for_the_verb(words, config, operands, chosen):
+    verb, rest = find(["show", *words.split()])
+    line = read(verb, rest)
     assert (list(line.config), list(line.operands), line.chosen) == (config, operands, chosen)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import async_rl
-from async_rl.cli.main import VERBS, dispatch, named
+from async_rl.cli.main import VERBS, dispatch
+from async_rl.cli.run import load_with_name
 from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import command, environment, ranks_command
@@ -89,8 +90,8 @@ def test_check_says_what_the_limits_come_to(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_run_without_a_name_gets_one() -> None:
-    assert named(QUICKSTART).run.name.startswith("quickstart-2")
-    assert named([*QUICKSTART, "--run.name", "mine"]).run.name == "mine"
+    assert load_with_name(QUICKSTART).run.name.startswith("quickstart-2")
+    assert load_with_name([*QUICKSTART, "--run.name", "mine"]).run.name == "mine"
 
 
 def test_the_processes_of_a_run(tmp_path: Path) -> None:

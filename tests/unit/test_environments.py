@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs
-from async_rl.testing import Answer, ScriptedInference
+from async_rl.testing import AnswerFunction, ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task, Ticket, Turn
 from rollout_workers.agents import RewardOnlyAgent, Score
 from rollout_workers.environments.counting import Counting
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 
 
-async def play(agent: RewardOnlyAgent, answer: Answer, index: int = 0, context_tokens: int = 512) -> Rollout:
+async def play(agent: RewardOnlyAgent, answer: AnswerFunction, index: int = 0, context_tokens: int = 512) -> Rollout:
     inference = ScriptedInference(answer, context_tokens=context_tokens)
     return await agent.rollout(agent.task(index), inference, CONTEXT)
 

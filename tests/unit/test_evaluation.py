@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from async_rl.cli.eval import split
+from async_rl.cli.eval import EVAL
+from async_rl.cli.grammar import read
 from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
 from async_rl.config.evaluation import EvaluationConfig, HuggingFacePolicy, OpenAIPolicy
 from async_rl.config.loading import load
@@ -265,11 +266,15 @@ def test_what_cannot_be_evaluated_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_word_may_stand_anywhere() -> None:
-    assert split(["live", "@", "run.yaml"]) == ("live", ["@", "run.yaml"])
-    assert split(["@", "run.yaml", "--run.name", "r", "folder"]) == ("folder", ["@", "run.yaml", "--run.name", "r"])
-    assert split(["@run.yaml", "--run.name=r"]) == ("", ["@run.yaml", "--run.name=r"])
-    with pytest.raises(ConfigError, match=r"given 'a' and 'b'"):
-        split(["a", "@", "run.yaml", "b"])
+    def split(*words: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        line = read(EVAL, words)
+        return line.operands, line.config
+
+    assert split("live", "@", "run.yaml") == (("live",), ("@", "run.yaml"))
+    assert split("@", "run.yaml", "--run.name", "r", "folder") == (("folder",), ("@", "run.yaml", "--run.name", "r"))
+    assert split("@run.yaml", "--run.name=r") == ((), ("@run.yaml", "--run.name=r"))
+    with pytest.raises(ConfigError, match=r"eval takes no operand 'b'"):
+        split("a", "@", "run.yaml", "b")
 
 
 # -- when ---------------------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_an_environment_comes_back_under_its_name_without_being_described_again(
 
 def changed(line: str, schedule: MixSchedule) -> EnvironmentChange:
     understood = read(*find(line.split()))
-    return CHANGES[understood.tool.words](understood, schedule)
+    return CHANGES[understood.verb.words](understood, schedule)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from test_loop import STEPS, Trainer, a_loop
 
-from async_rl.errors import CheckpointError, FenceLost, first_of_ours
+from async_rl.errors import CheckpointError, FenceLost, find_async_rl_error
 from async_rl.telemetry.table import find_metric
 from async_rl.types import BufferPosition
 from buffer.reference.memory_buffer import MemoryBuffer
@@ -116,7 +116,7 @@ async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers
     disk = Disk(*answers)
     with pytest.raises(ExceptionGroup) as caught:
         await run(buffer, disk, checkpoint_every=saved[0])
-    assert first_of_ours(caught.value) is FULL
+    assert find_async_rl_error(caught.value) is FULL
     assert disk.saved == saved
     assert (await buffer.audit()).is_clean
 
@@ -138,5 +138,5 @@ async def test_a_learner_that_lost_the_run_learns_it_from_its_checkpoint(buffer:
     disk = Disk(FenceLost("a newer learner took over"))
     with pytest.raises(ExceptionGroup) as caught:
         await run(buffer, disk, checkpoint_every=2)
-    assert isinstance(first_of_ours(caught.value), FenceLost)
+    assert isinstance(find_async_rl_error(caught.value), FenceLost)
     assert await spent_steps(buffer) == 0

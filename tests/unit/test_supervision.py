@@ -20,7 +20,7 @@ import pytest
 import structlog
 
 from async_rl.durable import failpoints
-from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, first_of_ours
+from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, find_async_rl_error
 from async_rl.launch.local import LocalRun
 from async_rl.supervision import (
     FATAL_EXIT_CODES,
@@ -72,7 +72,7 @@ async def test_a_service_that_ends_first_is_a_failure_that_names_it() -> None:
 
     with pytest.raises(ExceptionGroup) as caught:
         await run_with(never, heart=ends)
-    assert isinstance(found := first_of_ours(caught.value), ServiceStopped)
+    assert isinstance(found := find_async_rl_error(caught.value), ServiceStopped)
     assert "'heart'" in str(found)
 
 

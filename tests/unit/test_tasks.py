@@ -14,7 +14,7 @@ import pytest
 
 from async_rl.board.environment_mix import EnvironmentChange
 from async_rl.config.rollout import EnvironmentConfig
-from async_rl.errors import ConfigError, first_of_ours
+from async_rl.errors import ConfigError, find_async_rl_error
 from async_rl.testing import EchoAgent
 from async_rl.types import MixChange
 from rollout_workers.episodes.tasks import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
@@ -165,7 +165,7 @@ async def test_what_the_configuration_names_must_be_there():
         async with locked.open():
             pass
     assert caught.group_contains(OSError, match="no key")
-    assert first_of_ours(caught.value) is None
+    assert find_async_rl_error(caught.value) is None
 
 
 async def test_a_change_that_the_buffer_has_lost_is_nobodys():

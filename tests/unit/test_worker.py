@@ -13,7 +13,7 @@ import pytest
 
 from async_rl.config import BatchConfig
 from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
-from async_rl.errors import FailureBudgetSpent, first_of_ours
+from async_rl.errors import FailureBudgetSpent, find_async_rl_error
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
@@ -377,7 +377,7 @@ async def test_the_failure_budget_stops_the_worker_loudly():
     async with asyncio.timeout(20):
         with pytest.raises(ExceptionGroup) as raised:
             await bench.worker.run(asyncio.Event())
-    spent = first_of_ours(raised.value)
+    spent = find_async_rl_error(raised.value)
     assert isinstance(spent, FailureBudgetSpent)
     assert "5 episodes failed in a row" in str(spent)
     assert "the game server is gone" in str(spent)
@@ -529,7 +529,7 @@ async def test_the_only_environment_is_never_left_alone():
     async with asyncio.timeout(20):
         with pytest.raises(ExceptionGroup) as raised:
             await bench.worker.run(asyncio.Event())
-    assert isinstance(first_of_ours(raised.value), FailureBudgetSpent)
+    assert isinstance(find_async_rl_error(raised.value), FailureBudgetSpent)
 
 
 async def test_no_more_groups_of_an_environment_fly_than_it_allows():

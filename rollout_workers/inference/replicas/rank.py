@@ -16,7 +16,7 @@ from functools import partial
 from torch import Tensor
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-from async_rl.errors import ConfigError, boundary, first_of_ours
+from async_rl.errors import ConfigError, boundary, find_async_rl_error
 from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
 from async_rl.megatron.parameters.full_parameters import specs
@@ -91,7 +91,7 @@ async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Pipe
             writer.write(frame(Ready(kernel=engine.kernel)))
             await run_with(lambda: server.serve(reader), engine=engine.watch, metrics=server.report)
     except Exception as error:
-        cause = ours if (ours := first_of_ours(error)) is not None else error
+        cause = ours if (ours := find_async_rl_error(error)) is not None else error
         writer.write(frame(Broken(kind=type(cause).__name__, reason=str(cause))))
         await writer.drain()
         raise

@@ -1,0 +1,44 @@
+"""`async-rl config show | schema | check`."""
+
+from __future__ import annotations
+
+import json
+
+from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.config import Config
+from async_rl.config.loading import DEFAULT, leaves, load, load_with_origins, to_show
+from async_rl.errors import ConfigError
+
+
+def show(line: CommandLine) -> int:
+    loaded = load_with_origins(line.config)
+    shown = [(".".join(keys), json.dumps(value)) for keys, value in leaves(to_show(loaded.config))]
+    key_width, value_width = (max(len(cells[column]) for cells in shown) for column in (0, 1))
+    for key, value in shown:
+        origin = loaded.origins[key]
+        note = "" if origin == DEFAULT else f"  # {origin}"
+        print(f"{key:<{key_width}}  {value:<{min(value_width, 40)}}{note}".rstrip())
+    return 0
+
+
+def schema(line: CommandLine) -> int:
+    if line.config:
+        raise ConfigError("config schema takes no configuration")
+    print(json.dumps(Config.model_json_schema(), indent=2))
+    return 0
+
+
+def check(line: CommandLine) -> int:
+    config = load(line.config)
+    print(
+        f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
+        f"{config.limits.age_bound} when trained"
+    )
+    return 0
+
+
+VERBS = (
+    Verb(words="config show", help="Print every setting with its value and origin.", run=show, config="@ FILE"),
+    Verb(words="config schema", help="Print the JSON schema of configuration files, for editors.", run=schema, config=""),
+    Verb(words="config check", help="Check a configuration.", run=check, config="@ FILE"),
+)

@@ -1,0 +1,34 @@
+"""Turns this process into a role's. So its signals and its exit code are the role's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from async_rl.cli.grammar import CommandLine
+from async_rl.config.loading import load_named
+from async_rl.config.training import AnyRun
+from async_rl.launch.commands import Role, command, environment
+
+
+def become(command_line: Sequence[str], config: AnyRun | None = None) -> NoReturn:
+    """Replace this process by the command; with `config`, in the environment that the run needs."""
+    sys.stdout.flush()
+    os.execve(command_line[0], command_line, environment(config, os.environ) if config is not None else os.environ)
+
+
+def in_role(role: Role, *words: str) -> Callable[[CommandLine], int]:
+    """A verb's `run`: become the role, with `words` before those that were typed. The run must have a name."""
+
+    def run(line: CommandLine) -> NoReturn:
+        become(command(role, [*words, *line.words]), load_named(line.config))
+
+    return run
+
+
+def in_buffer(line: CommandLine) -> NoReturn:
+    """A verb's `run`: the buffer's process does it."""
+    words = line.verb.words.removeprefix("buffer ").split()
+    become(command("buffer", [*words, *line.words]), load_named(line.config))

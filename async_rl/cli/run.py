@@ -1,0 +1,72 @@
+"""`async-rl run`, `learner` and `worker`: a whole run on this machine, or one of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from async_rl.cli.first_lines import first_lines
+from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.role_process import become, in_role
+from async_rl.config import Config
+from async_rl.config.loading import load, load_named, parse
+from async_rl.launch.commands import command, ranks_command
+from async_rl.launch.run_folder import make_run_folder
+
+
+def run(line: CommandLine) -> int:
+    from async_rl.cli.run_summary import write_summary
+    from async_rl.launch import local
+    from async_rl.telemetry import configure_logs
+
+    started = time.monotonic()
+    config = load_with_name(line.config)
+    configure_logs("run")
+    with local.sole_run(config):
+        print(first_lines(config), flush=True)
+        local.prepare_folder(config)
+        code = asyncio.run(local.run(config, os.environ))
+    if code == 0:
+        from rich.console import Console
+
+        write_summary(config, Console(), wall_s=time.monotonic() - started)
+    return code
+
+
+def load_with_name(words: Sequence[str]) -> Config:
+    """Load the configuration; a run without a name is named after its last file and the time."""
+    config = load(words)
+    return config if config.run.name else load([*words, "--run.name", made_up_name(words, "run")])
+
+
+def made_up_name(words: Sequence[str], otherwise: str) -> str:
+    files, _ = parse(words)
+    return f"{files[-1].stem if files else otherwise}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def learner(line: CommandLine) -> NoReturn:
+    """Become the learner's only rank, the parent of all its ranks, or one of the ranks that another launcher starts."""
+    config = load_named(line.config)
+    make_run_folder(config.run_folder)
+    is_one_of_several = "WORLD_SIZE" in os.environ
+    if os.environ.get("RANK", "0") == "0":
+        print(first_lines(config))
+    become(command("learner", line.words) if is_one_of_several else ranks_command("learner", line.words, config), config)
+
+
+VERBS = (
+    Verb(
+        words="run", help="Start buffer, learner and workers on this machine; summarise at the end.", run=run, config="@ FILE"
+    ),
+    Verb(
+        words="learner",
+        help="Start the learner: all ranks that learner.parallel asks for, or the one that WORLD_SIZE and RANK name.",
+        run=learner,
+        config="@ FILE",
+    ),
+    Verb(words="worker", help="Start one rollout worker.", run=in_role("rollout_workers"), config="@ FILE"),
+)
