@@ -17,8 +17,8 @@ from async_rl.config.learner import OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
-from async_rl.megatron.model import PLAIN, LayerSpec, Thrift, build_chunks
-from async_rl.megatron.parallel import current_division
+from async_rl.megatron.model import PLAIN, ComputeOptions, LayerSpec, build_chunks
+from async_rl.megatron.parallel import current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import Split, gather_full, held_boxes, load_full, local_parameters, table
 from async_rl.megatron.parameters.table import VALUE_HEAD
 from async_rl.models.shape import ModelShape
@@ -36,12 +36,12 @@ with host.importing():
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 
-def thrift_of(learner: UpdatesConfig, device: torch.device, layer_spec: LayerSpec) -> Thrift:
+def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: LayerSpec) -> ComputeOptions:
     """As configured. Raises ConfigError where this machine cannot."""
     if learner.precision == "fp8" and (device.type != "cuda" or layer_spec != "transformer_engine"):
         raise ConfigError("learner.precision: fp8 needs a GPU and model.layer_spec: transformer_engine; use auto or bfloat16")
     check_offload("learner.optimizer", learner.optimizer, device)
-    return Thrift(sequence=learner.parallel.sequence, recompute=learner.recompute, fp8=learner.precision == "fp8")
+    return ComputeOptions(sequence=learner.parallel.sequence, recompute=learner.recompute, fp8=learner.precision == "fp8")
 
 
 def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device) -> None:
@@ -50,7 +50,7 @@ def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device
 
 
 def current_layout() -> Layout:
-    return Layout(data=parallel_state.get_data_parallel_world_size(), **asdict(current_division()))
+    return Layout(data=parallel_state.get_data_parallel_world_size(), **asdict(current_parallel_sizes()))
 
 
 class TrainingModel:
@@ -66,9 +66,9 @@ class TrainingModel:
         seed: int,
         total_updates: int,
         layer_spec: LayerSpec = "local",
-        thrift: Thrift = PLAIN,
+        compute: ComputeOptions = PLAIN,
     ):
-        if shape.experts is not None and current_layout().tensor > 1 and not thrift.sequence:
+        if shape.experts is not None and current_layout().tensor > 1 and not compute.sequence:
             # the experts would be sent every token by every tensor rank
             raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
@@ -78,7 +78,7 @@ class TrainingModel:
         """What the schedule's is multiplied with."""
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
         self._clip, self._offload = optimizer.clip_grad, optimizer.offload
-        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, thrift=thrift)
+        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
         _mark(nn.ModuleList(chunks), shape)
         with host.on_host(), host.quiet():
             wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
@@ -190,10 +190,10 @@ class FrozenModel:
         dtype: torch.dtype,
         seed: int = 0,
         layer_spec: LayerSpec = "local",
-        thrift: Thrift = PLAIN,
+        compute: ComputeOptions = PLAIN,
     ):
         self.shape = shape
-        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, thrift=thrift)
+        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
         self.chunks = nn.ModuleList(chunks).requires_grad_(False).eval()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

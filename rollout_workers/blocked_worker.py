@@ -21,7 +21,7 @@ from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlock
 from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import Drain, Stall
+from async_rl.supervision import Drain, LoopStall
 from rollout_workers.episodes.task_ownership import environment_of
 
 TELL_WITHIN_S = 10.0
@@ -50,11 +50,11 @@ class BlockedWorker:
     limit_s: float
     stop: Drain
 
-    def tell(self, stall: Stall) -> None:
+    def tell(self, stall: LoopStall) -> None:
         log.warning(str(stall), environment=environment_of(stall.task))
         self._ask(lambda board, _: board.post(BLOCKED, self._report(stall, is_replaced=False).model_dump()))
 
-    def watch(self, stall: Stall) -> None:
+    def watch(self, stall: LoopStall) -> None:
         """Raises what ends the process, once the loop has stood still for too long, or is asked to end."""
         if not stall.exceeds(self.limit_s) and not self.stop.was_asked:
             return
@@ -70,7 +70,7 @@ class BlockedWorker:
             raise EnvironmentBlocked(f"{report}; the next worker leaves it alone for a while")
         raise ServiceStopped(str(stall))
 
-    def _report(self, stall: Stall, *, is_replaced: bool) -> WorkerBlocked:
+    def _report(self, stall: LoopStall, *, is_replaced: bool) -> WorkerBlocked:
         return WorkerBlocked(
             worker=self.worker,
             environment=environment_of(stall.task),

@@ -26,7 +26,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded(Generic[ModelT]):
+class LoadedConfig(Generic[ModelT]):
     config: ModelT
     origins: Mapping[str, str]
     """Origin of each value by dotted key: `file:line`, "command line" or "default"."""
@@ -60,11 +60,11 @@ def check_named(name: str) -> None:
         raise ConfigError("run.name is not set: processes that are started separately find each other by it (--run.name NAME)")
 
 
-def load_with_origins(args: Sequence[str]) -> Loaded[Config]:
+def load_with_origins(args: Sequence[str]) -> LoadedConfig[Config]:
     return resolve(Config, args, example="configs/quickstart.yaml")
 
 
-def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded[ModelT]:
+def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> LoadedConfig[ModelT]:
     """Load any kind of configuration; `example` is a file to suggest in the error when none was given."""
     files, overrides = parse(args)
     tree = _tree(files, overrides)
@@ -73,7 +73,7 @@ def resolve(model: type[ModelT], args: Sequence[str], *, example: str) -> Loaded
     except ConfigError as error:
         hint = "" if files else f"\nNo file was given; start from one, for example: @ {example}"
         raise ConfigError(f"{error}{hint}") from error
-    return Loaded(config=config, origins=_origins(config, tree), files=files)
+    return LoadedConfig(config=config, origins=_origins(config, tree), files=files)
 
 
 def read_key(key: str, args: Sequence[str]) -> Plain:

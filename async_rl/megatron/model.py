@@ -15,7 +15,7 @@ from async_rl.megatron import experts, host, value_head
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
 from async_rl.megatron.layers import LayerSpec, block_spec
-from async_rl.megatron.parallel import context_group, current_division
+from async_rl.megatron.parallel import context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
 from async_rl.models.shape import ModelShape
 
@@ -25,7 +25,7 @@ FP8_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thrift:
+class ComputeOptions:
     """What saves memory and time in training. The numbers stay the same; with `fp8` nearly so."""
 
     sequence: bool = False
@@ -34,7 +34,7 @@ class Thrift:
     fp8: bool = False
 
 
-PLAIN = Thrift()
+PLAIN = ComputeOptions()
 
 
 def build_model(
@@ -62,12 +62,12 @@ def build_chunks(
     seed: int,
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
-    thrift: Thrift = PLAIN,
+    compute: ComputeOptions = PLAIN,
 ) -> list[GPTModel]:
     """As `build_model`, where interleaved pipeline stages may leave several chunks of the model on this rank."""
     _check_division(shape)
     with host.quiet():
-        config = transformer_config(shape, device=device, dtype=dtype, thrift=thrift, layer_spec=layer_spec)
+        config = transformer_config(shape, device=device, dtype=dtype, compute=compute, layer_spec=layer_spec)
     chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
     for chunk in chunks:
         _cast_parameters(chunk, dtype)
@@ -77,7 +77,7 @@ def build_chunks(
 
 def _places() -> list[int | None]:
     """Of this rank's chunks, as Megatron counts them: from 0, or None where there is one."""
-    chunks = current_division().virtual_stages
+    chunks = current_parallel_sizes().virtual_stages
     return list(range(chunks)) if chunks > 1 else [None]
 
 
@@ -109,9 +109,14 @@ def _build_chunk(
 
 
 def transformer_config(
-    shape: ModelShape, *, device: torch.device, dtype: torch.dtype, thrift: Thrift = PLAIN, layer_spec: LayerSpec = "local"
+    shape: ModelShape,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    compute: ComputeOptions = PLAIN,
+    layer_spec: LayerSpec = "local",
 ) -> TransformerConfig:
-    division = current_division()
+    division = current_parallel_sizes()
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -137,10 +142,10 @@ def transformer_config(
         context_parallel_size=division.context,
         expert_model_parallel_size=division.expert,
         expert_tensor_parallel_size=1,
-        sequence_parallel=thrift.sequence,
+        sequence_parallel=compute.sequence,
         **experts.options(shape.experts, grouped=layer_spec == "transformer_engine"),
-        **_RECOMPUTE[thrift.recompute],
-        **(_FP8 if thrift.fp8 else {}),
+        **_RECOMPUTE[compute.recompute],
+        **(_FP8 if compute.fp8 else {}),
         # Weights come from `initialize_parameters`, the same for every layout.
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
@@ -229,7 +234,7 @@ def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _check_division(shape: ModelShape) -> None:
-    division = current_division()
+    division = current_parallel_sizes()
     tensor, stages = division.tensor, division.pipeline * division.virtual_stages
     if shape.kv_heads % tensor or shape.ffn % tensor:
         raise ConfigError(

@@ -28,7 +28,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class ParallelSizes:
     """How ranks share one model; what is left of them is data-parallel."""
 
     tensor: int
@@ -94,10 +94,10 @@ def initialize(
     if not dist.is_initialized():
         with closed_listeners():
             _join(device, rendezvous)
-    wanted = Division(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
+    wanted = ParallelSizes(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
     wanted.check(dist.get_world_size())
     if parallel_state.model_parallel_is_initialized():
-        if (found := current_division()) != wanted:
+        if (found := current_parallel_sizes()) != wanted:
             raise RuntimeError(f"Megatron is already divided as {found}, not {wanted}")
         return
     with closed_listeners():  # some thirty groups, each with a port of its own
@@ -119,9 +119,9 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def current_division() -> Division:
+def current_parallel_sizes() -> ParallelSizes:
     virtual_stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return Division(
+    return ParallelSizes(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
         virtual_stages=virtual_stages if virtual_stages is not None else 1,

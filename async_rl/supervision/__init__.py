@@ -3,8 +3,8 @@
 from async_rl.supervision.liveness.pauses import keep_pauses_short
 from async_rl.supervision.liveness.service_thread import ServiceThread
 from async_rl.supervision.liveness.sign_of_life import signs_of_life
-from async_rl.supervision.liveness.watchdog import Stall, end_process, ends_after, stall_watchdog, watched
-from async_rl.supervision.liveness.whereabouts import Place, frame_of_thread, is_importing, is_in_package, place_of
+from async_rl.supervision.liveness.watchdog import LoopStall, end_process, ends_after, stall_watchdog, watched
+from async_rl.supervision.liveness.whereabouts import CodeLocation, frame_of_thread, is_importing, is_in_package, location_of
 from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
 from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
 from async_rl.supervision.processes.piped_process import PipedProcess, ProcessEnded
@@ -23,17 +23,17 @@ __all__ = [
     "FATAL_EXIT_CODES",
     "Child",
     "ChildSpec",
+    "CodeLocation",
     "Drain",
     "FatalExit",
     "Finish",
     "GiveUp",
+    "LoopStall",
     "PipedProcess",
-    "Place",
     "ProcessEnded",
     "Restart",
     "RestartPolicy",
     "ServiceThread",
-    "Stall",
     "adopt_orphans",
     "children_of",
     "children_of_this_thread",
@@ -52,7 +52,7 @@ __all__ = [
     "keep_pauses_short",
     "kill_each",
     "kill_tree",
-    "place_of",
+    "location_of",
     "run_with",
     "signs_of_life",
     "stall_watchdog",

@@ -55,7 +55,7 @@ CURVES = ("reward/mean", "train/loss")
 """A run has one of them."""
 
 
-class Pace:
+class ProgressClock:
     """How long a run has trained, and how long it will go on at its present speed."""
 
     def __init__(self, steps: int | None) -> None:
@@ -83,7 +83,7 @@ class StepLines:
     def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._steps = steps
-        self._pace = Pace(steps)
+        self._pace = ProgressClock(steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         cells = [
@@ -108,7 +108,7 @@ class LivePanel:
         self._newest: dict[str, float] = {}
         self._curve: dict[int, float] = {}
         self._evaluation: EvaluationRow | None = None
-        self._pace, self._elapsed = Pace(steps), ""
+        self._pace, self._elapsed = ProgressClock(steps), ""
         self._live = Live(self._panel(), console=console, auto_refresh=False)
         self._live.start()
 

@@ -14,7 +14,7 @@ from async_rl.cli.model import NEWEST, shard_bytes, target
 from async_rl.cli.train import load_any
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
-from async_rl.megatron.huggingface.export import Beside, write_folder
+from async_rl.megatron.huggingface.export import FolderExtras, write_folder
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from async_rl.models.from_config import model_shape
 from async_rl.models.hf_config import family_of, read_dtype
@@ -36,8 +36,8 @@ def export(line: CommandLine) -> None:
     shape = model_shape(config.model, tokenizer.vocab_size)
     dtype: torch.dtype = getattr(torch, _dtype(line, config))
     weights = load_checkpoint(checkpoint, manifest, shape, dtype)
-    beside = Beside(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
-    write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, beside=beside)
+    extras = FolderExtras(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
+    write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, extras=extras)
     written = sorted(to.glob("*.safetensors"))
     size, files = size_of(sum(path.stat().st_size for path in written)), count(len(written), "file")
     precision = str(dtype).removeprefix("torch.")

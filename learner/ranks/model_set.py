@@ -17,10 +17,10 @@ from async_rl.config import Config
 from async_rl.config.learner import LearnerConfig, OwnCritic, SharedCritic
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.model import LayerSpec, Thrift
+from async_rl.megatron.model import ComputeOptions, LayerSpec
 from async_rl.models.shape import ModelShape
 from learner.checkpoints.origins import Origin
-from learner.model import FrozenModel, TrainingModel, check_offload, thrift_of
+from learner.model import FrozenModel, TrainingModel, check_offload, compute_options
 from learner.objective import Objective
 
 
@@ -74,7 +74,7 @@ def assemble(config: Config, objective: Objective, shape: ModelShape) -> Roster:
         dtype=parallel.resolve_dtype(device, learner.precision),
         seed=config.run.seed,
         layer_spec=config.model.layer_spec,
-        thrift=thrift_of(learner, device, config.model.layer_spec),
+        compute=compute_options(learner, device, config.model.layer_spec),
     )
     per_step = config.batch.minibatches * config.batch.epochs
     updates = learner.steps * per_step
@@ -110,7 +110,7 @@ class _Common(TypedDict):
     dtype: torch.dtype
     seed: int
     layer_spec: LayerSpec
-    thrift: Thrift
+    compute: ComputeOptions
 
 
 def _frozen(origin: Origin, shape: ModelShape, common: _Common) -> FrozenModel:

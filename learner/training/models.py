@@ -8,7 +8,7 @@ from async_rl.config.training import Distillation, DpoTraining, TrainingConfig
 from async_rl.megatron import parallel
 from async_rl.models.shape import ModelShape
 from learner.checkpoints.origins import Origin
-from learner.model import FrozenModel, TrainingModel, thrift_of
+from learner.model import FrozenModel, TrainingModel, compute_options
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
 
 
@@ -35,7 +35,7 @@ class Builder:
     def __init__(self, config: TrainingConfig, shape: ModelShape, device: torch.device) -> None:
         self._config, self._shape, self._device = config, shape, device
         self._dtype = parallel.resolve_dtype(device, config.learner.precision)
-        self._thrift = thrift_of(config.learner, device, config.model.layer_spec)
+        self._compute = compute_options(config.learner, device, config.model.layer_spec)
         self._own = Origin(key="model.folder", folder=config.model.folder)
 
     def trained(self, total_updates: int) -> TrainingModel:
@@ -48,7 +48,7 @@ class Builder:
             seed=config.run.seed,
             total_updates=total_updates,
             layer_spec=config.model.layer_spec,
-            thrift=self._thrift,
+            compute=self._compute,
         )
         self._own.fill(model, self._dtype)
         return model
@@ -72,7 +72,7 @@ class Builder:
             dtype=self._dtype,
             seed=self._config.run.seed,
             layer_spec=self._config.model.layer_spec,
-            thrift=self._thrift,
+            compute=self._compute,
         )
         origin.fill(model, self._dtype)
         return model

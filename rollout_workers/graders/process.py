@@ -13,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from async_rl.supervision.processes.piped_process import Pipe, encode
+from async_rl.supervision.processes.piped_process import ChildPipe, encode
 from async_rl.supervision.processes.process_tree import children_of
 from rollout_workers.episodes.rewards import Score
 
 
 def main() -> None:
-    pipe = Pipe()
+    pipe = ChildPipe()
     while True:
         try:
             request = pipe.receive()
@@ -28,7 +28,7 @@ def main() -> None:
         pipe.send(_answer(pipe, request))
 
 
-def _answer(pipe: Pipe, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(pipe: ChildPipe, request: dict[str, Any]) -> dict[str, Any]:
     try:
         sys.path[:] = request["path"]  # the worker's: what can be imported there can be imported here
         function = _find(request["function"])

@@ -14,7 +14,7 @@ from torch import Tensor
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.huggingface.export import Beside, write_folder
+from async_rl.megatron.huggingface.export import FolderExtras, write_folder
 from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.hf_config import written_config
@@ -111,7 +111,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {
         name: tensor * (1 if tensor.ndim == 1 else 6) for name, tensor in (gather_full(model, opinionated) or {}).items()
     }
-    write_folder(folder, opinionated, weights, dtype=torch.float32, part_bytes=10**9, beside=Beside())
+    write_folder(folder, opinionated, weights, dtype=torch.float32, shard_bytes=10**9, extras=FolderExtras())
     return folder
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.megatron.attention.context_parallel import DividedPacking, Division, divide
+from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacking, divide
 from async_rl.megatron.model import pack
 
 
@@ -29,7 +29,7 @@ class Place:
 
 def divided(
     lengths: list[int], ranks: int, multiple: int = 1
-) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, DividedPacking, Division]]]:
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, ShardedPacking, RowShards]]]:
     ids = torch.arange(1, sum(lengths) + 1)
     _, _, packing = pack(list(ids.split(lengths)))
     groups = [cast("dist.ProcessGroup", Place(rank, ranks)) for rank in range(ranks)]

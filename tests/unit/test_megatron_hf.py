@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from async_rl.config import ModelConfig
 from async_rl.errors import CheckpointError, ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.huggingface.export import Beside, write_folder
+from async_rl.megatron.huggingface.export import FolderExtras, write_folder
 from async_rl.megatron.huggingface.tensors import from_canonical, load_folder
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.checkpoint_weights import save_checkpoint
@@ -96,13 +96,13 @@ def test_names_and_values_survive_the_way_back(saved: tuple[PreTrainedModel, Pat
         assert torch.equal(back[name], tensor), name
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 30, 20_000], ids=["one-file", "parts"])
-def test_what_is_written_opens_as_the_same_model(saved: tuple[PreTrainedModel, Path], tmp_path: Path, part_bytes: int) -> None:
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000], ids=["one-file", "parts"])
+def test_what_is_written_opens_as_the_same_model(saved: tuple[PreTrainedModel, Path], tmp_path: Path, shard_bytes: int) -> None:
     original, folder = saved
     shape, written = shape_of(folder), tmp_path / "written"
-    weights, beside = load_folder(folder, shape, torch.float32), Beside(generation={"eos_token_id": 7})
-    write_folder(written, shape, weights, dtype=torch.float32, part_bytes=part_bytes, beside=beside)
-    assert (len(list(written.glob("*.safetensors"))) > 1) == (part_bytes < 1 << 30)
+    weights, extras = load_folder(folder, shape, torch.float32), FolderExtras(generation={"eos_token_id": 7})
+    write_folder(written, shape, weights, dtype=torch.float32, shard_bytes=shard_bytes, extras=extras)
+    assert (len(list(written.glob("*.safetensors"))) > 1) == (shard_bytes < 1 << 30)
     assert shape_of(written) == shape
     opened = AutoModelForCausalLM.from_pretrained(written)
     assert opened.generation_config.eos_token_id == opened.config.eos_token_id == 7
@@ -187,7 +187,7 @@ def test_what_cannot_be_written_is_said(saved: tuple[PreTrainedModel, Path], tmp
     weights = load_folder(folder, shape, torch.float32)
 
     def write(to: Path, **changed: Any) -> None:
-        write_folder(to, replace(shape, **changed), weights, dtype=torch.float32, part_bytes=1 << 30, beside=Beside())
+        write_folder(to, replace(shape, **changed), weights, dtype=torch.float32, shard_bytes=1 << 30, extras=FolderExtras())
 
     with pytest.raises(ConfigError, match="exists already"):
         write(folder)

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from async_rl.config.learner import LearnerConfig, ParallelConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.parallel import Division
-from learner.model import thrift_of
+from async_rl.megatron.parallel import ParallelSizes
+from learner.model import compute_options
 
 CPU = torch.device("cpu")
 
 
-def division(**sizes: int) -> Division:
-    return Division(**{"tensor": 1, "pipeline": 1, "virtual_stages": 1, "context": 1, "expert": 1, **sizes})
+def division(**sizes: int) -> ParallelSizes:
+    return ParallelSizes(**{"tensor": 1, "pipeline": 1, "virtual_stages": 1, "context": 1, "expert": 1, **sizes})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_ranks_that_cannot_be_divided_are_refused() -> None:
 )
 def test_what_needs_a_gpu_is_refused_without_one(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        thrift_of(LearnerConfig.model_validate(settings), CPU, "local")
+        compute_options(LearnerConfig.model_validate(settings), CPU, "local")
 
 
 def test_precision_decides_what_layers_compute_in() -> None:

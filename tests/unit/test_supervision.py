@@ -29,10 +29,10 @@ from async_rl.supervision import (
     FatalExit,
     Finish,
     GiveUp,
+    LoopStall,
     Restart,
     RestartPolicy,
     ServiceThread,
-    Stall,
     decide,
     run_with,
     stall_watchdog,
@@ -461,7 +461,7 @@ def test_a_thread_that_is_told_to_stop_may_end() -> None:
 
 
 async def test_a_blocked_loop_is_told_with_the_line_that_blocks_it() -> None:
-    told: list[Stall] = []
+    told: list[LoopStall] = []
     with tempfile.TemporaryFile("w+") as file, stall_watchdog(0.1, file, on_stall=told.append):
         await asyncio.create_task(blocks(), name="an episode")
     assert [stall.place.function for stall in told if stall.place is not None] == ["blocking_call_in_a_coroutine"]

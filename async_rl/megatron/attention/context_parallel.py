@@ -19,7 +19,7 @@ from async_rl.megatron.compat import PackedSeqParams, gather_from_sequence_paral
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Division:
+class RowShards:
     """Of the places of a padded row."""
 
     group: dist.ProcessGroup
@@ -45,16 +45,16 @@ class Division:
 
 
 @dataclass
-class DividedPacking(PackedSeqParams):
+class ShardedPacking(PackedSeqParams):
     """How a padded row is divided into sequences, and these among ranks. It travels through Megatron's layers."""
 
-    division: Division | None = None
+    division: RowShards | None = None
     """Never None: Megatron's fields before it have defaults."""
 
 
 def divide(
     token_ids: Tensor, packing: PackedSeqParams, group: dist.ProcessGroup, *, multiple: int
-) -> tuple[Tensor, Tensor, DividedPacking, Division]:
+) -> tuple[Tensor, Tensor, ShardedPacking, RowShards]:
     """This rank's token ids and positions, as many as a multiple of `multiple`."""
     ranks, chunks = group.size(), 2 * group.size()
     starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
@@ -70,11 +70,11 @@ def divide(
     order = torch.minimum(parts, chunks - 1 - parts).argsort(stable=True)  # holder after holder
     own = order.view(ranks, -1)[group.rank()]
     tokens = torch.arange(len(token_ids), device=padded.device) + (ends[: len(starts)] - starts).repeat_interleave(lengths)
-    division = Division(group=group, lengths=padded, parts=parts, own=own, held_at=order.argsort(), tokens=tokens)
+    division = RowShards(group=group, lengths=padded, parts=parts, own=own, held_at=order.argsort(), tokens=tokens)
 
     longest, sequences = int(padded.max()), ends.to(torch.int32)
     filled = token_ids.new_zeros(total).index_copy(0, tokens, token_ids)
-    divided = DividedPacking(
+    divided = ShardedPacking(
         qkv_format="thd",
         cu_seqlens_q=sequences,
         cu_seqlens_kv=sequences,

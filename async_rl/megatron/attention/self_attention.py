@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from async_rl.megatron.attention.context_parallel import DividedPacking, Division
+from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacking
 from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
@@ -63,7 +63,7 @@ class PackedAttention(MegatronModule):
         return out.permute(2, 0, 1, 3).flatten(2)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
-        if isinstance(packing, DividedPacking) and packing.division is not None:
+        if isinstance(packing, ShardedPacking) and packing.division is not None:
             return _divided(query, key, value, packing.division, self._scale).flatten(1)
         if can_use_varlen(query):
             return varlen_attention(query, key, value, packing, self._scale).flatten(1)
@@ -111,7 +111,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
     return out.transpose(1, 2)
 
 
-def _divided(query: Tensor, key: Tensor, value: Tensor, division: Division, scale: float | None) -> Tensor:
+def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, scale: float | None) -> Tensor:
     """This rank's two chunks of every sequence, each with the keys and values of all ranks up to its end."""
     keys, values = division.in_order(key), division.in_order(value)
     chunks = 2 * division.group.size()

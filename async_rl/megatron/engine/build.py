@@ -18,7 +18,7 @@ from torch.nn import functional
 from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
-from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, Memory, NoText, Sampler
+from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, Memory, NullTokenizer, Sampler
 from async_rl.models.shape import ModelShape
 
 with host.importing():
@@ -149,7 +149,7 @@ def _build_with_arguments(model: GPTModel, shape: ModelShape, settings: EngineSe
         inference_max_seq_length=shape.max_positions,
     )
     return SchedulingEngine(
-        Controller(GPTInferenceWrapper(model, wrapper, context), NoText()),
+        Controller(GPTInferenceWrapper(model, wrapper, context), NullTokenizer()),
         context,
         random_seed=0,
         enable_chunked_prefill=True,
@@ -178,4 +178,4 @@ def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSetti
             prefix_caching_eviction_policy=PrefixCachingEvictionPolicy.LRU,
         ),
     )
-    return ConfiguredEngine(Controller(GPTInferenceWrapper(model, context), NoText()), context)
+    return ConfiguredEngine(Controller(GPTInferenceWrapper(model, context), NullTokenizer()), context)

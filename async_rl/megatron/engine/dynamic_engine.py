@@ -32,7 +32,7 @@ class Sampler(Protocol):
         ...
 
 
-class NoText:
+class NullTokenizer:
     """The engine speaks token ids only; Megatron detokenizes what is finished and asks for an end token."""
 
     eod = -1
@@ -121,7 +121,7 @@ class Engine(DynamicInferenceEngine):  # pyright: ignore[reportGeneralTypeIssues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class EngineStep:
     ended: Sequence[int]
     preempted: Sequence[int]
     """Left for want of room, oldest first. They continue when they are submitted again with what they have so far."""
@@ -137,12 +137,12 @@ def submit(engine: Engine, request: int, tokens: Sequence[int], max_tokens: int,
         waiting.insert(int(engine.context.chunked_prefill_request_id != -1), request)
 
 
-def step(engine: Engine) -> Stepped:
+def step(engine: Engine) -> EngineStep:
     """One forward pass for everybody that has room."""
     with torch.inference_mode():
         left = engine.advance()
     preempted, engine.preempted = sorted(engine.preempted), []
-    return Stepped(ended=[request for request in left if request not in preempted], preempted=preempted)
+    return EngineStep(ended=[request for request in left if request not in preempted], preempted=preempted)
 
 
 def clear(engine: Engine) -> None:

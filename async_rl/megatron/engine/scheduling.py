@@ -4,7 +4,7 @@ waiting ──▶ a chunk of the prompt per step ──▶ decoding ──▶ en
    ▲            └ blocks of a known prefix are shared         │
    └───────────────── preempted: no room in the cache ◀───────┘
 
-Preempted requests simply leave; the caller submits them again with what they have so far (Stepped.preempted).
+Preempted requests simply leave; the caller submits them again with what they have so far (EngineStep.preempted).
 """
 
 from __future__ import annotations

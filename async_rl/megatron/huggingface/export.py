@@ -33,8 +33,8 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What lies beside the weights, and cannot be told from them."""
+class FolderExtras:
+    """Files of a Hugging Face folder besides weights and config.json."""
 
     tokenizer: TokenizerConfig | None = None
     """Its files are copied, or written."""
@@ -43,7 +43,13 @@ class Beside:
 
 
 def write_folder(
-    folder: Path, shape: ModelShape, weights: Mapping[str, Tensor], *, dtype: torch.dtype, part_bytes: int, beside: Beside
+    folder: Path,
+    shape: ModelShape,
+    weights: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    extras: FolderExtras,
 ) -> None:
     """`weights` are full parameters under canonical names. Raises ConfigError when they are no causal language model, or when
     the folder exists or cannot be written.
@@ -57,22 +63,22 @@ def write_folder(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write_weights(partial, from_canonical(weights, shape), dtype, part_bytes)
-        _write_beside(partial, config, beside)
+        _write_weights(partial, from_canonical(weights, shape), dtype, shard_bytes)
+        _write_extras(partial, config, extras)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # a disk that was full needs the room
         raise ConfigError(f"{folder} cannot be written: {error}") from error
 
 
-def _write_beside(folder: Path, config: Mapping[str, Any], beside: Beside) -> None:
-    generation = dict(beside.generation) if beside.generation is not None else {}
+def _write_extras(folder: Path, config: Mapping[str, Any], extras: FolderExtras) -> None:
+    generation = dict(extras.generation) if extras.generation is not None else {}
     tokens = {key: value for key, value in generation.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / "config.json", {**config, **tokens})
     if generation:
         _write_json(folder / "generation_config.json", generation)
-    if beside.tokenizer is not None:
-        _write_tokenizer(folder, beside.tokenizer)
+    if extras.tokenizer is not None:
+        _write_tokenizer(folder, extras.tokenizer)
 
 
 def _write_tokenizer(folder: Path, tokenizer: TokenizerConfig) -> None:
@@ -84,9 +90,9 @@ def _write_tokenizer(folder: Path, tokenizer: TokenizerConfig) -> None:
             shutil.copy2(tokenizer.folder / name, folder / name)
 
 
-def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, part_bytes: int) -> None:
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, shard_bytes: int) -> None:
     sizes = {name: math.prod(tensor.shape) * dtype.itemsize for name, tensor in tensors.items()}
-    parts = divide(sizes, part_bytes)
+    parts = divide(sizes, shard_bytes)
     places: dict[str, str] = {}
     for number, names in enumerate(parts, start=1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if len(parts) > 1 else "model.safetensors"

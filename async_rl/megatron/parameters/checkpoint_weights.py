@@ -18,7 +18,7 @@ from async_rl.megatron.parameters.table import table
 from async_rl.models.safetensors import divide
 from async_rl.models.shape import ModelShape
 
-PART_BYTES = 4 << 30
+SHARD_BYTES = 4 << 30
 """Of a file that is imported into: so much of a model is in memory at once."""
 
 
@@ -35,19 +35,19 @@ def load_checkpoint(
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
 
 
-def save_checkpoint(root: Path, shape: ModelShape, tensors: Mapping[str, Tensor], *, part_bytes: int = PART_BYTES) -> Path:
+def save_checkpoint(root: Path, shape: ModelShape, tensors: Mapping[str, Tensor], *, shard_bytes: int = SHARD_BYTES) -> Path:
     """Full parameters as a checkpoint of step 0, from which a learner begins with a new optimizer. Raises CheckpointError."""
     check_complete(shape, tensors)
     draft = Draft.of(root, step=0)
     try:
-        _write(draft, shape, tensors, part_bytes)
+        _write(draft, shape, tensors, shard_bytes)
     except OSError as error:
         draft.discard()
         raise CheckpointError(f"{root} cannot be written: {error}") from error
     return draft.final
 
 
-def _write(draft: Draft, shape: ModelShape, tensors: Mapping[str, Tensor], part_bytes: int) -> None:
+def _write(draft: Draft, shape: ModelShape, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:
     draft.open()
     rows = {row.name: row for row in table(shape)}
     sizes = {name: 4 * math.prod(row.shape) for name, row in rows.items()}
@@ -55,7 +55,7 @@ def _write(draft: Draft, shape: ModelShape, tensors: Mapping[str, Tensor], part_
         file_of(number): draft.write(
             number, {Stretch.whole(rows[name], 0, 1).key(POLICY, WEIGHT): tensors[name].cpu().flatten() for name in names}
         )
-        for number, names in enumerate(divide(sizes, part_bytes))
+        for number, names in enumerate(divide(sizes, shard_bytes))
     }
     model = ModelFacts(updates=0, parameters=parameters_of(shape))
     draft.commit(Manifest(format=FORMAT, step=0, layout=Layout(), models={POLICY: model}, files=files, extra={}))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.parallel import current_division, expert_group, pipeline_group, tensor_group
+from async_rl.megatron.parallel import current_parallel_sizes, expert_group, pipeline_group, tensor_group
 from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
@@ -213,7 +213,7 @@ def _stage() -> int:
 
 
 def _stage_of(row: Parameter, shape: ModelShape) -> int:
-    division = current_division()
+    division = current_parallel_sizes()
     if row.layer is None:
         return 0 if row.name == EMBEDDING else division.pipeline - 1
     pieces = division.pipeline * division.virtual_stages

@@ -11,7 +11,7 @@ from typing import Self
 
 from async_rl.errors import ServiceStopped
 from async_rl.supervision.liveness.watchdog import end_process, watched
-from async_rl.supervision.liveness.whereabouts import frame_of_thread, place_of
+from async_rl.supervision.liveness.whereabouts import frame_of_thread, location_of
 
 
 class ServiceThread:
@@ -91,7 +91,7 @@ class ServiceThread:
         what, since = busy
         if (seconds := time.monotonic() - since) > self._deadline_s:
             self._busy = None
-            place = place_of(frame_of_thread(self._thread.ident)) if self._thread.ident is not None else None
+            place = location_of(frame_of_thread(self._thread.ident)) if self._thread.ident is not None else None
             self._on_failure(
                 ServiceStopped(f"the thread {self.name!r} has been at {what} for {seconds:.0f} s without an end, at {place}")
             )

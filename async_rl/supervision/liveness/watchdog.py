@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from async_rl.errors import AsyncRLError, ServiceStopped
-from async_rl.supervision.liveness.whereabouts import Place, frame_of_thread, is_importing, place_of
+from async_rl.supervision.liveness.whereabouts import CodeLocation, frame_of_thread, is_importing, location_of
 
 BEAT_S = 1.0
 REPORT_AFTER_S = 5.0
@@ -130,11 +130,11 @@ def _program() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class LoopStall:
     """An event loop that does not turn: a blocking call on it stops everything else in the process, silently."""
 
     seconds: float
-    place: Place | None
+    place: CodeLocation | None
     """The line that blocks; None where it cannot be told."""
     task: asyncio.Task[Any] | None
     """The one that runs it, unless a callback does."""
@@ -150,10 +150,10 @@ class Stall:
         return f"The event loop has stood still for {self.seconds:.0f} s at {self.place}{running}"
 
 
-def ends_after(limit_s: float) -> Callable[[Stall], None]:
+def ends_after(limit_s: float) -> Callable[[LoopStall], None]:
     """For `on_beat`: raises ServiceStopped, which ends the process, once the loop has stood still for so long."""
 
-    def judge(stall: Stall) -> None:
+    def judge(stall: LoopStall) -> None:
         if stall.exceeds(limit_s):
             raise ServiceStopped(str(stall))
 
@@ -165,8 +165,8 @@ def stall_watchdog(
     report_after_s: float = REPORT_AFTER_S,
     file: TextIO | None = None,
     *,
-    on_stall: Callable[[Stall], None] = lambda stall: None,
-    on_beat: Callable[[Stall], None] = lambda stall: None,
+    on_stall: Callable[[LoopStall], None] = lambda stall: None,
+    on_beat: Callable[[LoopStall], None] = lambda stall: None,
 ) -> Generator[None]:
     """For the running loop. Once a stall, after `report_after_s`, all stacks are written to stderr and `on_stall` is called;
     from then on `on_beat` is called every second. Both are called on the watchdog's thread and may block for a while.
@@ -178,7 +178,7 @@ def stall_watchdog(
 
 class _LoopWatch:
     def __init__(
-        self, report_after_s: float, file: TextIO, on_stall: Callable[[Stall], None], on_beat: Callable[[Stall], None]
+        self, report_after_s: float, file: TextIO, on_stall: Callable[[LoopStall], None], on_beat: Callable[[LoopStall], None]
     ) -> None:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._report_after_s, self._file = report_after_s, file
@@ -198,15 +198,15 @@ class _LoopWatch:
         elif seconds >= self._report_after_s:
             frame = frame_of_thread(self._thread)
             self._see(
-                Stall(
+                LoopStall(
                     seconds=seconds,
-                    place=place_of(frame),
+                    place=location_of(frame),
                     task=asyncio.current_task(self._loop),
                     is_importing=is_importing(frame),
                 )
             )
 
-    def _see(self, stall: Stall) -> None:
+    def _see(self, stall: LoopStall) -> None:
         if not self._is_told:
             self._is_told = True
             self._write(f"{stall}; it is here:\n")

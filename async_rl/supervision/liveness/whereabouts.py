@@ -19,7 +19,7 @@ _PYTHON = (sysconfig.get_path("stdlib") + "/", "<frozen ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CodeLocation:
     file: str
     line: int
     function: str
@@ -34,7 +34,7 @@ def frame_of_thread(ident: int) -> FrameType | None:
     return sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]
 
 
-def place_of(frame: FrameType | None) -> Place | None:
+def location_of(frame: FrameType | None) -> CodeLocation | None:
     """The innermost line that a person wrote: a blocking request is seen where it is made, not inside of its library.
 
     Where no frame is a person's, one of an installed package counts, then one of ours, then one of Python itself.
@@ -44,7 +44,7 @@ def place_of(frame: FrameType | None) -> Place | None:
         innermost.setdefault(_author(each.f_code.co_filename), each)
     for author in ("person", "package", "ours", "python"):
         if (found := innermost.get(author)) is not None:
-            return Place(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
+            return CodeLocation(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
     return None
 
 

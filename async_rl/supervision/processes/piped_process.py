@@ -37,7 +37,7 @@ class PipedProcess:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> PipedProcess:
-        """`python -m module arguments`, which answers through `Pipe`. Its output goes to stderr."""
+        """`python -m module arguments`, which answers through `ChildPipe`. Its output goes to stderr."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", module, *arguments),
             stdin=asyncio.subprocess.PIPE,
@@ -76,7 +76,7 @@ class PipedProcess:
         return ProcessEnded(how_it_ended(await self._process.wait()))
 
 
-class Pipe:
+class ChildPipe:
     """The child's end: takes the place of its stdin and stdout, so that nothing else gets between the frames."""
 
     def __init__(self) -> None:
