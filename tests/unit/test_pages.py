@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from async_rl.cli.main import VERBS
 from async_rl.config.loading import load
 
 ROOT = Path(__file__).parents[2]
-TRACKED = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
-FILES = [Path(name) for name in TRACKED.stdout.splitlines() if (ROOT / name).is_file()]
-PAGES = [str(file) for file in FILES if file.suffix == ".md"]
-FOLDERS = "async_rl|buffer|rollout_workers|learner|configs|examples|tests|benchmarks|docs|\\.ci"
+FOLDERS = ("async_rl", "buffer", "rollout_workers", "learner", "configs", "examples", "tests", "benchmarks", "docs", ".ci")
+FILES = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.*"))]
+PAGES = [str(file.relative_to(ROOT)) for file in FILES if file.suffix == ".md"]
+FOLDER = "|".join(map(re.escape, FOLDERS))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -52,7 +51,7 @@ def test_every_link_leads_somewhere(page: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_that_a_page_names_exists(page: str):
-    for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/(?:[\w./{{}},*-]*/|[\w./{{}},*-]*\.\w+)(?![\w/{{])", text_of(page)):
+    for path in re.findall(rf"(?<![\w/.-])(?:{FOLDER})/(?:[\w./{{}},*-]*/|[\w./{{}},*-]*\.\w+)(?![\w/{{])", text_of(page)):
         before, brace, rest = path.partition("{")
         inside, _, after = rest.partition("}")
         for choice in inside.split(",") if brace else [""]:
@@ -62,7 +61,7 @@ def test_every_path_that_a_page_names_exists(page: str):
 def test_every_page_that_the_code_names_exists():
     for file in FILES:
         if file.suffix in (".py", ".lua", ".yaml"):
-            for page in re.findall(r"\bdocs/[\w/]+\.md", text_of(str(file))):
+            for page in re.findall(r"\bdocs/[\w/]+\.md", file.read_text()):
                 assert (ROOT / page).exists(), f"{file}: there is no {page}"
 
 
