@@ -1,15 +1,15 @@
--- owner, request, lease ms, highest fence that the run's folder knows, then the limits as name and value in turn ("" for none)
--- -> 1, fence; or 0, owner, renewals and request of who holds the run, and the milliseconds left to them
+-- owner, request, lease ms, highest fence in the run's folder, then limits as name and value in turn ("" for no limit)
+-- -> 1, fence; or 0 and of the learner that holds the run: owner, renewals, request, milliseconds left
 even_when_full()
 local owner, request, now = ARGV[1], ARGV[2], now_ms()
 local function held_by(field)
   return tonumber(call('HGET', LEARNER, field)) or 0
 end
--- No lease is longer than a lease: after a clock that was set back, a dead learner's would last until it has caught up.
+-- Cut the lease to its full length: after the clock was set back, a dead learner's would last until the clock caught up.
 if held_by('expires') > now + ARGV[3] then call('HSET', LEARNER, 'expires', now + ARGV[3]) end
 local left = held_by('expires') - now
 local holder = call('HGET', LEARNER, 'request')
-if holder == request then return { 1, held_by('fence') } end -- the reply was lost on its way
+if holder == request then return { 1, held_by('fence') } end -- the first reply was lost
 if left > 0 then return { 0, call('HGET', LEARNER, 'owner'), held_by('renewals'), holder, left } end
 
 for index = 5, #ARGV, 2 do
@@ -18,7 +18,7 @@ end
 local overrides = call('HGETALL', OVERRIDES)
 for index = 1, #overrides, 2 do call('HSET', STATE, overrides[index], overrides[index + 1]) end
 
--- Above every fence that a learner ever used: a server that was emptied or set back does not know them, the run's folder does.
+-- Above every fence that a learner of this run ever had: an emptied or restored server does not have them, the run's folder does.
 local fence = math.max(held_by('fence'), tonumber(ARGV[4])) + 1
 call('HSET', LEARNER, 'owner', owner, 'request', request, 'expires', now + ARGV[3], 'renewals', 0,
   'fence', string.format('%d', fence))

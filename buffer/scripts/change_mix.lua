@@ -1,5 +1,5 @@
--- id of the latest change that its author knows ("" before the first), the change
--- -> the change as "AT ID JSON"; "" if the mix has changed since, or while a learner takes over; "full"
+-- id of the latest change that the caller has read ("" before the first), the change
+-- -> the change as "AT ID JSON"; "" if the mix has changed since, or while a learner recovers; "full"
 local CHANGES_MOST = 4096 -- buffer/mix_log.py has the same
 even_when_full()
 local known, change = ARGV[1], ARGV[2]
@@ -8,7 +8,7 @@ local function line(at)
 end
 local at, id = latest_change()
 local again = at and line(at)
-if again and again == call('LINDEX', MIX, -1) then return again end -- the reply was lost on its way
+if again and again == call('LINDEX', MIX, -1) then return again end -- the first reply was lost
 if id ~= known or call('HEXISTS', STATE, 'recovering') == 1 then return '' end
 if call('LLEN', MIX) >= CHANGES_MOST then return 'full' end
 local entry = line(get('next_task', 0))

@@ -1,4 +1,4 @@
--- fence, step -> how many groups of these steps are still to be settled: then it is called again
+-- fence, step -> groups of these steps that are still to be ended: if any, call again
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
@@ -9,7 +9,7 @@ release(step) -- a spent group holds no slot
 for _, id in ipairs(call('ZRANGEBYSCORE', TAKEN, '-inf', step, 'LIMIT', 0, AT_ONCE)) do
   local record = read(id)
   if record and record.state == 'taken' then spend(id, record) end
-  call('ZREM', TAKEN, id) -- also what somebody else has put there
+  call('ZREM', TAKEN, id) -- also a ticket without a valid record
 end
 local expired = call('ZRANGEBYSCORE', KEPT, '-inf', step - get('keep_steps', 0), 'LIMIT', 0, AT_ONCE)
 for _, id in ipairs(expired) do

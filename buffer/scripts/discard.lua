@@ -1,4 +1,4 @@
--- fence, kept groups... : their payloads are in safety, or not wanted any more
+-- fence, kept groups...: delete their payloads
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()

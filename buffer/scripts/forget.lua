@@ -1,4 +1,4 @@
--- quarantined groups... -> how many reports were there
+-- quarantined groups... -> reports deleted
 even_when_full()
 local forgotten = 0
 for _, id in ipairs(ARGV) do forgotten = forgotten + forget_report(id) end

@@ -1,4 +1,4 @@
--- fence, the version that the learner has -> the next one; asked again, the same
+-- fence, the learner's version -> the next version; a repeated call returns the same
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()

@@ -1,11 +1,10 @@
--- fence, step, next ticket of the position, mark -> tasks that ended untrained; tasks to roll again: the list, then those that
--- later tickets roll again
--- All at one moment: a task that waits to be rolled again, and is given to a worker meanwhile, stands in one of the two.
+-- fence, step, next ticket of the position, mark -> number of tasks that ended untrained; tasks to roll again: those that wait,
+-- then those of tickets issued since the position. Both in one script: a task that gets a ticket meanwhile is in one of them.
 local lost = fence_lost(ARGV[1]) or step_lost(ARGV[2])
 if lost then return lost end
 even_when_full()
 local MARKS_KEPT = 16
-local ISSUED_MEANWHILE = 10000 -- more would mean that somebody else has written the number
+local ISSUED_MEANWHILE = 10000 -- bounds the loop if the number was overwritten
 local marks = { ARGV[4] }
 for mark in string.gmatch(call('HGET', STATE, 'marks') or '', '%S+') do
   if #marks < MARKS_KEPT then marks[#marks + 1] = mark end

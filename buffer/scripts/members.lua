@@ -1,4 +1,4 @@
--- -> what everybody said whose listing has not ended
+-- -> descriptions of the members that have not expired
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, id in ipairs(call('ZRANGEBYSCORE', MEMBERS, '-inf', now)) do

@@ -1,3 +1,3 @@
--- how many messages are kept, the message
-call('XDEL', TOPIC, '0-0') -- a full server lets what follows a deletion pass
+-- number of messages to keep, the message
+call('XDEL', TOPIC, '0-0') -- a full server accepts writes that follow a deletion
 call('XADD', TOPIC, 'MAXLEN', '~', ARGV[1], '*', 'message', ARGV[2])

@@ -1,6 +1,6 @@
--- What the buffer's scripts share: records, and how tickets change their state. buffer/server/scripts.py gives each script those
--- pieces that it uses, and declares the keys that it touches: STATE is the run's key `state`, ON_READY its channel `on:ready`.
-local AT_ONCE = 128 -- tickets that one script may end beside its own work
+-- Shared by the buffer's scripts: ticket records and state changes. buffer/server/scripts.py prepends the parts that a script uses
+-- and declares the keys that it touches: STATE is the run's key `state`, ON_READY its channel `on:ready`.
+local AT_ONCE = 128 -- tickets that one call may end in addition to its own work
 local ENDED_REMEMBERED = 10000
 local QUARANTINE_KEPT, QUARANTINE_BYTES = 100, 16 * 1024 * 1024
 
@@ -15,13 +15,14 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A full server refuses a script's first write if it could take memory, but not what follows a deletion.
--- Whatever frees memory in the end, or keeps a lease alive, must go through.
+-- A full server refuses a script whose first write may take memory, but not writes that follow a deletion.
+-- Called by scripts that free memory in the end, or keep a lease alive.
 local function even_when_full()
   call('HDEL', STATE, '')
 end
 
--- A smaller fence than ours, or none: the server was emptied or set back under a learner that lives.
+-- The error for a learner that is not the latest. REWOUND: the server has a smaller fence or none, so it was emptied or
+-- restored from a backup while the learner lives.
 local function fence_lost(fence)
   local current = call('HGET', LEARNER, 'fence')
   if fence == current then return nil end
@@ -29,12 +30,12 @@ local function fence_lost(fence)
   return redis.error_reply('FENCELOST ' .. current)
 end
 
--- The weights have seen steps of which this server knows nothing: their groups would be trained again.
+-- The error for a server that has lost steps: groups that were trained would be trained again.
 local function step_lost(step)
   if tonumber(step) > get('step', tonumber(step)) then return redis.error_reply('REWOUND') end
 end
 
--- The largest age that a group may have: slots may be a fraction of a step's groups, ages are whole.
+-- The largest age that a group may have: max_age may be fractional (for the slots), ages are whole.
 local function age_bound()
   return math.ceil(get('max_age', 0))
 end
@@ -52,17 +53,17 @@ local function slots_used()
   return call('ZCARD', RESERVED) + call('ZCARD', READY) + in_training()
 end
 
--- Nobody is at work whom another one could wait for.
+-- Nothing is being rolled out or trained.
 local function is_idle()
   return call('ZCARD', RESERVED) == 0 and in_training() == 0
 end
 
--- How many tickets may be given: by the slots, and by how far inserts may run ahead of samples.
+-- Tickets that may be issued, by the slots and by how far inserts may run ahead of samples.
 local function free_tickets()
   local free, samples_per_insert = slots() - slots_used(), get('samples_per_insert', nil)
   if not samples_per_insert then return free end
   local room = math.floor((get('max_diff', 0) - get('owed', 0)) / samples_per_insert) - call('ZCARD', RESERVED)
-  if is_idle() then -- then the rate alone stops nobody: a step must be possible
+  if is_idle() then -- the rate limiter alone never blocks the next step
     room = math.max(room, math.max(get('groups_per_step', 1), get('min_size', 1)) - call('ZCARD', LOTTERY))
   end
   return math.min(free, room)
@@ -105,20 +106,20 @@ local function write(id, record)
   call('HSET', RECORDS, id, text_of(record))
 end
 
--- The latest change of the mix of environments: from which task on it holds, its id ("" before the first), what it says.
--- Workers read it and may not write it, so its key is not declared: a server takes declared keys for written ones.
+-- The latest change of the mix of environments: the first task that it applies to, its id ("" before the first), its content.
+-- Workers may read but not write it, so its key is not declared: the server requires write permission for declared keys.
 local function latest_change()
   local mix = string.gsub(STATE, 'state$', 'mix')
   local at, id, change = string.match(call('LINDEX', mix, -1) or '', '^(%d+) (%x+) (.*)$')
   return tonumber(at), id or '', change
 end
 
--- A command takes only so many arguments from Lua.
-local function each_piece(list, act)
+-- Lua can pass only a limited number of arguments to a command.
+local function each_chunk(list, act)
   for first = 1, #list, 1000 do act(unpack(list, first, math.min(first + 999, #list))) end
 end
 
--- The groups among these tickets that have a readable record, in the same order.
+-- The groups of these tickets that have a valid record, in the same order.
 local function read_all(ids)
   local groups = {}
   for first = 1, #ids, 1000 do
@@ -138,19 +139,19 @@ local function held(id, worker)
   if record and record.state == 'reserved' and record.worker == worker then return record end
 end
 
-local function answer_again(id)
+local function repeated_answer(id)
   local record = read(id)
   if record then return record.state == 'reserved' and 'lease_lost' or 'already' end
   local answer = call('HGET', ENDED, id) or 'lease_lost'
   return answer == 'undone' and 'already' or answer
 end
 
--- -- telling others --------------------------------------------------------------------------------------------------
+-- -- notifications and counters --------------------------------------------------------------------------------------
 local function wake_workers()
   call('PUBLISH', ON_SLOTS, '')
 end
 
--- A learner that waits has left word how many groups it misses; while nobody waits, nobody is called.
+-- Notify the learner if it waits and the groups that it wants are there; `wanted` is set while it waits.
 local function wake_learner()
   local wanted = get('wanted', nil)
   if wanted and call('ZCARD', LOTTERY) >= wanted then call('PUBLISH', ON_READY, '') end
@@ -161,19 +162,19 @@ local function count(record, what, number)
   call('HINCRBY', TALLY, 'worker|' .. record.worker .. '|' .. what, number)
 end
 
-local function tell(event, id, record)
+local function record_event(event, id, record)
   call('PUBLISH', ON_EVENTS, event .. ' ' .. id)
   count(record, event, 1)
 end
 
--- -- the lottery: a group's draw is a moment, exponentially distributed with its weight as the rate. Taking the earliest
--- moments samples without replacement in proportion to the weights, and who waits long is never forgotten. ------------
+-- -- weighted draw (buffer/rules/weighted_draw.py): a group's key is the draw's time plus an exponential wait whose rate is its
+-- weight. Taking the smallest keys samples without replacement in proportion to the weights. --------------------------
 local function weight_of(id)
   if call('HGET', STATE, 'selector') == 'uniform' then return 1 end
   return tonumber(call('HGET', WEIGHTS, id)) or 1
 end
 
-local function enter_lottery(id, record)
+local function enter_draw(id, record)
   local chance = (tonumber(string.sub(redis.sha1hex(id .. '/' .. #record.steps), 1, 13), 16) + 1) / 4503599627370497
   call('ZADD', LOTTERY, string.format('%.17g', get('lottery_time', 0) - math.log(chance) / weight_of(id)), id)
 end
@@ -190,7 +191,7 @@ end
 local function enter(id, record, state, score)
   record.state = state
   call('ZADD', SETS[state], score, id)
-  if state == 'ready' or state == 'again' then enter_lottery(id, record) end
+  if state == 'ready' or state == 'again' then enter_draw(id, record) end
   write(id, record)
 end
 
@@ -206,7 +207,8 @@ local function delete_payload(id)
   end
 end
 
--- What a group owes goes with it. Uses beyond samples_per_insert stay on the books, until groups with fewer make up for them.
+-- Settle `owed` for a group that ends: unused samples are no longer owed; uses beyond samples_per_insert are carried over
+-- until groups with fewer uses offset them.
 local function settle_debt(uses)
   local samples_per_insert = get('samples_per_insert', nil)
   if not samples_per_insert then return end
@@ -216,12 +218,12 @@ local function settle_debt(uses)
   owe(string.format('%.17g', new_debt - debt - unused))
 end
 
--- For the books the ticket has ended: nothing of it stays but counts, and for a while the answer to a repeated commit.
+-- End a ticket: what remains is its counts and, for a while, the answer to a repeated commit.
 local function close(id, record, answer)
   leave(id, record)
   call('HDEL', WEIGHTS, id)
   if record.state ~= 'reserved' then settle_debt(#record.steps) end
-  -- reserve.lua forgets the ticket that is this many numbers behind; one that ends even later is not remembered at all.
+  -- reserve.lua deletes the answer of the ticket this many numbers behind; one that ends even later is not remembered.
   if ticket_number(id) > get('next_ticket', 0) - ENDED_REMEMBERED then call('HSET', ENDED, id, answer) end
 end
 
@@ -232,7 +234,7 @@ end
 
 local function spend(id, record)
   call('HINCRBY', STATE, 'spent', 1)
-  tell('spent', id, record)
+  record_event('spent', id, record)
   close(id, record, 'already')
   if get('keep_steps', 0) > 0 and call('HEXISTS', PAYLOADS, id) == 1 then
     enter(id, record, 'kept', record.steps[#record.steps] or math.max(get('saved', 0), 0))
@@ -249,10 +251,10 @@ end
 
 local function drop(id, record, reason)
   call('HINCRBY', DROPPED, reason, 1)
-  tell('dropped:' .. reason, id, record)
+  record_event('dropped:' .. reason, id, record)
   close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already')
   discard(id)
-  if reason == 'no_signal' or reason == 'detached' then -- for good
+  if reason == 'no_signal' or reason == 'detached' then -- the task gets no other ticket
     call('HINCRBY', STATE, 'untrained', 1)
   else
     roll_again(record, reason == 'failed')
@@ -261,7 +263,7 @@ local function drop(id, record, reason)
   wake_learner()
 end
 
--- Quarantine is bounded: the oldest reports go first, and no payload is kept that does not fit.
+-- Quarantine is bounded: the oldest report is deleted first, and a payload that does not fit is not kept.
 local function report(id, record, reason, payload)
   local size = #payload
   call('HSET', QUARANTINE, id, cjson.encode({ ticket = id, worker = record.worker, environment = record.environment,
@@ -281,7 +283,7 @@ end
 
 local function quarantine(id, record, reason, payload)
   call('HINCRBY', STATE, 'quarantined', 1)
-  tell('quarantined', id, record)
+  record_event('quarantined', id, record)
   close(id, record, 'quarantined')
   discard(id)
   if call('HLEN', QUARANTINE) >= QUARANTINE_KEPT then
@@ -295,14 +297,14 @@ local function quarantine(id, record, reason, payload)
   wake_learner()
 end
 
--- A server that is older than the checkpoint learns from it which tasks are rolled again; until then nobody adds any.
+-- A server that is older than the checkpoint gets the tasks to roll again from it; until then no script adds any.
 local function is_frozen()
   return call('HGET', STATE, 'recovering') == '2'
 end
 
 local function collect_lost_leases()
   if is_frozen() then return end
-  -- No lease is longer than a lease: after a clock that was set back, a dead worker's would last until it has caught up.
+  -- Cut leases to their full length: after the clock was set back, a dead worker's lease would last until the clock caught up.
   local latest = now_ms() + get('lease_ms', 0)
   for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '(' .. latest, '+inf', 'LIMIT', 0, AT_ONCE)) do call('ZADD', LEASES, latest, id) end
   for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, AT_ONCE)) do
@@ -311,7 +313,7 @@ local function collect_lost_leases()
   end
 end
 
--- Weights trained on these steps are live: slots return, and groups that may train again are ready again.
+-- Weights trained on these steps are live: free their slots, and make groups that may train again ready.
 local function release(step)
   local released = get('released', -1)
   if step <= released then return end

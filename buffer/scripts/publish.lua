@@ -1,4 +1,4 @@
--- fence, version, its row, how many rows are kept
+-- fence, version, its row of the version table, number of rows to keep
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()

@@ -1,5 +1,5 @@
--- ticket id, oldest version, newest version, tokens, payload -> "stored", or why it cannot be: a quarantined group that
--- somebody has found to be sound is ready after all. Its task may have been rolled again meanwhile: that is another group.
+-- ticket id, oldest version, newest version, tokens, payload -> "stored", or the reason why not
+-- Makes a quarantined group ready. Its task may have been rolled again meanwhile; that is another group.
 local id, oldest, newest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local found = call('HGET', QUARANTINE, id)
 if not found then return 'it is not in quarantine' end
@@ -17,6 +17,6 @@ local record = {
 }
 enter(id, record, 'ready', oldest)
 owe(get('samples_per_insert', 0))
-tell('stored', id, record)
+record_event('stored', id, record)
 wake_learner()
 return 'stored'

@@ -5,7 +5,7 @@ if lost then return lost end
 even_when_full()
 local step, highest = tonumber(ARGV[2]), math.max(get('highest', -1), tonumber(ARGV[3]))
 local next_task = math.max(get('next_task', 0), tonumber(ARGV[5]))
-if is_frozen() then -- from here on this server holds exactly what the checkpoint says
+if is_frozen() then -- the server is older: it takes over the checkpoint's numbers
   next_task = tonumber(ARGV[5])
   call('HSET', STATE, 'untrained', ARGV[6], 'marks', ARGV[7])
   call('HINCRBY', STATE, 'set_backs', 1)

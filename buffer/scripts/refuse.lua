@@ -1,10 +1,10 @@
--- fence, ticket id, reason: the learner cannot use a group that it has taken
+-- fence, ticket id, reason: quarantine a group that the learner has taken and cannot use
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()
 local step, record = call('ZSCORE', TAKEN, ARGV[2]), read(ARGV[2])
 if not step or not record then return end
--- That step's batch is incomplete: its next `take` looks for another group.
+-- The step's batch is incomplete: the next `take` for it chooses another group.
 if tonumber(step) == get('step', -1) then call('HSET', STATE, 'step', tonumber(step) - 1) end
 record.steps[#record.steps] = nil -- it has not trained
 owe(1)

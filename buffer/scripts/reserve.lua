@@ -1,8 +1,8 @@
 -- worker, request, version, count, 1 if the worker waits -> ticket id, task index, version, attempt, mix; and so on
 local worker, request, version, count, waits = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
-local SILENT_MS = 2500 -- a worker that waits asks at least once a second
+local SILENT_MS = 2500 -- a waiting worker asks at least once a second
 
-local _, mix = latest_change() -- before anything is changed: it may be refused while a Cluster moves the run
+local _, mix = latest_change() -- read first: it may be refused while a Cluster moves the run
 local function describe(first, length)
   local tickets = {}
   for offset = 0, math.min(length, ENDED_REMEMBERED) - 1 do
@@ -15,21 +15,21 @@ local function describe(first, length)
   return tickets
 end
 
--- The reply to this very request was lost on its way: give the same tickets again.
+-- The reply to this request was lost: return the same tickets.
 local last, first, length = string.match(call('HGET', REQUESTS, worker) or '', '^(%S+) (%d+) (%d+)$')
 if last == request then
   local again = describe(tonumber(first), tonumber(length))
   if #again > 0 then return again end
 end
 
--- Refused by a full server, and with it the whole script: a reservation is no reason to take the last memory.
+-- A full server refuses this write, and with it the script: a reservation must not take the last memory.
 call('HSET', STATE, 'full', 0)
 collect_lost_leases()
 
 local live = get('live', -1)
 if live < 0 or version < live or call('HEXISTS', STATE, 'recovering') == 1 then return {} end
 
--- First come, first served; and nobody takes more than an equal share while others wait.
+-- First come, first served, and at most an equal share while others wait (buffer/rules/admission.py).
 local free, now = free_tickets(), now_ms()
 for _, silent in ipairs(call('ZRANGEBYSCORE', ASKED, '-inf', now - SILENT_MS, 'LIMIT', 0, AT_ONCE)) do
   call('ZREM', ASKED, silent)
@@ -50,7 +50,7 @@ call('ZREM', ASKED, worker)
 if free > count and queue > 1 then wake_workers() end
 
 local start, expires = get('next_ticket', 0), now + get('lease_ms', 0)
-if not (start >= 0 and start < 2 ^ 52) then error('next_ticket is not ours') end -- else the loop might never end
+if not (start >= 0 and start < 2 ^ 52) then error('next_ticket is not ours') end -- else the loop might not end
 for number = start, start + count - 1 do
   local id = ticket_id(number)
   local task, attempt, failures = string.match(call('LPOP', REDO) or '', '^(%d+) (%d+) (%d+)$')

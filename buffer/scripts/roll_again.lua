@@ -1,4 +1,4 @@
--- fence, tasks as "task attempt failures"...: they wait for a ticket again
+-- fence, tasks as "task attempt failures"...: append them to the tasks to roll again
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()

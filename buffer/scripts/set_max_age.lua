@@ -1,4 +1,4 @@
--- fence, max_age: until the next learner comes
+-- fence, max_age: applies until the next learner starts
 local lost = fence_lost(ARGV[1])
 if lost then return lost end
 even_when_full()

@@ -1,4 +1,4 @@
--- fence, then ticket and verdict in turn: "ended", or the steps ("-", "3,5") that the surviving weights have seen of it
+-- fence, then ticket and verdict in turn: "ended", or the steps that trained it and survive ("-" for none, "3,5")
 -- -> groups spent, groups ready again
 local lost = fence_lost(ARGV[1])
 if lost then return lost end

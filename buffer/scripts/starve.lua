@@ -1,4 +1,4 @@
--- A commit finds no room: what is kept for curiosity goes first, and the learner hears of it -> how many groups went
+-- A commit finds no memory: delete the oldest kept groups and tell the learner to save a checkpoint -> groups deleted
 even_when_full()
 call('HSET', STATE, 'starving', 1)
 local oldest = call('ZRANGE', KEPT, 0, AT_ONCE - 1)

@@ -1,6 +1,6 @@
 -- "" or "everything" -> name and value in turn
 -- with "everything" then each set as ticket and score, the records as ticket and text, the payloads as ticket and size in turn
--- A user who may only read sees tickets whose lease has just ended as reserved.
+-- A user who may only read cannot collect lost leases, and sees those tickets as reserved.
 if type(redis.pcall('HDEL', STATE, '')) == 'number' then collect_lost_leases() end
 local reply = {}
 local function say(name, value)
@@ -17,12 +17,12 @@ say('slots_used', slots_used())
 say('owed', tostring(get('owed', 0)))
 say('dropped', call('HGETALL', DROPPED))
 
--- By version, of the newest versions one by one; what is older stands together under the oldest.
+-- Ready groups by version: the newest 64 versions one by one, older groups together under the oldest version.
 local versions, live = {}, get('live', -1)
 local oldest = tonumber(call('ZRANGE', READY, 0, 0, 'WITHSCORES')[2])
 if oldest then
   local first = math.max(oldest, live - 63)
-  for offset = 0, math.min(63, live - first) do -- counted from 0: adding 1 to an alien's 1e300 would never end
+  for offset = 0, math.min(63, live - first) do -- counted from 0: adding 1 to a corrupt score of 1e300 would loop for ever
     local version = first + offset
     local count = call('ZCOUNT', READY, version == first and '-inf' or version, version)
     if count > 0 then

@@ -1,9 +1,9 @@
--- milliseconds until the keys expire, what to add
+-- milliseconds until the keys expire, the number to add
 local sum = call('GET', ENTRY_CALL)
-if sum then -- the client did not hear our answer
+if sum then -- a repeated call whose first reply was lost
   return sum
 end
-call('DEL', ENTRY_CALL) -- a full server lets what follows a deletion pass
+call('DEL', ENTRY_CALL) -- a full server accepts writes that follow a deletion
 sum = string.format('%d', call('INCRBY', ENTRY, ARGV[2]))
 call('PEXPIRE', ENTRY, ARGV[1])
 call('SET', ENTRY_CALL, sum, 'PX', ARGV[1])

@@ -1,4 +1,4 @@
--- milliseconds until the key expires, its value
-call('DEL', ENTRY) -- a full server lets what follows a deletion pass
+-- milliseconds until the key expires, the value
+call('DEL', ENTRY) -- a full server accepts writes that follow a deletion
 call('SET', ENTRY, ARGV[2], 'PX', ARGV[1])
 call('PUBLISH', ENTRY, '')

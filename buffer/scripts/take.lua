@@ -1,4 +1,4 @@
--- fence, step, version, num_groups, most tokens (0 for any number), 1 to wait for stragglers, the last version that this
+-- fence, step, version, num_groups, maximum of tokens (0 for none), 1 to wait for stragglers, the last version that this
 -- learner published, the last step that it released
 -- -> group id, oldest version, version at commit, version at take, task index, attempt; and so on
 local lost = fence_lost(ARGV[1])
@@ -9,8 +9,8 @@ local max_tokens, patient = tonumber(ARGV[5]), ARGV[6] == '1'
 local max_age, selector = age_bound(), call('HGET', STATE, 'selector')
 local oldest_fresh = version - max_age
 
--- Steps follow each other, and whoever takes has recovered. Else this server has lost what it once confirmed (a failover, a
--- backup): groups that were trained might be ready again, so nothing is given before a recovery.
+-- Steps are consecutive, and a learner takes only after recovery. Otherwise this server has lost confirmed changes (a failover,
+-- a backup): groups that were trained might be ready again, so nothing is returned before a recovery.
 local last_step = get('step', step - 1)
 local has_forgotten = get('live', -1) < tonumber(ARGV[7]) or get('released', -1) < tonumber(ARGV[8])
 if step > last_step + 1 or has_forgotten or call('HEXISTS', STATE, 'recovering') == 1 then return redis.error_reply('REWOUND') end
@@ -28,7 +28,7 @@ end
 local batch = read_all(call('ZRANGEBYSCORE', TAKEN, step, step))
 if step <= last_step then
   for _, group in ipairs(batch) do
-    if group.record.taken ~= version then -- a step was skipped, so the batch trains the weights before
+    if group.record.taken ~= version then -- a step was skipped, so the batch trains an earlier version
       group.record.taken = version
       write(group.id, group.record)
     end
@@ -47,7 +47,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', '(' .. oldest_fresh, 'L
   local last_use = record.steps[#record.steps]
   if last_use <= get('saved', -1) then
     spend(id, record)
-  else -- as if it had never come back: the checkpoint of its last step spends it
+  else -- back to taken: the checkpoint of its last step spends it
     leave(id, record)
     enter(id, record, 'taken', last_use)
   end
@@ -61,7 +61,7 @@ local function oldest(set, most)
   return call('ZRANGEBYSCORE', set, oldest_fresh, '+inf', 'LIMIT', 0, most)
 end
 
--- The latest version first, but within it who was admitted first: else a task that is rolled again would never leave.
+-- The latest version first, within it in the order of admission: else a task that is rolled again might never be taken.
 local function freshest(set, most)
   local ids, below = {}, '+inf'
   while #ids < most do
@@ -113,7 +113,7 @@ for _, group in ipairs(read_all(candidates())) do
     end
   end
 end
--- Quotas and rates shape a batch; they never stop a run in which nothing else can come.
+-- Quotas and rates shape a batch; they never stop a run in which no other group can come.
 local nothing_else_can_come = is_idle() and free_tickets() <= 0
 if not is_full and nothing_else_can_come then
   for _, candidate in ipairs(skipped) do
@@ -128,12 +128,12 @@ local function must_wait()
     if call('ZCARD', LOTTERY) < get('min_size', 1) or get('owed', 0) - #chosen < get('min_diff', 0) then return true end
   end
   if selector ~= 'windowed_fifo' or not patient then return false end
-  local horizon = version - 1 -- the last version at which somebody in the batch could leave no later
+  local horizon = version - 1 -- the last version at which a chosen group could still be taken later
   for _, candidate in ipairs(chosen) do
     local is_first_use = #candidate.record.steps == 0
     horizon = math.max(horizon, is_first_use and candidate.record.oldest + max_age - 1 or version + max_age)
   end
-  -- However late the deadlines are: from here on, all stragglers together have room.
+  -- From this many steps ahead on, all groups in flight fit, whatever their deadlines.
   local enough = math.floor(call('ZCARD', RESERVED) / num_groups)
   for ahead = 0, math.min(horizon - version, max_age, enough) do
     if call('ZCOUNT', RESERVED, oldest_fresh, version + ahead - max_age) > num_groups * ahead then return true end
@@ -150,7 +150,7 @@ if selector == 'uniform' or selector == 'prioritized' then
   for _, group in ipairs(chosen) do time = math.max(time, tonumber(call('ZSCORE', LOTTERY, group.id))) end
   call('HSET', STATE, 'lottery_time', string.format('%.17g', time))
 end
--- As leave() and enter() would do it one by one.
+-- The same as leave() and enter() for each group, in few commands.
 local ids, places, records = {}, {}, {}
 for index, group in ipairs(chosen) do
   local record = group.record
@@ -161,9 +161,9 @@ for index, group in ipairs(chosen) do
   records[2 * index - 1], records[2 * index] = group.id, text_of(record)
   batch[#batch + 1] = group
 end
-for _, set in ipairs({ READY, AGAIN, LOTTERY }) do each_piece(ids, function(...) call('ZREM', set, ...) end) end
-each_piece(places, function(...) call('ZADD', TAKEN, ...) end)
-each_piece(records, function(...) call('HSET', RECORDS, ...) end)
+for _, set in ipairs({ READY, AGAIN, LOTTERY }) do each_chunk(ids, function(...) call('ZREM', set, ...) end) end
+each_chunk(places, function(...) call('ZADD', TAKEN, ...) end)
+each_chunk(records, function(...) call('HSET', RECORDS, ...) end)
 owe(-#chosen)
 call('HSET', STATE, 'step', step)
 call('HDEL', STATE, 'wanted')

@@ -1,5 +1,5 @@
--- names of payload files -> those that no ticket needs, now or ever: a file is named TICKET-RANDOM, and can be referred to only by
--- a commit of its ticket, so as long as that is reserved, or by what stands in the buffer or in quarantine for that ticket
+-- names of payload files -> those that no ticket can refer to any more. A file is named TICKET-RANDOM and is referred to only by
+-- a commit of its ticket (possible while that is reserved) or by that ticket's payload in the buffer or in quarantine.
 local MAX_REFERENCE = 256
 local function refers(hash, id, name)
   local size = call('HSTRLEN', hash, id)
