@@ -6,17 +6,16 @@ be read is skipped and reported as `damage`.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 from async_rl.errors import ConfigError
-from async_rl.types import Message, Rollout, RolloutGroup, Sample, Status, Task
+from async_rl.types import Rollout, RolloutGroup, Sample
 from buffer.archive.segment import Damage, GroupSummary, SegmentEntry, SegmentIndex, files_in, index_of, opened, payload_of
+from buffer.payloads.as_json import dump_json, rollout_fields, task_fields
 from buffer.payloads.codec import BadPayload, decode
 
 
@@ -160,7 +159,7 @@ def export_jsonl(folder: Path, stream: TextIO, *, tokens: bool, after_step: int 
             line = _line(step, group, sibling, rollout) | (
                 {"samples": [_row(row) for row in rollout.samples]} if tokens else {}
             )
-            stream.write(f"{_json(line)}\n")
+            stream.write(f"{dump_json(line)}\n")
     return Exported(groups=groups, rollouts=rollouts, damage=tuple(damage))
 
 
@@ -171,26 +170,12 @@ def _line(step: int, group: RolloutGroup, sibling: int, rollout: Rollout) -> dic
         "sibling": sibling,
         "step": step,
         "worker": group.worker,
-        "task": asdict(group.task) | {"prompt": _prompt(group.task)},
-        "conversation": [_message(message) for message in rollout.conversation],
-        "status": rollout.status.value,
-        "failure": asdict(rollout.failure) if rollout.failure is not None else None,
-        "reward": rollout.reward if rollout.status is not Status.FAILED else None,
-        "reward_parts": dict(rollout.reward_parts),
-        "metrics": dict(rollout.metrics),
+        "task": task_fields(group.task),
+        **rollout_fields(rollout),
         "sampled": rollout.num_sampled,
         "oldest_version": min(versions, default=None),
         "newest_version": max(versions, default=None),
     }
-
-
-def _prompt(task: Task) -> str | list[dict[str, object]]:
-    return task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
-
-
-def _message(message: Message) -> dict[str, object]:
-    """Return a message; fields of tools only where they are set."""
-    return {name: value for name, value in asdict(message).items() if value or name in ("role", "content")}
 
 
 def _row(sample: Sample) -> dict[str, object]:
@@ -200,20 +185,3 @@ def _row(sample: Sample) -> dict[str, object]:
         "logprobs": sample.logprobs.tolist(),
         "versions": [[span.version, span.start, span.stop] for span in sample.versions],
     }
-
-
-def _json(line: Mapping[str, object]) -> str:
-    try:
-        return json.dumps(line, allow_nan=False)
-    except ValueError:  # JSON knows neither NaN nor infinity, and they are rare
-        return json.dumps(_finite(line))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in cast("dict[str, object]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in cast("list[object]", value)]
-    return value

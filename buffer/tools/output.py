@@ -6,14 +6,13 @@ terminal.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from buffer.payloads.as_json import dump_json
 
 Cell = str | int | float | None
 
@@ -53,11 +52,7 @@ def size(count: float) -> str:
 
 
 def print_json(document: object) -> None:
-    try:
-        text = json.dumps(document, allow_nan=False)
-    except ValueError:  # rare, as in a refused group whose reward is no number
-        text = json.dumps(_finite(document))
-    print(text, flush=True)
+    print(dump_json(document), flush=True)
 
 
 def print_table(page: Console, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
@@ -69,17 +64,6 @@ def print_table(page: Console, head: Sequence[str], rows: Iterable[Sequence[Cell
     page.print(Text(_line(head, widths, at_right), "bold"))
     for row in shown:
         page.print(Text(_line(row, widths, at_right)))
-
-
-def _finite(value: object) -> object:
-    """Replace NaN and infinity, which JSON does not have, by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in cast("Mapping[object, object]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in cast("Sequence[object]", value)]
-    return value
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], at_right: Sequence[bool]) -> str:

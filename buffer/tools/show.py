@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,8 @@ from rich.text import Text
 from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.types import Message, Rollout, RolloutGroup, Status
+from async_rl.types import Rollout, RolloutGroup, Status
+from buffer.payloads.as_json import rollout_fields, task_fields
 from buffer.tools.find_group import FoundGroup, find
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import Cell, console, one_line, print_json, print_table, visible
@@ -137,34 +138,16 @@ def _document(found: FoundGroup, chosen: Sequence[int], tokenizer: Tokenizer | N
         for index, rollout in zip(chosen, rollouts, strict=True):
             samples = group.rollouts[index].samples
             rollout["samples"] = [[asdict(token) for token in tokens_of(sample, tokenizer)] for sample in samples]
-    task = group.task
-    prompt = task.prompt if isinstance(task.prompt, str) else _messages(task.prompt)
-    described = {
-        "key": task.key,
-        "environment": task.environment,
-        "prompt": prompt,
-        "answer": task.answer,
-        "data": dict(task.data),
-    }
-    return document | {"worker": group.worker, "task": described, "rollouts": rollouts}
+    return document | {"worker": group.worker, "task": task_fields(group.task), "rollouts": rollouts}
 
 
 def _rollout_document(index: int, rollout: Rollout) -> dict[str, Any]:
     chances = probabilities(rollout)
     return {
         "rollout": index,
-        "status": rollout.status.value,
-        "failure": None if rollout.failure is None else asdict(rollout.failure),
-        "reward": reward(rollout),
-        "reward_parts": dict(rollout.reward_parts),
-        "metrics": dict(rollout.metrics),
+        **rollout_fields(rollout),
         "tokens": rollout.num_sampled,
         "versions": [asdict(span) for sample in rollout.samples for span in sample.versions],
         "mean_probability": _mean(chances),
         "least_probability": min(chances, default=None),
-        "conversation": _messages(rollout.conversation),
     }
-
-
-def _messages(messages: Sequence[Message]) -> list[Mapping[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]

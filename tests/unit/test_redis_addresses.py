@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from async_rl.errors import ConfigError
-from buffer.server.addresses import Node, parse
+from buffer.server.addresses import Node, parse_address
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ from buffer.server.addresses import Node, parse
     ],
 )
 def test_every_kind_of_address(url: str, kind: str, tls: bool, nodes: list[Node]):
-    found = parse(url)
+    found = parse_address(url)
     assert (found.kind, found.tls, list(found.nodes)) == (kind, tls, nodes)
 
 
 def test_the_other_parts():
-    assert parse("redis://me:p%40ss@host/3").db == 3
-    assert parse("redis://host?db=4").db == 4
-    assert (parse("redis://me:p%40ss@host").user, parse("redis://me:p%40ss@host").password) == ("me", "p@ss")
-    assert parse("unix://:secret@/run/my%20redis.sock?db=2").path == "/run/my redis.sock"
-    assert parse("redis+sentinel://a/main").master == "main"
+    assert parse_address("redis://me:p%40ss@host/3").db == 3
+    assert parse_address("redis://host?db=4").db == 4
+    assert (parse_address("redis://me:p%40ss@host").user, parse_address("redis://me:p%40ss@host").password) == ("me", "p@ss")
+    assert parse_address("unix://:secret@/run/my%20redis.sock?db=2").path == "/run/my redis.sock"
+    assert parse_address("redis+sentinel://a/main").master == "main"
 
 
 @pytest.mark.parametrize(
     "url", ["redis://me:secret@host/1", "unix://:secret@/run/s?password=secret", "redis+cluster://:secret@a,b"]
 )
 def test_secrets_are_not_shown(url: str):
-    assert "secret" not in parse(url).shown
+    assert "secret" not in parse_address(url).shown
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_secrets_are_not_shown(url: str):
 )
 def test_a_wrong_address_is_one_sentence_without_secrets(url: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint) as found:
-        parse(url.replace("://", "://me:secret@", 1))
+        parse_address(url.replace("://", "://me:secret@", 1))
     assert str(found.value).startswith("redis.url: ")
     assert "secret" not in str(found.value)
 
@@ -75,4 +75,4 @@ def test_a_wrong_address_is_one_sentence_without_secrets(url: str, complaint: st
     ],
 )
 def test_what_is_reached_over_a_network(url: str, foreign: list[str]):
-    assert parse(url).remote_hosts == foreign
+    assert parse_address(url).remote_hosts == foreign
