@@ -45,18 +45,18 @@ from buffer import open_archive, open_board, open_buffer, open_group_stores
 from buffer.archive.service import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
 from learner.checkpoints.fences import Fences
-from learner.guard.actions import Watch
-from learner.loop import Loop, Schedule, Stepped
+from learner.guard.actions import TrainingGuard
+from learner.loop import FinishedStep, Loop, LoopSettings
 from learner.objective import Objective, load_objective
 from learner.packing.cost import cost_of
-from learner.prefetch import Feed
-from learner.priorities import load_priority, weigh
+from learner.prefetch import Prefetcher
+from learner.priorities import load_priority, weigh_groups
 from learner.progress import Progress
 from learner.ranks.compute import Compute
-from learner.ranks.meeting import meet
-from learner.ranks.model_set import check_needs
+from learner.ranks.model_set import check_model_set
 from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rank_group import follow
+from learner.ranks.rendezvous import open_rendezvous
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
@@ -86,12 +86,12 @@ def main() -> None:
         objective = load_objective(config.learner.objective)
         # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
-        check_needs(config, objective, shape)
+        check_model_set(config, objective, shape)
         with open_group_stores(config) as stores:
             if place.rank == 0:
                 asyncio.run(lead(config, objective, shape, place, stores))
             else:
-                follow(config, objective, shape, stores, meet(place, stores, life=None))
+                follow(config, objective, shape, stores, open_rendezvous(place, stores, life=None))
 
 
 async def lead(config: Config, objective: Objective, shape: ModelShape, place: RankPlace, stores: GroupStores) -> None:
@@ -131,7 +131,7 @@ async def learn(
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
     async with Compute.open(
-        config, objective, shape, stores, life=fence, meet=lambda: meet(place, stores, life=fence)
+        config, objective, shape, stores, life=fence, meet=lambda: open_rendezvous(place, stores, life=fence)
     ) as compute:
         progress, recovery = await resume(compute, buffer, fence, config.run_folder)
         keep_pauses_short()
@@ -143,7 +143,7 @@ async def learn(
             fleet = FleetMetrics(board)
             reports = WorkerReports(board)
             evaluations = Evaluations(board, config.evaluation)
-            feed = Feed(
+            prefetcher = Prefetcher(
                 buffer=buffer,
                 fence=fence,
                 batch=config.batch,
@@ -157,7 +157,9 @@ async def learn(
                 bins_multiple=config.learner.parallel.bins_multiple,
                 cost=cost_of(shape),
             )
-            watch = Watch(config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=compute)
+            watch = TrainingGuard(
+                config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=compute
+            )
             await watch.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
@@ -172,20 +174,20 @@ async def learn(
                 before = rows[-1].values if rows else {}
                 reporter = Reporter(sink=sink, samples=samples, publisher=publisher, before=before)
 
-                async def report(stepped: Stepped) -> None:
+                async def report(finished: FinishedStep) -> None:
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
-                        await buffer.prioritize(fence, weigh(stepped.meal, priority))
+                        await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
                     archive.wake.set()
-                    reporter.write(stepped, await buffer.stats(), {**fleet.row(), **watch.row(), **evaluations.row()})
-                    await watch.after(stepped.result)
+                    reporter.write(finished, await buffer.stats(), {**fleet.row(), **watch.row(), **evaluations.row()})
+                    await watch.after(finished.result)
 
                 loop = Loop(
                     buffer=buffer,
                     fence=fence,
                     trainer=compute,
-                    feed=feed,
+                    prefetcher=prefetcher,
                     publisher=publisher,
-                    schedule=Schedule(
+                    schedule=LoopSettings(
                         steps=config.learner.steps,
                         checkpoint_every=config.learner.checkpoint_every,
                         max_bad_steps=config.learner.max_bad_steps,

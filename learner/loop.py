@@ -1,7 +1,7 @@
 """The finite clock of a run.
 
           take, pack                 step               pack          offer
-    buffer ────────▶ Meal(n+1) ┄┄▶ Meal(n) ──▶ weights ──────▶ parcels ──────▶ publisher ──▶ workers
+    buffer ────────▶ StepBatch(n+1) ┄┄▶ StepBatch(n) ──▶ weights ──────▶ parcels ──────▶ publisher ──▶ workers
        ▲            (while n computes)    │                                       │
        └─────────── checkpoint: spent ◀───┘                   release: slots ◀────┘
 
@@ -25,8 +25,8 @@ from async_rl.errors import Diverged
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import VersionRecord
 from learner.batches.batch import PackedBatch
-from learner.checkpoints.schedule import Saver, Saves
-from learner.prefetch import Feed, Meal
+from learner.checkpoints.schedule import CheckpointSaver, CheckpointSchedule
+from learner.prefetch import Prefetcher, StepBatch
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.versions.publish import Publisher, Rollback
@@ -36,7 +36,7 @@ define("learner.trained", "learner.issued", "learner.recorded", "learner.offered
 log = structlog.get_logger()
 
 
-class Trainer(Saver, Protocol):
+class LearnerRanks(CheckpointSaver, Protocol):
     """All learner ranks at once, as rank 0 sees them; every method blocks, so the loop awaits them on one thread."""
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
@@ -51,11 +51,11 @@ class Trainer(Saver, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stepped:
+class FinishedStep:
     """What one turn of the loop did: all that a report needs."""
 
     progress: Progress
-    meal: Meal
+    step_batch: StepBatch
     result: StepResult
     step_s: float
     idle_s: float
@@ -65,7 +65,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class LoopSettings:
     steps: int
     checkpoint_every: int
     max_bad_steps: int
@@ -78,70 +78,74 @@ class Loop:
         *,
         buffer: ReplayBuffer,
         fence: int,
-        trainer: Trainer,
-        feed: Feed,
+        trainer: LearnerRanks,
+        prefetcher: Prefetcher,
         publisher: Publisher,
-        schedule: Schedule,
-        record: Callable[[Progress, Meal], Awaitable[None]],
+        schedule: LoopSettings,
+        record: Callable[[Progress, StepBatch], Awaitable[None]],
         record_rollback: Callable[[VersionRecord, int], Awaitable[None]],
-        report: Callable[[Stepped], Awaitable[None]],
+        report: Callable[[FinishedStep], Awaitable[None]],
         stop: asyncio.Event,
     ):
         self._buffer, self._fence = buffer, fence
-        self._trainer, self._feed, self._publisher = trainer, feed, publisher
+        self._trainer, self._prefetcher, self._publisher = trainer, prefetcher, publisher
         self._schedule, self._stop = schedule, stop
         self._record, self._record_rollback, self._report = record, record_rollback, report
-        self._saves = Saves(buffer=buffer, fence=fence, saver=trainer, publisher=publisher, disk_wait_s=schedule.disk_wait_s)
+        self._checkpoints = CheckpointSchedule(
+            buffer=buffer, fence=fence, saver=trainer, publisher=publisher, disk_wait_s=schedule.disk_wait_s
+        )
         self._bad_steps = 0
 
     async def run(self, progress: Progress) -> Progress:
         """
-        consumes: groups (feed.next)          waits for:    groups_per_step groups within max_age
+        consumes: groups (prefetcher.next)          waits for:    groups_per_step groups within max_age
         produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; a wish; `stop`
         """
-        self._saves.saved_step = progress.step
+        self._checkpoints.saved_step = progress.step
         self._publisher.reached = progress
         await self._offer(progress)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")
-            upcoming = tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
+            prefetch = tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
             while progress.step < self._schedule.steps:
                 idle_since = time.monotonic()
-                while not await self._is_served(upcoming, stopping, progress, tasks):
+                while not await self._is_served(prefetch, stopping, progress, tasks):
                     held, progress = progress, await self._grant(progress)
                     if progress != held:
-                        upcoming = await self._fed_anew(upcoming, progress, tasks)
+                        prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if self._stop.is_set():
                     break
-                idle_s, meal = time.monotonic() - idle_since, upcoming.result()
-                if meal.step < self._schedule.steps:
-                    upcoming = tasks.create_task(self._feed.next(meal.step + 1, progress.version + 1), name="feed")
+                idle_s, step_batch = time.monotonic() - idle_since, prefetch.result()
+                if step_batch.step < self._schedule.steps:
+                    prefetch = tasks.create_task(
+                        self._prefetcher.fetch(step_batch.step + 1, progress.version + 1), name="prefetch"
+                    )
                 trained = progress.version
-                progress = await self._train(progress, meal, idle_s)
-                if progress.version == trained and not upcoming.done():  # skipped: the next batch trains these very weights
-                    upcoming = await self._fed_anew(upcoming, progress, tasks)
+                progress = await self._train(progress, step_batch, idle_s)
+                if progress.version == trained and not prefetch.done():  # skipped: the next batch trains these very weights
+                    prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if progress.step % self._schedule.checkpoint_every == 0:
                     await self._save(progress, tasks)
-            upcoming.cancel()
+            prefetch.cancel()
             stopping.cancel()
-            await asyncio.wait([upcoming])
+            await asyncio.wait([prefetch])
             await self._offer(progress)
-            await self._saves.finish(progress, tasks)
+            await self._checkpoints.finish(progress, tasks)
         return progress
 
     async def _is_served(
-        self, upcoming: asyncio.Task[Meal], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
+        self, prefetch: asyncio.Task[StepBatch], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
     ) -> bool:
-        """True with the next meal on the table or when the run is to stop, False with a wish to be granted.
+        """True with the next step_batch on the table or when the run is to stop, False with a wish to be granted.
 
         Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
         """
         wished = tasks.create_task(self._publisher.wished.wait(), name="wish")
-        any_of = [upcoming, stopping, wished]
+        any_of = [prefetch, stopping, wished]
         while not (await asyncio.wait(any_of, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self._trainer.idle()
             stats = await self._buffer.stats()
-            log.info(f"waits for rollouts: {await self._feed.what_is_missing()}{self._publisher.remark}")
+            log.info(f"waits for rollouts: {await self._prefetcher.describe_wait()}{self._publisher.remark}")
             if stats.starving:  # what was trained keeps the memory that the next batch needs
                 await self._save(progress, tasks)
             if stats.reserved == 0:  # perhaps the slots that it needs hang on a version that is held back
@@ -149,56 +153,63 @@ class Loop:
         wished.cancel()
         return stopping.done() or not self._publisher.wished.is_set()
 
-    async def _fed_anew(self, upcoming: asyncio.Task[Meal], progress: Progress, tasks: asyncio.TaskGroup) -> asyncio.Task[Meal]:
+    async def _prefetch_again(
+        self, prefetch: asyncio.Task[StepBatch], progress: Progress, tasks: asyncio.TaskGroup
+    ) -> asyncio.Task[StepBatch]:
         """The next batch trains weights of another number than it was asked for."""
-        upcoming.cancel()
-        await asyncio.wait([upcoming])
-        return tasks.create_task(self._feed.next(progress.step + 1, progress.version), name="feed")
+        prefetch.cancel()
+        await asyncio.wait([prefetch])
+        return tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
 
-    async def _train(self, progress: Progress, meal: Meal, idle_s: float) -> Progress:
+    async def _train(self, progress: Progress, step_batch: StepBatch, idle_s: float) -> Progress:
         started = time.monotonic()
-        result = await self._trainer.step(meal.batch)
+        result = await self._trainer.step(step_batch.packed)
         failpoint("learner.trained")
         if result.skipped:
-            progress = await self._skip(progress, meal)
+            progress = await self._skip(progress, step_batch)
         else:
             self._bad_steps = 0
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
-            self._publisher.reached = progress = replace(progress, step=meal.step, version=version)
+            self._publisher.reached = progress = replace(progress, step=step_batch.step, version=version)
             await self._record(
-                progress, meal
+                progress, step_batch
             )  # before anybody can see the version: so that none is used twice, whatever Redis loses
             failpoint("learner.recorded")
             if self._publisher.is_due:
                 await self._offer(progress)
             failpoint("learner.offered")
         step_s = time.monotonic() - started
-        stepped = Stepped(
-            progress=progress, meal=meal, result=result, step_s=step_s, idle_s=idle_s, checkpoint=self._saves.row()
+        finished = FinishedStep(
+            progress=progress,
+            step_batch=step_batch,
+            result=result,
+            step_s=step_s,
+            idle_s=idle_s,
+            checkpoint=self._checkpoints.row(),
         )
-        await self._report(stepped)
+        await self._report(finished)
         return progress
 
-    async def _skip(self, progress: Progress, meal: Meal) -> Progress:
+    async def _skip(self, progress: Progress, step_batch: StepBatch) -> Progress:
         """A step that was not finite changes no weights: it makes no version, and its groups give their slots back."""
         self._bad_steps += 1
         if self._bad_steps >= self._schedule.max_bad_steps:
             raise Diverged(
-                f"{self._bad_steps} steps in a row had a loss or gradient that is not finite, the last one step {meal.step}; "
-                "lower learner.optimizer.learning_rate, or resume from an older checkpoint"
+                f"{self._bad_steps} steps in a row had a loss or gradient that is not finite, the last one step "
+                f"{step_batch.step}; lower learner.optimizer.learning_rate, or resume from an older checkpoint"
             )
-        log.warning(f"step {meal.step} skipped: its loss or gradient is not finite")
+        log.warning(f"step {step_batch.step} skipped: its loss or gradient is not finite")
         await self._offer(progress)  # the slots of the skipped step return only with these weights
         if await self._publisher.until_live(progress.version):
-            await self._buffer.release(self._fence, meal.step)
-        self._publisher.reached = progress = replace(progress, step=meal.step)
-        await self._record(progress, meal)
+            await self._buffer.release(self._fence, step_batch.step)
+        self._publisher.reached = progress = replace(progress, step=step_batch.step)
+        await self._record(progress, step_batch)
         return progress
 
     async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
         await self._offer(progress)  # what a checkpoint contains is spent once its weights are live
-        await self._saves.begin(progress, tasks)
+        await self._checkpoints.begin(progress, tasks)
 
     async def _offer(self, progress: Progress) -> None:
         """Unless it was, or everything is held back."""

@@ -23,7 +23,7 @@ from async_rl.megatron.parameters.full_parameters import Split, gather_full, hel
 from async_rl.megatron.parameters.table import VALUE_HEAD
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
-from learner.schedule import learning_rate
+from learner.learning_rate import learning_rate
 
 with host.importing():
     from megatron.core.distributed import (

@@ -22,7 +22,7 @@ from learner.advantages.config import (
     RewardConfig,
 )
 from learner.losses import Loss, policy_loss
-from learner.losses.choices import Choice
+from learner.losses.choices import ObjectivePart
 from learner.losses.config import PolicyLossConfig, ValueLossConfig
 from learner.losses.custom import OwnLoss
 
@@ -34,7 +34,7 @@ def _own_loss(given: object) -> OwnLoss:
         raise ValueError(str(error)) from error
 
 
-class Objective(Choice):
+class Objective(ObjectivePart):
     rewards: RewardConfig = RewardConfig()
     advantages: Advantages = GroupAdvantages()
     policy_loss: PolicyLossConfig = PolicyLossConfig()

@@ -21,15 +21,15 @@ PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Meal:
+class StepBatch:
     """What one optimizer step eats."""
 
     step: int
     groups: list[TakenGroup]
-    batch: PackedBatch
+    packed: PackedBatch
 
 
-class Feed:
+class Prefetcher:
     """Takes and packs the groups of a step. The loop calls it for step n+1 while step n computes."""
 
     def __init__(
@@ -64,13 +64,13 @@ class Feed:
             cost=cost,
         )
 
-    async def next(self, step: int, version: int) -> Meal:
+    async def next(self, step: int, version: int) -> StepBatch:
         """The batch that will train weights `version`. Waits for as long as it takes."""
         groups = await self._take(step, version)
         started = time.monotonic()
-        batch = await asyncio.to_thread(self._pack, groups)
+        packed = await asyncio.to_thread(self._pack, groups)
         pack_s = time.monotonic() - started
-        return Meal(step=step, groups=groups, batch=replace(batch, metrics={**batch.metrics, "time/pack": pack_s}))
+        return StepBatch(step=step, groups=groups, packed=replace(packed, metrics={**packed.metrics, "time/pack": pack_s}))
 
     async def _take(self, step: int, version: int) -> list[TakenGroup]:
         started = time.monotonic()
@@ -88,7 +88,7 @@ class Feed:
             if groups:
                 return groups
 
-    async def what_is_missing(self) -> str:
+    async def describe_wait(self) -> str:
         """For a person who wonders why nothing happens."""
         stats, workers = await self._buffer.stats(), self._num_workers()
         if blocked := self._blocked_workers():

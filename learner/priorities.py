@@ -9,7 +9,7 @@ from typing import cast
 from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
 from async_rl.types import TakenGroup
-from learner.prefetch import Meal
+from learner.prefetch import StepBatch
 
 Priority = Callable[[TakenGroup, float], float]
 """A group and the mean |advantage| of its rollouts -> its weight; 1 is the weight of a group that has not trained yet."""
@@ -44,10 +44,10 @@ def load_priority(name: str) -> Priority:
     return cast("Priority", found)
 
 
-def weigh(meal: Meal, priority: Priority) -> dict[str, float]:
+def weigh_groups(step_batch: StepBatch, priority: Priority) -> dict[str, float]:
     weights = {
         taken.group.id: float(priority(taken, magnitude))
-        for taken, magnitude in zip(meal.groups, meal.batch.magnitudes, strict=True)
+        for taken, magnitude in zip(step_batch.groups, step_batch.packed.magnitudes, strict=True)
     }
     for group, weight in weights.items():
         if not math.isfinite(weight) or weight < 0:

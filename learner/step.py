@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from async_rl.megatron import host
 from async_rl.megatron.compat import PackedSeqParams, parallel_state
 from async_rl.megatron.model import forward_packed
-from learner.losses.totals import Names, Totals
+from learner.losses.totals import TotalNames, Totals
 from learner.model import TrainingModel
 
 with host.importing():
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
-class PackedRow(Protocol):
+class ModelInput(Protocol):
     """What the model reads of a row; the rest is between the row and its loss."""
 
     @property
@@ -38,21 +38,21 @@ class PackedRow(Protocol):
     @property
     def packing(self) -> PackedSeqParams: ...
 
-    def emptied(self) -> Self:
+    def as_filler(self) -> Self:
         """A row that nobody trains on, with all the columns that this one has."""
         ...
 
 
 T = TypeVar("T")
-RowT = TypeVar("RowT", bound=PackedRow)
-LossRowT = TypeVar("LossRowT", bound=PackedRow, contravariant=True)
+RowT = TypeVar("RowT", bound=ModelInput)
+LossRowT = TypeVar("LossRowT", bound=ModelInput, contravariant=True)
 
 
 class RowLoss(Protocol[LossRowT]):
     """What an update minimises, row by row. Called on the ranks that hold the model's last layers."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         """Of what it reports; "loss" is among the sums."""
         ...
 
@@ -129,14 +129,14 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
     return Update(totals=totals, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
 
 
-def judge(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:
+def evaluate_loss(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:
     """What a loss reports of rows that nobody trains on. Every rank must call it."""
     with torch.no_grad():
         reported: list[Totals] = _run(chunks, _filled_up(rows, chunks), loss, forward_only=True)
     return _over_all_ranks(reported, loss.names)
 
 
-def look(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:
+def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:
     """`see` of every row and what the model gives for it, without gradients; nothing on ranks without the last layers."""
 
     def seen(row: RowT, output: Tensor) -> tuple[Tensor, T]:
@@ -149,7 +149,7 @@ def look(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tenso
 def _filled_up(rows: Sequence[RowT], chunks: nn.ModuleList) -> Sequence[RowT]:
     """Interleaved pipeline stages take as many rows at once as there are stages."""
     missing = -len(rows) % parallel_state.get_pipeline_model_parallel_world_size() if len(chunks) > 1 else 0
-    return [*rows, *[rows[0].emptied()] * missing]
+    return [*rows, *[rows[0].as_filler()] * missing]
 
 
 def _run(
@@ -177,7 +177,7 @@ def _run(
     return reported
 
 
-def _over_all_ranks(reported: Sequence[Totals], names: Names) -> Totals:
+def _over_all_ranks(reported: Sequence[Totals], names: TotalNames) -> Totals:
     """Ranks that share a row by tensor or by context report the same numbers, so only the first of them counts."""
     sharing = parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank()
     counts_here = parallel_state.is_pipeline_last_stage() and sharing == 0

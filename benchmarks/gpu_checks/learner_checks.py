@@ -18,7 +18,7 @@ from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints import training_state
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 
 REINFORCE = Objective.model_validate(
     {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}
@@ -74,12 +74,12 @@ def _learn(
 ) -> None:
     """The same batch again and again: its loss falls."""
     fixed = batch(shape, tokens=tokens, longest=longest)
-    crew = Crew(config(learning_rate), REINFORCE, shape)
+    rank_group = RankGroup(config(learning_rate), REINFORCE, shape)
     losses: list[float] = []
     spent: list[float] = []
     for _ in range(steps + 1):
         started = time.perf_counter()
-        result = crew.step(fixed)
+        result = rank_group.step(fixed)
         machine.synchronize()
         spent.append(time.perf_counter() - started)
         losses.append(result.loss)
@@ -98,7 +98,7 @@ def _learn(
         name = torch.cuda.get_device_name(machine.device)
         if peak := next((each for part, each in DENSE_BF16_FLOPS.items() if part in name), None):
             report.note(mfu=_flops(shape, fixed) / step_s / peak)
-    crew.stop()
+    rank_group.stop()
     report.require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
 
 
@@ -116,17 +116,17 @@ def checkpoint(machine: Machine, report: Report) -> None:
     """A successor that loads what was saved holds the same bits, and its next step is the same."""
     fixed = batch(SMALL, tokens=2048, longest=256)
     with tempfile.TemporaryDirectory() as folder:
-        crew = Crew(config(1e-3), REINFORCE, SMALL)
+        rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
         for _ in range(2):
-            crew.step(fixed)
-        saved = {name: tensor.clone() for name, tensor in training_state.capture(crew.model).items()}
+            rank_group.step(fixed)
+        saved = {name: tensor.clone() for name, tensor in training_state.capture(rank_group.model).items()}
         started = time.perf_counter()
-        written = crew.save(Path(folder), step=2, extra={}, keep=1)
+        written = rank_group.save(Path(folder), step=2, extra={}, keep=1)
         report.note(stall_ms=1e3 * (time.perf_counter() - started))
         report.note(save_ms=1e3 * written.result().seconds)
-        following = crew.step(fixed)
+        following = rank_group.step(fixed)
 
-        successor = Crew(config(1e-3), REINFORCE, SMALL)
+        successor = RankGroup(config(1e-3), REINFORCE, SMALL)
         started = time.perf_counter()
         successor.load(Path(folder))
         report.note(load_ms=1e3 * (time.perf_counter() - started), tensors=len(saved))

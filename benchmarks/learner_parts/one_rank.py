@@ -22,8 +22,8 @@ from async_rl.types import TakenGroup
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import Objective
 from learner.packing.cost import cost_of
-from learner.ranks.joining import join
-from learner.ranks.model_set import assemble
+from learner.ranks.distributed import init_distributed
+from learner.ranks.model_set import build_model_set
 from learner.ranks.trainer import RankTrainer
 from learner_parts.stopwatch import Stopwatch, WatchedModel
 
@@ -33,15 +33,15 @@ PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "w
 
 class OneRank:
     def __init__(self, config: Config, objective: Objective, shape: ModelShape) -> None:
-        device = join(config)
-        roster = assemble(config, objective, shape)
+        device = init_distributed(config)
+        model_set = build_model_set(config, objective, shape)
         self._config, self._objective, self._cost = config, objective, cost_of(shape)
         self._watch = Stopwatch(device)
-        watched: Any = WatchedModel(roster.policy, self._watch)
-        self._policy, self._device = roster.policy, device
-        self._trainer = RankTrainer(replace(roster, policy=watched), objective, config)
+        watched: Any = WatchedModel(model_set.policy, self._watch)
+        self._policy, self._device = model_set.policy, device
+        self._trainer = RankTrainer(replace(model_set, policy=watched), objective, config)
         store = HashStore()
-        layout = lay_out(specs(shape, roster.policy.dtype), {0: list(roster.policy.held())})
+        layout = lay_out(specs(shape, model_set.policy.dtype), {0: list(model_set.policy.held())})
         self._depot = RankSender(
             WireRendezvous.at(config.wire.host, store), WireOrders(store, 0, fence=1), layout, 0, device, config.wire
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import PackedBatch, pack_batch
-from learner.batches.bins import Bin
+from learner.batches.packed_rows import PackedRow
 from learner.objective import Objective
 from packing_parts.measure import CAPACITY, Lengths
 
@@ -52,7 +52,7 @@ def copied_ms(batch: PackedBatch) -> float:
     """The same bytes, already where they belong."""
     columns = [
         np.concatenate([getattr(each, field.name) for shard in batch.minibatches[0].shards for each in shard])
-        for field in fields(Bin)
+        for field in fields(PackedRow)
     ]
     started = time.process_time()
     copies = [column.copy() for column in columns]

@@ -29,8 +29,8 @@ from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, spans_of
 from learner.batches.batch import pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import load_objective
-from learner.ranks.joining import join
-from learner.ranks.model_set import assemble
+from learner.ranks.distributed import init_distributed
+from learner.ranks.model_set import build_model_set
 from learner.ranks.trainer import RankTrainer
 from rollout_workers.inference.engine import MegatronEngine
 
@@ -105,9 +105,9 @@ class Pupil:
 
     def __init__(self, config: Config, shape: ModelShape) -> None:
         self._config, self._objective = config, load_objective(config.learner.objective)
-        roster = assemble(config, self._objective, shape)
-        self._policy = roster.policy
-        self._trainer = RankTrainer(roster, self._objective, config)
+        model_set = build_model_set(config, self._objective, shape)
+        self._policy = model_set.policy
+        self._trainer = RankTrainer(model_set, self._objective, config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self._policy.load(weights)
@@ -135,7 +135,7 @@ async def record(plan: Plan, folder: Path) -> dict[float, Path]:
     """Where each rate's images are."""
     config, shape = plan.config(WARM_RATE), plan.shape
     found: dict[float, Path] = {}
-    join(config)
+    init_distributed(config)
     try:
         engine = MegatronEngine(
             shape, open_tokenizer(config.tokenizer), config.worker, config.sampling.generation_args, device=CPU, seed=7

@@ -14,12 +14,12 @@ from pydantic import (
 )
 
 from learner.advantages.group import Baseline, Scale
-from learner.losses.choices import Choice
+from learner.losses.choices import ObjectivePart
 
 # -- rewards --------------------------------------------------------------------------------------------------------------
 
 
-class OverlongConfig(Choice):
+class OverlongConfig(ObjectivePart):
     """A penalty for answers that come near the limit, before they are cut: min(-(length - (max_length - buffer)) / buffer, 0)
     times `factor` (DAPO). An answer's length is the number of tokens sampled in its whole episode.
     """
@@ -37,7 +37,7 @@ class OverlongConfig(Choice):
         return self
 
 
-class RewardConfig(Choice):
+class RewardConfig(ObjectivePart):
     overlong: OverlongConfig | None = None
     train_truncated: bool = True
     """False keeps answers that a length limit cut out of the loss; their siblings are still compared with them (DAPO)."""
@@ -46,7 +46,7 @@ class RewardConfig(Choice):
 # -- advantages -----------------------------------------------------------------------------------------------------------
 
 
-class GroupAdvantages(Choice):
+class GroupAdvantages(ObjectivePart):
     """One advantage per rollout, out of the rewards of its siblings: (reward - baseline) / scale."""
 
     type: Literal["group"] = "group"
@@ -70,7 +70,7 @@ class GroupAdvantages(Choice):
         return self.baseline not in ("batch_mean", "none") or self.scale == "group_std"
 
 
-class ReturnAdvantages(Choice):
+class ReturnAdvantages(ObjectivePart):
     """One advantage per token: the rewards that are still to come, without a critic (REINFORCE++)."""
 
     type: Literal["returns"] = "returns"
@@ -79,7 +79,7 @@ class ReturnAdvantages(Choice):
     """As above."""
 
 
-class GaeAdvantages(Choice):
+class GaeAdvantages(ObjectivePart):
     """One advantage per token, out of a critic's values: generalised advantage estimation (PPO)."""
 
     type: Literal["gae"] = "gae"
@@ -92,7 +92,7 @@ class GaeAdvantages(Choice):
     """As above."""
 
 
-class DistillationAdvantages(Choice):
+class DistillationAdvantages(ObjectivePart):
     """One advantage per token: how much likelier it is to a teacher than to the policy that sampled it (on-policy
     distillation). On average that is the reverse KL divergence, with its sign turned.
     """

@@ -13,7 +13,7 @@ from learner.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Credit:
+class RolloutCredit:
     """One entry for every rollout, in the order of the groups."""
 
     rewards: Floats
@@ -23,7 +23,7 @@ class Credit:
     is_trained: Bools
 
 
-def credit(groups: Sequence[TakenGroup], objective: Objective) -> Credit:
+def assign_credit(groups: Sequence[TakenGroup], objective: Objective) -> RolloutCredit:
     """Failed rollouts enter neither baseline nor loss; masked ones, and truncated ones if so configured, only the baseline."""
     rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
     owners = np.repeat(np.arange(len(groups)), [len(taken.group.rollouts) for taken in groups])
@@ -49,7 +49,7 @@ def credit(groups: Sequence[TakenGroup], objective: Objective) -> Credit:
         )
         if config.whiten:
             advantages = whiten_rollouts(advantages, np.where(is_trained, [_trained_tokens(each) for each in rollouts], 0))
-    return Credit(rewards=rewards, advantages=advantages, is_trained=is_trained)
+    return RolloutCredit(rewards=rewards, advantages=advantages, is_trained=is_trained)
 
 
 def _is_trained(rollout: Rollout, objective: Objective) -> bool:

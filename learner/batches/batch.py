@@ -12,21 +12,21 @@ import numpy.typing as npt
 import torch
 
 from async_rl.types import TakenGroup
-from learner.advantages.rollouts import credit
-from learner.batches.bins import Bin, Source, fill, from_buffer, to_buffers
+from learner.advantages.rollouts import assign_credit
+from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffer, to_buffers
 from learner.losses import StepCounts
 from learner.objective import Objective
 from learner.packing import Bins, plan
 from learner.packing.cost import TYPICAL, Cost
 
-__all__ = ["Bin", "Minibatch", "PackedBatch", "Portion", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
+__all__ = ["Minibatch", "PackedBatch", "PackedRow", "RankMinibatch", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Portion:
+class RankMinibatch:
     """What one data-parallel rank trains in one optimizer update."""
 
-    bins: tuple[Bin, ...]
+    rows: tuple[PackedRow, ...]
     counts: StepCounts
     """Of the whole update, over all ranks."""
 
@@ -35,7 +35,7 @@ class Portion:
 class Minibatch:
     """One optimizer update: a list of bins for every data-parallel rank, all of the same length."""
 
-    shards: tuple[tuple[Bin, ...], ...]
+    shards: tuple[tuple[PackedRow, ...], ...]
     counts: StepCounts
 
 
@@ -70,9 +70,9 @@ def pack_batch(
     in `plan`.
     """
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
-    worth = credit(groups, objective)
+    worth = assign_credit(groups, objective)
     sources = [
-        Source(
+        TrainedSample(
             sample=sample,
             trained=trained,
             advantage=float(worth.advantages[index]),
@@ -107,7 +107,7 @@ def pack_batch(
     return PackedBatch(minibatches=made, metrics=metrics, magnitudes=magnitudes)
 
 
-def _count(sources: Sequence[Source]) -> StepCounts:
+def _count(sources: Sequence[TrainedSample]) -> StepCounts:
     groups, owner = np.unique(np.array([each.group for each in sources], np.int64), return_inverse=True)
     group_tokens = np.zeros(len(groups), np.int64)
     np.add.at(group_tokens, owner, [each.trained for each in sources])
@@ -140,7 +140,7 @@ def _describe(advantages: npt.NDArray[np.float64], made: Sequence[Minibatch], ca
     }
 
 
-def _of_bins(minibatch: Minibatch, measure: Callable[[Bin], float]) -> npt.NDArray[np.float64]:
+def _of_bins(minibatch: Minibatch, measure: Callable[[PackedRow], float]) -> npt.NDArray[np.float64]:
     """[shards, bins]"""
     return np.array([[measure(each) for each in bins] for bins in minibatch.shards], np.float64)
 
@@ -177,11 +177,11 @@ def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
     return b"".join([len(packed).to_bytes(_ALIGNMENT, "little"), packed, bytes(-len(packed) % _ALIGNMENT), *columns])
 
 
-def shard_from_bytes(payload: bytes) -> tuple[Portion, ...]:
+def shard_from_bytes(payload: bytes) -> tuple[RankMinibatch, ...]:
     size = int.from_bytes(payload[:_ALIGNMENT], "little")
     header: list[dict[str, Any]] = msgpack.unpackb(payload[_ALIGNMENT : _ALIGNMENT + size])
     rest = memoryview(payload)[_ALIGNMENT + size + -size % _ALIGNMENT :]
-    portions: list[Portion] = []
+    minibatches: list[RankMinibatch] = []
     for update in header:
         counts = StepCounts(
             tokens=update["tokens"],
@@ -189,7 +189,7 @@ def shard_from_bytes(payload: bytes) -> tuple[Portion, ...]:
             groups=torch.tensor(update["groups"], dtype=torch.int64),
             group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
         )
-        bins = from_buffer(rest, update["bin_tokens"], update["bin_sequences"])
-        portions.append(Portion(bins=bins, counts=counts))
+        rows = from_buffer(rest, update["bin_tokens"], update["bin_sequences"])
+        minibatches.append(RankMinibatch(rows=rows, counts=counts))
         rest = rest[update["bytes"] :]
-    return tuple(portions)
+    return tuple(minibatches)

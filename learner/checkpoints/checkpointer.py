@@ -33,7 +33,7 @@ from learner.versions.pin_file import PinFile
 log = structlog.get_logger()
 
 
-class Keeping:
+class Checkpointer:
     def __init__(self, models: Mapping[str, TrainingModel], device: torch.device) -> None:
         """The names are those under which checkpoints keep the models."""
         self._models, self._device = models, device

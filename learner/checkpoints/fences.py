@@ -2,7 +2,7 @@
 
     {"fence": 7, "owner": "gpu-3:4711"}
 
-Redis numbers its learners, but an emptied or restored one begins anew, and would give a fence that a learner which sleeps
+Redis numbers its learners, but an as_filler or restored one begins anew, and would give a fence that a learner which sleeps
 still holds. So a fence is asked for above all that the run's folder knows, and no two learners claim the same one.
 """
 

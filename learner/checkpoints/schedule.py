@@ -35,7 +35,7 @@ LONGEST_PAUSE_S = 10.0
 log = structlog.get_logger()
 
 
-class Saver(Protocol):
+class CheckpointSaver(Protocol):
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
     ) -> Awaitable[Written]:
@@ -43,8 +43,8 @@ class Saver(Protocol):
         ...
 
 
-class Saves:
-    def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: Saver, publisher: Publisher, disk_wait_s: float):
+class CheckpointSchedule:
+    def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: CheckpointSaver, publisher: Publisher, disk_wait_s: float):
         """`disk_wait_s` is how long training stands still for a disk that refuses."""
         self._disk_wait_s = disk_wait_s
         self._buffer, self._fence = buffer, fence

@@ -21,7 +21,7 @@ from learner.model import TrainingModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Optimized:
+class OptimizerSlice:
     """What an optimizer updates of a parameter."""
 
     stretch: Stretch
@@ -50,17 +50,17 @@ class Optimized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holding:
+class HeldParameter:
     parameter: Tensor
     whole: Stretch
     """All that the parameter is on this rank."""
-    optimized: Optimized | None
+    optimized: OptimizerSlice | None
     """None where it is frozen, or another rank has all of it in its optimizer."""
     given: Stretch | None
     """None where other ranks give the same."""
 
 
-def holdings(model: TrainingModel) -> Iterator[Holding]:
+def held_parameters(model: TrainingModel) -> Iterator[HeldParameter]:
     rows = {row.name: row for row in table(model.shape)}
     optimizers = _Optimizers(model)
     for name, parameter in local_parameters(model.chunks).items():
@@ -74,7 +74,7 @@ def holdings(model: TrainingModel) -> Iterator[Holding]:
             given = optimized.stretch if optimized is not None else None
         else:
             given = whole.share(*_replica(row))
-        yield Holding(parameter=parameter, whole=whole, optimized=optimized, given=given)
+        yield HeldParameter(parameter=parameter, whole=whole, optimized=optimized, given=given)
 
 
 def _place(row: Parameter) -> tuple[int, int]:
@@ -114,14 +114,14 @@ class _Optimizers:
         """Among data-parallel ranks."""
         return bool(self._divided)
 
-    def find(self, parameter: nn.Parameter, whole: Stretch) -> Optimized | None:
+    def find(self, parameter: nn.Parameter, whole: Stretch) -> OptimizerSlice | None:
         for each in self._divided:
             if parameter in each.model_param_gbuf_map:
                 found = each._get_model_param_range_map(parameter)["param"]
                 group, place = each.model_param_group_index_map[parameter]
                 main = each.optimizer.param_groups[group]["params"][place]
-                return Optimized(stretch=whole.part(found.start, found.end), main=main, optimizer=each.optimizer)
+                return OptimizerSlice(stretch=whole.part(found.start, found.end), main=main, optimizer=each.optimizer)
         main = getattr(parameter, "main_param", parameter)
         if (optimizer := self._of_main.get(id(main))) is None:
             return None
-        return Optimized(stretch=whole, main=main, optimizer=optimizer)
+        return OptimizerSlice(stretch=whole, main=main, optimizer=optimizer)

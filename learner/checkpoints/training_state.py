@@ -11,14 +11,14 @@ from torch import Tensor
 
 from async_rl.checkpoints.manifest import POLICY, WEIGHT, ModelFacts
 from async_rl.megatron.parameters.pieces import Pieces, parameters_of
-from learner.checkpoints.shards import holdings
+from learner.checkpoints.shards import held_parameters
 from learner.model import TrainingModel
 
 
 def capture(model: TrainingModel, name: str = POLICY) -> dict[str, Tensor]:
     """What this rank gives to a checkpoint, flat. They are views: training on changes them."""
     captured: dict[str, Tensor] = {}
-    for held in holdings(model):
+    for held in held_parameters(model):
         if (given := held.given) is None or given.is_empty:
             continue
         start, tensors = 0, {WEIGHT: held.parameter}
@@ -37,7 +37,7 @@ def restore(model: TrainingModel, pieces: Pieces, facts: ModelFacts, name: str =
     """Weights are copied in place. Where no moments were saved, the optimizer begins anew; where no weights, they stay."""
     kinds = sorted(pieces.kinds(name) - {WEIGHT})
     with torch.no_grad():
-        for held in holdings(model):
+        for held in held_parameters(model):
             if held.whole.row.name not in facts.parameters:  # values that the checkpoint's model did not give yet
                 continue
             held.parameter.copy_(pieces.read(name, WEIGHT, held.whole).view_as(held.parameter))

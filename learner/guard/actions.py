@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from async_rl.config.learner import GuardConfig
 from async_rl.errors import Diverged
 from async_rl.replay_protocol import ReplayBuffer
-from learner.guard.rule import Guard, GuardState
+from learner.guard.rule import GuardRule, GuardState
 from learner.step import StepResult
 
 log = structlog.get_logger()
@@ -20,18 +20,18 @@ log = structlog.get_logger()
 STATE = TypeAdapter(GuardState)
 
 
-class Trainer(Protocol):
+class GuardedRanks(Protocol):
     learning_rate_scale: float
     """What the schedule's learning rate is multiplied with from the next step on."""
     beside: dict[str, Any]
     """What its checkpoints carry for others, and the one it went on from has carried."""
 
 
-class Watch:
-    def __init__(self, config: GuardConfig, *, max_age: float, buffer: ReplayBuffer, fence: int, trainer: Trainer):
+class TrainingGuard:
+    def __init__(self, config: GuardConfig, *, max_age: float, buffer: ReplayBuffer, fence: int, trainer: GuardedRanks):
         kept = trainer.beside.get("guard", {}).get(config.action)  # what another action has done is none of this one's
         state = STATE.validate_python(kept) if kept is not None else GuardState()
-        self._guard = Guard(config=config, configured_max_age=max_age, state=state)
+        self._guard = GuardRule(config=config, configured_max_age=max_age, state=state)
         self._buffer, self._fence, self._trainer = buffer, fence, trainer
 
     async def begin(self) -> None:

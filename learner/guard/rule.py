@@ -27,7 +27,7 @@ class GuardState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GuardVerdict:
     """For people; and whether the run must end, which is then the reason."""
 
     sentence: str
@@ -35,7 +35,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class GuardRule:
     config: GuardConfig
     configured_max_age: float
     state: GuardState = GuardState()
@@ -54,7 +54,7 @@ class Guard:
         lowest = min(self.config.lowest_max_age, self.configured_max_age)
         return max(self.configured_max_age - self.state.notches, lowest)
 
-    def after(self, metrics: Mapping[str, float]) -> tuple[Guard, Verdict | None]:
+    def after(self, metrics: Mapping[str, float]) -> tuple[GuardRule, GuardVerdict | None]:
         """Of a step that changed the weights."""
         if self.config.action == "off" or metrics["policy/tokens"] == 0:
             return self, None
@@ -81,18 +81,18 @@ class Guard:
             broken.append(f"policy/kl_behave {kl:.3g} is above learner.guard.max_kl {most:g}")
         return broken
 
-    def _tightened(self, why: str) -> tuple[Guard, Verdict | None]:
+    def _tightened(self, why: str) -> tuple[GuardRule, GuardVerdict | None]:
         said = f"{why}, for {self.config.patience} steps in a row"
         if self.config.action == "stop":
-            return self, Verdict(sentence=f"{said}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True)
+            return self, GuardVerdict(sentence=f"{said}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True)
         tighter = replace(self, state=GuardState(notches=self.state.notches + 1))
         if tighter._setting == self._setting:  # as tight as it gets: one notch more would only have to be undone
             return replace(self, state=GuardState(notches=self.state.notches)), None
-        return tighter, Verdict(sentence=f"{said}: {tighter._setting}")
+        return tighter, GuardVerdict(sentence=f"{said}: {tighter._setting}")
 
-    def _relaxed(self) -> tuple[Guard, Verdict | None]:
+    def _relaxed(self) -> tuple[GuardRule, GuardVerdict | None]:
         looser = replace(self, state=GuardState(notches=self.state.notches - 1))
-        return looser, Verdict(sentence=f"inside learner.guard's band for {self.config.recovery} steps: {looser._setting}")
+        return looser, GuardVerdict(sentence=f"inside learner.guard's band for {self.config.recovery} steps: {looser._setting}")
 
     @property
     def _setting(self) -> str:

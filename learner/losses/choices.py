@@ -21,14 +21,14 @@ from pydantic import (
 )
 
 
-class Choice(BaseModel):
+class ObjectivePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 # -- surrogates ---------------------------------------------------------------------------------------------------------
 
 
-class PpoClip(Choice):
+class PpoClip(ObjectivePart):
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)"""
 
     type: Literal["ppo_clip"] = "ppo_clip"
@@ -38,7 +38,7 @@ class PpoClip(Choice):
     """Where the advantage is negative, the loss of a token is at most this many times -A."""
 
 
-class Gspo(Choice):
+class Gspo(ObjectivePart):
     """PPO's clip on one ratio for the whole sequence: the geometric mean of those of its trained tokens."""
 
     type: Literal["gspo"] = "gspo"
@@ -46,7 +46,7 @@ class Gspo(Choice):
     clip_high: NonNegativeFloat = 4e-4
 
 
-class Cispo(Choice):
+class Cispo(ObjectivePart):
     """-sg(clip(r, floor, cap)) A c: every token keeps its gradient, none counts for more than `cap`."""
 
     type: Literal["cispo"] = "cispo"
@@ -61,7 +61,7 @@ class Cispo(Choice):
         return self
 
 
-class Dppo(Choice):
+class Dppo(ObjectivePart):
     """-r A on tokens within a trust region around the policy that sampled, nothing outside; no other bound."""
 
     type: Literal["dppo"] = "dppo"
@@ -73,7 +73,7 @@ class Dppo(Choice):
     """Where the advantage is not positive and the token became less likely."""
 
 
-class Sapo(Choice):
+class Sapo(ObjectivePart):
     """-(4 / tau) sigmoid(tau (r - 1)) A: a soft clip. Its slope is that of r A where r = 1 and fades on both sides."""
 
     type: Literal["sapo"] = "sapo"
@@ -82,20 +82,20 @@ class Sapo(Choice):
     """Where the advantage is not positive: what is pushed down fades a little faster."""
 
 
-class Topr(Choice):
+class Topr(ObjectivePart):
     """-A c where the advantage is positive, else -sg(min(r, cap)) A c: good samples count in full, however unlikely now."""
 
     type: Literal["topr"] = "topr"
     cap: PositiveFloat = 1.0
 
 
-class Reinforce(Choice):
+class Reinforce(ObjectivePart):
     """-A c"""
 
     type: Literal["reinforce"] = "reinforce"
 
 
-class Importance(Choice):
+class Importance(ObjectivePart):
     """-r A, without any bound."""
 
     type: Literal["importance"] = "importance"
@@ -104,7 +104,7 @@ class Importance(Choice):
 # -- corrections: from the policy that sampled to the proximal one ------------------------------------------------------
 
 
-class _Interval(Choice):
+class _Interval(ObjectivePart):
     low: NonNegativeFloat
     high: PositiveFloat
 
@@ -115,7 +115,7 @@ class _Interval(Choice):
         return self
 
 
-class NoCorrection(Choice):
+class NoCorrection(ObjectivePart):
     """1: whatever lies between the two policies is ignored."""
 
     type: Literal["none"] = "none"
@@ -152,7 +152,7 @@ class SequenceMask(_Interval):
 # -- what removes tokens that are too far from the policy that sampled --------------------------------------------------
 
 
-class TotalVariationMask(Choice):
+class TotalVariationMask(ObjectivePart):
     """Drops tokens whose probability already moved this far from the behaviour policy, in the advantage's direction."""
 
     type: Literal["tv"] = "tv"
@@ -160,14 +160,14 @@ class TotalVariationMask(Choice):
     low: PositiveFloat = 0.2
 
 
-class OffPolicySequenceMask(Choice):
+class OffPolicySequenceMask(ObjectivePart):
     """Drops the tokens with a negative advantage of sequences that became unlikely: mean of b - c beyond `delta`."""
 
     type: Literal["off_policy_sequence_mask"] = "off_policy_sequence_mask"
     delta: PositiveFloat
 
 
-class Veto(Choice):
+class Veto(ObjectivePart):
     """One token whose probability fell below `min_ratio` times the behaviour policy's removes its whole sequence."""
 
     min_ratio: float = Field(default=1e-4, gt=0, lt=1)
@@ -176,26 +176,26 @@ class Veto(Choice):
 # -- aggregations -------------------------------------------------------------------------------------------------------
 
 
-class TokenMean(Choice):
+class TokenMean(ObjectivePart):
     type: Literal["token_mean"] = "token_mean"
 
 
-class SequenceMeanTokenMean(Choice):
+class SequenceMeanTokenMean(ObjectivePart):
     type: Literal["sequence_mean_token_mean"] = "sequence_mean_token_mean"
 
 
-class SequenceMeanTokenSum(Choice):
+class SequenceMeanTokenSum(ObjectivePart):
     type: Literal["sequence_mean_token_sum"] = "sequence_mean_token_sum"
 
 
-class SequenceSumNorm(Choice):
+class SequenceSumNorm(ObjectivePart):
     """Sum of tokens, divided by the number of sequences times a constant (Dr. GRPO)."""
 
     type: Literal["sequence_sum_norm"] = "sequence_sum_norm"
     length: PositiveInt
 
 
-class PromptMean(Choice):
+class PromptMean(ObjectivePart):
     """Mean over the groups of the mean over a group's tokens."""
 
     type: Literal["prompt_mean"] = "prompt_mean"

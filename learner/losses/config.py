@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, mo
 
 from learner.losses.choices import (
     Aggregation,
-    Choice,
     Cispo,
     Correction,
     Gspo,
     NoCorrection,
+    ObjectivePart,
     SequenceMeanTokenMean,
     Surrogate,
     TokenMean,
@@ -21,7 +21,7 @@ from learner.losses.choices import (
 )
 
 
-class Kl(Choice):
+class Kl(ObjectivePart):
     """A penalty towards the reference policy, over every trained token, also those that a mask or veto removed."""
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -41,7 +41,7 @@ def _usual_aggregation(chosen: dict[str, Any]) -> Aggregation:
     return SequenceMeanTokenMean() if isinstance(chosen.get("surrogate"), Gspo) else TokenMean()
 
 
-class PolicyLossConfig(Choice):
+class PolicyLossConfig(ObjectivePart):
     surrogate: Surrogate = Cispo()
     anchor: Literal["behaviour", "proximal"] = "behaviour"
     """Whose probability the ratio divides by: the policy that sampled the token, or the one before this optimizer step."""
@@ -71,7 +71,7 @@ class PolicyLossConfig(Choice):
         return self
 
 
-class ValueLossConfig(Choice):
+class ValueLossConfig(ObjectivePart):
     """max((V - G)^2, (V_old + clip(V - V_old, -clip, clip) - G)^2) / 2, mean over the trained tokens"""
 
     clip: PositiveFloat | None = 0.2

@@ -34,7 +34,7 @@ class OwnLoss:
     function: Callable[..., object]
     """Gives a `Loss`, or a differentiable number."""
     takes: frozenset[str]
-    """Names among ARGUMENTS. Who names `proximal`, `reference` or `entropy` makes the learner compute it."""
+    """TotalNames among ARGUMENTS. Who names `proximal`, `reference` or `entropy` makes the learner compute it."""
 
     @staticmethod
     def of(given: object) -> OwnLoss:

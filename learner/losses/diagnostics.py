@@ -15,7 +15,7 @@ from torch import Tensor
 from learner.losses.ratios import clamped, divergence
 from learner.losses.surrogates import TokenLosses
 from learner.losses.tokens import Tokens
-from learner.losses.totals import Names, Totals
+from learner.losses.totals import TotalNames, Totals
 
 AGES = {"0": 0, "1": 1, "2_3": 2, "4_7": 4, "8_up": 8}
 """The buckets, and the youngest age in each."""
@@ -27,7 +27,7 @@ _OF_TOKENS = ("tokens", "kept", "below", "above", "ratio", "ratio_squared", "kl_
 _OF_ALL_TOKENS = ("moved", "logprob", "entropy_estimate", "weight", "corrected", "kl_proximal")
 _OF_SEQUENCES = ("sequences", "vetoed", "sequence_ratio", "sequence_ratio_squared")
 
-POLICY = Names(
+POLICY = TotalNames(
     sums=(
         *_OF_PARTS, *_OF_SEQUENCES, *_OF_ALL_TOKENS, *_OF_TOKENS, *(f"age_{age}/{name}" for age in AGES for name in _OF_TOKENS)
     ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from learner.losses.totals import Names, Totals
+from learner.losses.totals import TotalNames, Totals
 
-VALUE = Names(sums=("loss", "tokens", "clipped", "values", "returns", "returns_squared", "errors", "errors_squared"))
-SFT = Names(sums=("loss", "tokens", "nll"))
-DPO = Names(sums=("loss", "pairs", "right", "reward_chosen", "reward_rejected", "nll"))
-REWARD_MODEL = Names(sums=("loss", "pairs", "right", "score_chosen", "score_rejected"))
+VALUE = TotalNames(sums=("loss", "tokens", "clipped", "values", "returns", "returns_squared", "errors", "errors_squared"))
+SFT = TotalNames(sums=("loss", "tokens", "nll"))
+DPO = TotalNames(sums=("loss", "pairs", "right", "reward_chosen", "reward_rejected", "nll"))
+REWARD_MODEL = TotalNames(sums=("loss", "pairs", "right", "score_chosen", "score_rejected"))
 
 
 def value_metrics(totals: Totals) -> dict[str, float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class TotalNames:
     """Known before anything is computed, so that a rank with nothing to report can still take part in the reduction."""
 
     sums: tuple[str, ...]
@@ -22,12 +22,12 @@ class Names:
 class Totals:
     """Two vectors, so that a whole step is reduced with one sum and one maximum."""
 
-    names: Names
+    names: TotalNames
     sums: Tensor
     maxima: Tensor
 
     @staticmethod
-    def empty(names: Names, device: torch.device | None = None) -> Totals:
+    def empty(names: TotalNames, device: torch.device | None = None) -> Totals:
         return Totals(
             names=names,
             sums=torch.zeros(len(names.sums), dtype=torch.float64, device=device),
@@ -35,7 +35,7 @@ class Totals:
         )
 
     @staticmethod
-    def of(names: Names, sums: Mapping[str, Tensor]) -> Totals:
+    def of(names: TotalNames, sums: Mapping[str, Tensor]) -> Totals:
         """From one number for each name, in any order. Without maxima."""
         summed = torch.stack([sums[name].detach().double() for name in names.sums])
         return Totals(names=names, sums=summed, maxima=summed.new_zeros(0))

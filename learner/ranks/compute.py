@@ -1,4 +1,4 @@
-"""The crew on its thread: what the loop awaits. The CUDA device is per thread, so all of torch happens on this one."""
+"""The rank_group on its thread: what the loop awaits. The CUDA device is per thread, so all of torch happens on this one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from learner.checkpoints.writing import Written
 from learner.lost_peers import naming_lost_peers
 from learner.objective import Objective
 from learner.progress import Progress
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 
 POSITION = TypeAdapter(BufferPosition)
@@ -44,8 +44,8 @@ class Resumed:
 
 
 class Compute:
-    def __init__(self, crew: Crew, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
-        self._crew, self._thread = crew, thread
+    def __init__(self, rank_group: RankGroup, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
+        self._rank_group, self._thread = rank_group, thread
         self._folder, self._keep, self._life = folder, keep, life
         self.learning_rate_scale = 1.0
         """What the schedule's learning rate is multiplied with."""
@@ -67,35 +67,35 @@ class Compute:
         """`life` tells this learner's checkpoints from those of learners before it: its fence. `meet` may block."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
             loop = asyncio.get_running_loop()
-            crew = await loop.run_in_executor(thread, lambda: Crew(config, objective, shape, stores, meet()))
+            rank_group = await loop.run_in_executor(thread, lambda: RankGroup(config, objective, shape, stores, meet()))
             try:
                 folder, keep = config.run_folder / "checkpoints", config.learner.keep_checkpoints
-                yield cls(crew, thread, folder=folder, keep=keep, life=life)
+                yield cls(rank_group, thread, folder=folder, keep=keep, life=life)
             finally:
-                await loop.run_in_executor(thread, _stop, crew)
+                await loop.run_in_executor(thread, _stop, rank_group)
 
     @property
     def device(self) -> str:
-        return str(self._crew.device)
+        return str(self._rank_group.device)
 
     @property
     def num_shards(self) -> int:
-        return self._crew.num_shards
+        return self._rank_group.num_shards
 
     async def step(self, batch: PackedBatch) -> StepResult:
-        return await self._call(self._crew.step, batch, learning_rate_scale=self.learning_rate_scale)
+        return await self._call(self._rank_group.step, batch, learning_rate_scale=self.learning_rate_scale)
 
     async def open_depot(self) -> RankSender:
         """Where versions leave from."""
-        return await self._call(self._crew.open_depot, fence=self._life)
+        return await self._call(self._rank_group.open_depot, fence=self._life)
 
     async def pack(self, version: int, keep: Collection[int]) -> str:
         """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""
-        return await self._call(self._crew.pack, version, keep)
+        return await self._call(self._rank_group.pack, version, keep)
 
     async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """The same with the weights of a checkpoint; None when it cannot be read."""
-        return await self._call(self._crew.pack_stored, version, keep, checkpoint)
+        return await self._call(self._rank_group.pack_stored, version, keep, checkpoint)
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -117,10 +117,10 @@ class Compute:
             "beside": dict(self.beside),
         }
         how = {"step": progress.step, "extra": extra, "keep": self._keep, "life": self._life, "confirm": confirm}
-        return asyncio.wrap_future(await self._call(lambda: self._crew.save(self._folder, **how)))
+        return asyncio.wrap_future(await self._call(lambda: self._rank_group.save(self._folder, **how)))
 
     async def load(self) -> Resumed | None:
-        extra: Mapping[str, Any] | None = await self._call(self._crew.load, self._folder)
+        extra: Mapping[str, Any] | None = await self._call(self._rank_group.load, self._folder)
         if extra is None:
             return None
         position = POSITION.validate_python(extra["position"]) if "position" in extra else None
@@ -128,7 +128,7 @@ class Compute:
         return Resumed(step=extra.get("step", 0), position=position)
 
     async def idle(self) -> None:
-        await self._call(self._crew.idle)
+        await self._call(self._rank_group.idle)
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
@@ -151,9 +151,9 @@ class Compute:
         return call.result()
 
 
-def _stop(crew: Crew) -> None:
+def _stop(rank_group: RankGroup) -> None:
     with suppress(ServiceStopped), naming_lost_peers():  # whoever is gone need not be told
-        crew.stop()
+        rank_group.stop()
 
 
 async def _awaited(result: Awaitable[None]) -> None:

@@ -19,13 +19,13 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.model import ComputeOptions, LayerSpec
 from async_rl.models.shape import ModelShape
-from learner.checkpoints.origins import Origin
+from learner.checkpoints.initial_weights import InitialWeights
 from learner.model import FrozenModel, TrainingModel, check_offload, compute_options
 from learner.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Roster:
+class ModelSet:
     policy: TrainingModel
     critic: TrainingModel | None = None
     reference: FrozenModel | None = None
@@ -39,7 +39,7 @@ class Roster:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
 
-def check_needs(config: Config, objective: Objective, shape: ModelShape) -> None:
+def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> None:
     """Raises ConfigError where objective and configuration disagree about who is there. Builds nothing."""
     learner, name = config.learner, config.learner.objective
     for is_needed, is_there, key, example in (
@@ -51,8 +51,8 @@ def check_needs(config: Config, objective: Objective, shape: ModelShape) -> None
             raise ConfigError(f"learner.objective: {name} needs a {key}; describe it as learner.{key}: {example}")
         if is_there and not is_needed:
             raise ConfigError(f"learner.{key}: objective {name} has no use for a {key}; remove the section")
-    for origin in (_critic(learner), _reference(learner), _teacher(learner)):
-        origin.check_vocabulary(shape)
+    for initial in (_critic(learner), _reference(learner), _teacher(learner)):
+        initial.check_vocabulary(shape)
     if config.batch.group_size == 1 and objective.needs_siblings:
         raise ConfigError(
             f"batch.group_size: objective {name} compares siblings, so that with groups of 1 all advantages are 0; raise it, "
@@ -64,10 +64,10 @@ def check_needs(config: Config, objective: Objective, shape: ModelShape) -> None
         )
 
 
-def assemble(config: Config, objective: Objective, shape: ModelShape) -> Roster:
+def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> ModelSet:
     """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses the models."""
-    check_needs(config, objective, shape)
-    learner, own = config.learner, Origin(key="model.folder", folder=config.model.folder)
+    check_model_set(config, objective, shape)
+    learner, own = config.learner, InitialWeights(key="model.folder", folder=config.model.folder)
     device = parallel.resolve_device(config.device)
     common = _Common(
         device=device,
@@ -88,19 +88,19 @@ def assemble(config: Config, objective: Objective, shape: ModelShape) -> Roster:
         total_updates=updates - cold_updates,
         **common,
     )
-    own.fill(policy, common["dtype"])
+    own.load_into(policy, common["dtype"])
     critic = reference = teacher = None
     if isinstance(learner.critic, OwnCritic):
-        origin = _critic(learner).otherwise(own)
+        initial = _critic(learner).or_else(own)
         # values need no row of their own for each word: nothing is left to be tied
-        valued = replace(origin.shape(shape), head="scalar", tied_embeddings=False)
+        valued = replace(initial.shape(shape), head="scalar", tied_embeddings=False)
         critic = TrainingModel(valued, learner.critic.optimizer, total_updates=updates, **common)
-        origin.fill(critic, common["dtype"])
+        initial.load_into(critic, common["dtype"])
     if objective.needs_reference:
-        reference = _frozen(_reference(learner).otherwise(own), shape, common)
+        reference = _frozen(_reference(learner).or_else(own), shape, common)
     if learner.teacher is not None:
         teacher = _frozen(_teacher(learner), shape, common)
-    return Roster(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)
+    return ModelSet(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)
 
 
 class _Common(TypedDict):
@@ -113,19 +113,21 @@ class _Common(TypedDict):
     compute: ComputeOptions
 
 
-def _frozen(origin: Origin, shape: ModelShape, common: _Common) -> FrozenModel:
-    model = FrozenModel(origin.shape(shape), **common)
-    origin.fill(model, common["dtype"])
+def _frozen(initial: InitialWeights, shape: ModelShape, common: _Common) -> FrozenModel:
+    model = FrozenModel(initial.shape(shape), **common)
+    initial.load_into(model, common["dtype"])
     return model
 
 
-def _critic(learner: LearnerConfig) -> Origin:
-    return Origin(key="learner.critic.folder", folder=learner.critic.folder if isinstance(learner.critic, OwnCritic) else None)
+def _critic(learner: LearnerConfig) -> InitialWeights:
+    return InitialWeights(
+        key="learner.critic.folder", folder=learner.critic.folder if isinstance(learner.critic, OwnCritic) else None
+    )
 
 
-def _reference(learner: LearnerConfig) -> Origin:
-    return Origin(key="learner.reference.folder", folder=learner.reference.folder)
+def _reference(learner: LearnerConfig) -> InitialWeights:
+    return InitialWeights(key="learner.reference.folder", folder=learner.reference.folder)
 
 
-def _teacher(learner: LearnerConfig) -> Origin:
-    return Origin(key="learner.teacher.folder", folder=learner.teacher.folder if learner.teacher is not None else None)
+def _teacher(learner: LearnerConfig) -> InitialWeights:
+    return InitialWeights(key="learner.teacher.folder", folder=learner.teacher.folder if learner.teacher is not None else None)

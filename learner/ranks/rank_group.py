@@ -1,7 +1,7 @@
 """How one rank leads the others. Rank 0 alone talks to the buffer; the rest do what it says, in the order it says it. They use
 Redis for two things only: the addresses of process groups, and errands of the weight wire.
 
-    rank 0    Crew.step(batch) ──▶ broadcast(STEP, shards) ──▶ RankTrainer.step ──▶ result
+    rank 0    RankGroup.step(batch) ──▶ broadcast(STEP, shards) ──▶ RankTrainer.step ──▶ result
     rank 1+   follow()         ──▶ receive                 ──▶ RankTrainer.step ──▶ receive ...
 
 Orders are broadcast over the world's group with CPU tensors (gloo, also where gradients go over NCCL). What can fail on one
@@ -42,15 +42,15 @@ from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import STORE, WireRendezvous
 from learner.batches.batch import PackedBatch, shard_from_bytes, shard_to_bytes
-from learner.checkpoints.checkpointer import Keeping, all_succeeded
+from learner.checkpoints.checkpointer import Checkpointer, all_succeeded
 from learner.checkpoints.stored_weights import stored_weights
 from learner.checkpoints.writing import Written
 from learner.lost_peers import naming_lost_peers
 from learner.model import TrainingModel
 from learner.objective import Objective
-from learner.ranks.exchange import at_rank_0, from_rank_0
-from learner.ranks.joining import join
-from learner.ranks.model_set import assemble
+from learner.ranks.collectives import broadcast_bytes, gather_bytes
+from learner.ranks.distributed import init_distributed
+from learner.ranks.model_set import build_model_set
 from learner.ranks.trainer import RankTrainer
 from learner.step import StepResult
 
@@ -72,7 +72,7 @@ class Order(IntEnum):
     PACK_STORED = 8
 
 
-class Crew:
+class RankGroup:
     """All learner ranks at once, as rank 0 sees them. Every method blocks; all belong on the thread that made it."""
 
     def __init__(
@@ -84,18 +84,18 @@ class Crew:
         rendezvous: parallel.Rendezvous | None = None,
     ):
         """`stores`: needed for `open_depot`."""
-        self._hand = _Hand(config, objective, shape, stores, rendezvous)
+        self._rank = _Rank(config, objective, shape, stores, rendezvous)
         self._obeys = True
 
     @property
     def model(self) -> TrainingModel:
         """Rank 0's part."""
-        return self._hand.model
+        return self._rank.model
 
     @property
     def models(self) -> Mapping[str, TrainingModel]:
         """Rank 0's part of all that learn: the policy, perhaps a critic."""
-        return self._hand.models
+        return self._rank.models
 
     @property
     def device(self) -> torch.device:
@@ -113,30 +113,30 @@ class Crew:
         shards = [shard_to_bytes(batch, shard) for shard in range(batch.num_shards)]
         told = {"shards": shards, "learning_rate_scale": learning_rate_scale}
         with self._told(Order.STEP, told):
-            result = self._hand.step(**told)
+            result = self._rank.step(**told)
         return replace(result, metrics={**batch.metrics, **result.metrics})
 
     def gather(self) -> dict[str, Tensor]:
         """A snapshot of the full weights, which training on does not change."""
         with self._told(Order.GATHER):
-            gathered = self._hand.gather()
+            gathered = self._rank.gather()
         assert gathered is not None
         return gathered
 
     def open_depot(self, *, fence: int) -> RankSender:
-        """Every rank gets ready to send what it holds to the workers. Once in a crew's life, before `pack`."""
+        """Every rank gets ready to send what it holds to the workers. Once in a rank group's life, before `pack`."""
         with self._told(Order.OPEN_DEPOT, {"fence": fence}):
-            return self._hand.open_depot(fence)
+            return self._rank.open_depot(fence)
 
     def pack(self, version: int, keep: Collection[int]) -> str:
         """Every rank copies what it sends of the weights of now; training on does not change it. Returns the digest."""
         with self._told(Order.PACK, {"version": version, "keep": sorted(keep)}):
-            return self._hand.pack(version, keep)
+            return self._rank.pack(version, keep)
 
     def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """The same with the weights of a checkpoint; None when it cannot be read."""
         with self._told(Order.PACK_STORED, {"version": version, "keep": sorted(keep), "checkpoint": str(checkpoint)}):
-            return self._hand.pack_stored(version, keep, checkpoint)
+            return self._rank.pack_stored(version, keep, checkpoint)
 
     def save(
         self,
@@ -148,16 +148,16 @@ class Crew:
         life: int = 0,
         confirm: Callable[[], None] = lambda: None,
     ) -> Future[Written]:
-        """All ranks do what `Keeping.begin` says."""
+        """All ranks do what `Checkpointer.begin` says."""
         told = {"folder": str(folder), "step": step, "life": life, "keep": keep}
         with self._told(Order.SAVE, told):
-            return self._hand.keeping.begin(folder, step=step, extra=extra, keep=keep, life=life, confirm=confirm)
+            return self._rank.checkpointer.begin(folder, step=step, extra=extra, keep=keep, life=life, confirm=confirm)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint that is whole. Returns its `extra`; None where there is no checkpoint."""
         found = [path.name for path in candidates(folder)]
         with self._told(Order.LOAD, {"folder": str(folder), "found": found}):
-            return self._hand.keeping.load(folder, found)
+            return self._rank.checkpointer.load(folder, found)
 
     def idle(self) -> None:
         """Tell the others that all is well, before their wait for an order runs into its time limit."""
@@ -165,10 +165,10 @@ class Crew:
             pass
 
     def stop(self) -> None:
-        """Let the others end. Nothing may be asked of the crew afterwards."""
+        """Let the others end. Nothing may be asked of the rank group afterwards."""
         if self._obeys:
             _send(Order.STOP)
-        self._hand.close()
+        self._rank.close()
 
     @contextmanager
     def _told(self, order: Order, told: object = None) -> Iterator[None]:
@@ -196,35 +196,35 @@ def follow(
     # Launchers signal every rank; rank 0 alone decides how the run ends, and needs the others for its last checkpoint.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hand = _Hand(config, objective, shape, stores, rendezvous)
+    rank = _Rank(config, objective, shape, stores, rendezvous)
     try:
         with naming_lost_peers():
-            _obey(hand)
+            _obey(rank)
     finally:
-        hand.close_depot()
-    hand.close()
+        rank.close_depot()
+    rank.close()
 
 
-def _obey(hand: _Hand) -> None:
+def _obey(rank: _Rank) -> None:
     while (received := _receive())[0] is not Order.STOP:
         order, told = received
         if order is Order.STEP:
-            hand.step(**told)
+            rank.step(**told)
         elif order is Order.GATHER:
-            hand.gather()
+            rank.gather()
         elif order is Order.OPEN_DEPOT:
-            hand.open_depot(told["fence"]).follow()
+            rank.open_depot(told["fence"]).follow()
         elif order is Order.PACK:
-            hand.pack(told["version"], told["keep"])
+            rank.pack(told["version"], told["keep"])
         elif order is Order.PACK_STORED:
-            hand.pack_stored(told["version"], told["keep"], Path(told["checkpoint"]))
+            rank.pack_stored(told["version"], told["keep"], Path(told["checkpoint"]))
         elif order is Order.SAVE:
-            hand.keeping.begin(Path(told["folder"]), step=told["step"], extra={}, keep=told["keep"], life=told["life"])
+            rank.checkpointer.begin(Path(told["folder"]), step=told["step"], extra={}, keep=told["keep"], life=told["life"])
         elif order is Order.LOAD:
-            hand.keeping.load(Path(told["folder"]), told["found"])
+            rank.checkpointer.load(Path(told["folder"]), told["found"])
 
 
-class _Hand:
+class _Rank:
     """What every rank does, rank 0 included."""
 
     def __init__(
@@ -236,12 +236,12 @@ class _Hand:
         rendezvous: parallel.Rendezvous | None,
     ):
         self._stores = stores
-        device = join(config, rendezvous)
-        roster = assemble(config, objective, shape)
-        self.model = roster.policy
+        device = init_distributed(config, rendezvous)
+        model_set = build_model_set(config, objective, shape)
+        self.model = model_set.policy
         self._wire, self._snapshots = config.wire, config.snapshot_folder
-        self._trainer = RankTrainer(roster, objective, config)
-        self.keeping = Keeping(self.models, device)
+        self._trainer = RankTrainer(model_set, objective, config)
+        self.checkpointer = Checkpointer(self.models, device)
         self._depot: RankSender | None = None
 
     @property
@@ -272,12 +272,12 @@ class _Hand:
 
     def _layout(self) -> WireLayout:
         """The same on all ranks, made of what each of them holds."""
-        held = [_HELD.validate_json(said) for said in at_rank_0(_HELD.dump_json(list(self.model.held())))]
+        held = [_HELD.validate_json(said) for said in gather_bytes(_HELD.dump_json(list(self.model.held())))]
         if not held:
-            return WireLayout.from_json(from_rank_0(None))
+            return WireLayout.from_json(broadcast_bytes(None))
         wanted = on_the_wire(specs(self._served_shape, self.model.dtype), self._wire.dtype)
         layout = lay_out(wanted, dict(enumerate(held)))
-        from_rank_0(layout.to_json())
+        broadcast_bytes(layout.to_json())
         return layout
 
     def pack(self, version: int, keep: Collection[int]) -> str:
@@ -298,7 +298,7 @@ class _Hand:
 
     def _complete(self, version: int, packed: PackedParcel | None, keep: Collection[int]) -> str:
         assert self._depot is not None
-        said = [_PACKED.validate_json(each) for each in at_rank_0(_PACKED.dump_json(packed))]
+        said = [_PACKED.validate_json(each) for each in gather_bytes(_PACKED.dump_json(packed))]
         return self._depot.complete(version, said, keep=keep) if said else ""
 
     @property
@@ -307,7 +307,7 @@ class _Hand:
         return replace(self.model.shape, head="tokens")
 
     def close(self) -> None:
-        self.keeping.close()
+        self.checkpointer.close()
         self.close_depot()
         parallel.shutdown()
 
@@ -322,9 +322,9 @@ class _Hand:
 
 def _send(order: Order, told: object = None) -> None:
     if dist.get_world_size() > 1:
-        from_rank_0(msgpack.packb([order, told]))
+        broadcast_bytes(msgpack.packb([order, told]))
 
 
 def _receive() -> tuple[Order, Any]:
-    order, told = msgpack.unpackb(from_rank_0(None))
+    order, told = msgpack.unpackb(broadcast_bytes(None))
     return Order(order), told

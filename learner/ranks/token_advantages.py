@@ -11,12 +11,12 @@ from torch import Tensor
 
 from learner.advantages.config import DistillationAdvantages, GaeAdvantages, GroupAdvantages, ReturnAdvantages
 from learner.advantages.gae import distillation_advantages, gae, whiten
-from learner.batches.rows import Row
+from learner.batches.device_rows import DeviceRow
 from learner.losses.segments import Segments
 from learner.objective import Objective
 
 
-def with_token_credit(rows: Sequence[Row], objective: Objective, group: dist.ProcessGroup | None) -> list[Row]:
+def assign_token_credit(rows: Sequence[DeviceRow], objective: Objective, group: dist.ProcessGroup | None) -> list[DeviceRow]:
     """The rows with the advantages, and the returns, that the objective asks for. All ranks of `group` must call it, each
     with its own rows: they hold one step.
     """
@@ -31,14 +31,14 @@ def with_token_credit(rows: Sequence[Row], objective: Objective, group: dist.Pro
     return _whitened(credited, group) if config.whiten else credited
 
 
-def _towards_teacher(config: DistillationAdvantages, row: Row) -> Tensor:
+def _towards_teacher(config: DistillationAdvantages, row: DeviceRow) -> Tensor:
     """Beside it stands what siblings say of the rewards, where the objective compares them: 0 elsewhere."""
     assert row.teacher is not None
     own = distillation_advantages(teacher=row.teacher, student=row.behaviour, mask=row.mask)
     return config.coefficient * own + row.advantages
 
 
-def _of_rewards(config: GaeAdvantages | ReturnAdvantages, row: Row, kl_in_reward: float) -> Row:
+def _of_rewards(config: GaeAdvantages | ReturnAdvantages, row: DeviceRow, kl_in_reward: float) -> DeviceRow:
     rewards = row.rewards
     if kl_in_reward > 0:
         assert row.reference is not None
@@ -70,7 +70,7 @@ def token_advantages(
     return advantages, returns
 
 
-def _whitened(rows: Sequence[Row], group: dist.ProcessGroup | None) -> list[Row]:
+def _whitened(rows: Sequence[DeviceRow], group: dist.ProcessGroup | None) -> list[DeviceRow]:
     """The statistics are those of all updates of the step."""
     whole = whiten(torch.cat([row.advantages for row in rows]), torch.cat([row.mask for row in rows]), group=group)
     parts = whole.split([len(row.mask) for row in rows])

@@ -15,40 +15,41 @@ from async_rl.config.learner import SharedCritic
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parallel import data_group
 from async_rl.megatron.value_head import split
-from learner.batches.batch import Portion
-from learner.batches.rows import Row
+from learner.batches.batch import RankMinibatch
+from learner.batches.device_rows import DeviceRow
 from learner.losses import StepCounts
 from learner.model import TrainingModel
 from learner.objective import Objective
-from learner.policy_update import PolicyUpdate, Reader
-from learner.ranks.model_set import Roster
-from learner.ranks.token_advantages import with_token_credit
-from learner.step import StepResult, Update, judge, look, update
-from learner.value_update import SharedUpdate, ValueUpdate
+from learner.policy_row_loss import LogprobReader, PolicyRowLoss
+from learner.ranks.model_set import ModelSet
+from learner.ranks.token_advantages import assign_token_credit
+from learner.step import StepResult, Update, evaluate_loss, map_outputs, update
+from learner.value_row_loss import SharedRowLoss, ValueRowLoss
 
 
 class RankTrainer:
-    def __init__(self, roster: Roster, objective: Objective, config: Config):
-        self._roster, self._objective = roster, objective
+    def __init__(self, model_set: ModelSet, objective: Objective, config: Config):
+        self._model_set, self._objective = model_set, objective
         self._epochs, self._critic = config.batch.epochs, config.learner.critic
         self._measures_entropy = config.learner.measure_entropy
-        self._read = Reader(vocab_size=roster.policy.shape.vocab_size, sampling=config.sampling)
+        self._read = LogprobReader(vocab_size=model_set.policy.shape.vocab_size, sampling=config.sampling)
 
     @property
     def models(self) -> Mapping[str, TrainingModel]:
         """All that learn."""
-        return self._roster.trained
+        return self._model_set.trained
 
-    def step(self, portions: Sequence[Portion]) -> StepResult:
-        """One update for each portion, as often as there are epochs. Every rank of the learner must call it."""
-        device = self._roster.policy.device
-        rows = [Row.on_device(each, device) for portion in portions for each in portion.bins]
-        rows = self._asked(rows, num_updates=len(portions) * self._epochs)
+    def step(self, minibatches: Sequence[RankMinibatch]) -> StepResult:
+        """One update for each minibatch, as often as there are epochs. Every rank of the learner must call it."""
+        device = self._model_set.policy.device
+        rows = [DeviceRow.on_device(each, device) for minibatch in minibatches for each in minibatch.rows]
+        rows = self._asked(rows, num_updates=len(minibatches) * self._epochs)
         if parallel_state.is_pipeline_last_stage():  # the others compute no losses
-            rows = with_token_credit(rows, self._objective, data_group())
+            rows = assign_token_credit(rows, self._objective, data_group())
         remaining = iter(rows)
         shares = [
-            _Share(rows=[next(remaining) for _ in portion.bins], counts=portion.counts.to(device)) for portion in portions
+            _Share(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
+            for minibatch in minibatches
         ]
         done = [self._update(share) for _ in range(self._epochs) for share in shares]
         of_policy = _reported("policy", [policy for policy, _ in done], self._policy_loss(shares[0]))
@@ -61,42 +62,42 @@ class RankTrainer:
 
     # -- asking ---------------------------------------------------------------------------------------------------------
 
-    def _asked(self, rows: list[Row], *, num_updates: int) -> list[Row]:
+    def _asked(self, rows: list[DeviceRow], *, num_updates: int) -> list[DeviceRow]:
         """What was said before the step's first update, on the ranks that hold the last layers."""
-        roster, is_shared = self._roster, isinstance(self._critic, SharedCritic)
+        model_set, is_shared = self._model_set, isinstance(self._critic, SharedCritic)
         wants_proximal = self._objective.needs_proximal and num_updates > 1
 
-        def by_policy(row: Row, output: Tensor) -> Row:
+        def by_policy(row: DeviceRow, output: Tensor) -> DeviceRow:
             logits, values = split(output, "both" if is_shared else "tokens")
             return replace(
                 row, proximal=self._read(row, logits) if wants_proximal else None, values=values if is_shared else None
             )
 
         if wants_proximal or is_shared:
-            rows = _seen(roster.policy.chunks, rows, by_policy)
-        if roster.critic is not None:
-            rows = _seen(roster.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
-        if roster.reference is not None:
-            rows = _seen(roster.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits)))
-        if roster.teacher is not None:
-            rows = _seen(roster.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
+            rows = _seen(model_set.policy.chunks, rows, by_policy)
+        if model_set.critic is not None:
+            rows = _seen(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
+        if model_set.reference is not None:
+            rows = _seen(model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits)))
+        if model_set.teacher is not None:
+            rows = _seen(model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
         return rows
 
     # -- updating -------------------------------------------------------------------------------------------------------
 
     def _update(self, share: _Share) -> tuple[Update, Update | None]:
         """The policy's, and that of a critic of its own."""
-        policy, critic, loss = self._roster.policy, self._roster.critic, self._policy_loss(share)
+        policy, critic, loss = self._model_set.policy, self._model_set.critic, self._policy_loss(share)
         if critic is None:
             return update(policy, loss, share.rows), None
-        if critic.updates < self._roster.cold_updates:
-            of_policy = Update(totals=judge(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
+        if critic.updates < self._model_set.cold_updates:
+            of_policy = Update(totals=evaluate_loss(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
         else:
             of_policy = update(policy, loss, share.rows)
         return of_policy, update(critic, self._value_loss(share), share.rows)
 
-    def _policy_loss(self, share: _Share) -> PolicyUpdate | SharedUpdate:
-        alone = PolicyUpdate(
+    def _policy_loss(self, share: _Share) -> PolicyRowLoss | SharedRowLoss:
+        alone = PolicyRowLoss(
             loss=self._objective.loss,
             counts=share.counts,
             read=self._read,
@@ -104,26 +105,26 @@ class RankTrainer:
         )
         if not isinstance(self._critic, SharedCritic):
             return alone
-        return SharedUpdate(policy=alone, value=self._value_loss(share), coefficient=self._critic.coefficient)
+        return SharedRowLoss(policy=alone, value=self._value_loss(share), coefficient=self._critic.coefficient)
 
-    def _value_loss(self, share: _Share) -> ValueUpdate:
+    def _value_loss(self, share: _Share) -> ValueRowLoss:
         assert self._objective.value_loss is not None
-        return ValueUpdate(config=self._objective.value_loss, counts=share.counts)
+        return ValueRowLoss(config=self._objective.value_loss, counts=share.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Share:
     """What this rank does for one update."""
 
-    rows: list[Row]
+    rows: list[DeviceRow]
     counts: StepCounts
 
 
-def _seen(chunks: nn.ModuleList, rows: list[Row], see: Callable[[Row, Tensor], Row]) -> list[Row]:
-    found = look(chunks, rows, see)
+def _seen(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, Tensor], DeviceRow]) -> list[DeviceRow]:
+    found = map_outputs(chunks, rows, see)
     return found if parallel_state.is_pipeline_last_stage() else rows
 
 
-def _reported(part: str, updates: Sequence[Update], loss: PolicyUpdate | SharedUpdate | ValueUpdate) -> StepResult:
+def _reported(part: str, updates: Sequence[Update], loss: PolicyRowLoss | SharedRowLoss | ValueRowLoss) -> StepResult:
     step = StepResult.of(updates, loss.metrics)
     return replace(step, metrics={**step.metrics, f"{part}/skipped_updates": float(sum(each.skipped for each in updates))})

@@ -15,17 +15,17 @@ FORGET_S = 10 * HEARTBEAT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class CounterSnapshot:
     at: float
     counters: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class WorkerCounters:
     """The last two snapshots of one worker."""
 
-    before: Snapshot
-    now: Snapshot
+    before: CounterSnapshot
+    now: CounterSnapshot
 
     def rate(self, counter: str) -> float:
         seconds = self.now.at - self.before.at
@@ -36,7 +36,7 @@ class Heard:
 class FleetMetrics:
     def __init__(self, board: Board):
         self._board = board
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, WorkerCounters] = {}
         self._reported: dict[str, tuple[float, float]] = {}
         """Each worker's scored episodes and the sum of their rewards, when the last row was made."""
 
@@ -49,15 +49,15 @@ class FleetMetrics:
                 self._hear(message["worker"], message["counters"])
 
     def _hear(self, worker: str, counters: Mapping[str, float]) -> None:
-        now = Snapshot(at=time.monotonic(), counters=counters)
+        now = CounterSnapshot(at=time.monotonic(), counters=counters)
         last = self._heard.get(worker)
-        self._heard[worker] = Heard(before=last.now if last is not None else now, now=now)
+        self._heard[worker] = WorkerCounters(before=last.now if last is not None else now, now=now)
 
     @property
     def num_workers(self) -> int:
         return len(self._recent())
 
-    def _recent(self) -> list[Heard]:
+    def _recent(self) -> list[WorkerCounters]:
         since = time.monotonic() - FORGET_S
         return [heard for heard in self._heard.values() if heard.now.at > since]
 

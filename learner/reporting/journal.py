@@ -28,7 +28,7 @@ from async_rl.durable.best_effort import why
 from async_rl.durable.row_file import RowFile, last_rows
 from async_rl.errors import CheckpointError
 from async_rl.types import VersionRecord
-from learner.prefetch import Meal
+from learner.prefetch import StepBatch
 from learner.progress import Progress
 
 NAME = "trained.jsonl"
@@ -51,7 +51,7 @@ class Journal:
 
     @staticmethod
     def highest_version(run_folder: Path) -> int:
-        """That anybody may have seen; -1 before the first. A Redis that was emptied or set back does not know it any more."""
+        """That anybody may have seen; -1 before the first. A Redis that was as_filler or set back does not know it any more."""
         return max((json.loads(row)["version"] for row in last_rows(run_folder / NAME, ROWS_READ)), default=-1)
 
     def __enter__(self) -> Self:
@@ -65,7 +65,7 @@ class Journal:
         """`lost` groups are rolled again, because they were trained in steps that no checkpoint contains any more."""
         await self._append({"resumed_after": start.step, **self._at(start), "lost": lost})
 
-    async def add(self, progress: Progress, meal: Meal) -> None:
+    async def add(self, progress: Progress, step_batch: StepBatch) -> None:
         groups = [
             {
                 "id": taken.group.id,
@@ -75,7 +75,7 @@ class Journal:
                 "attempt": taken.attempt,
                 "oldest_version": taken.group.oldest_version,
             }
-            for taken in meal.groups
+            for taken in step_batch.groups
         ]
         await self._append({"step": progress.step, **self._at(progress), "groups": groups})
 

@@ -15,7 +15,7 @@ from async_rl.protocols import MetricsSink
 from async_rl.replay_protocol import BufferStats
 from async_rl.telemetry.durations import duration
 from async_rl.types import Message, Rollout, Status, TakenGroup
-from learner.loop import Stepped
+from learner.loop import FinishedStep
 from learner.versions.publish import Publisher
 
 SAMPLES_PER_STEP = 2
@@ -34,8 +34,8 @@ class Reporter:
         """Of the last step that was reported."""
         self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
 
-    def write(self, stepped: Stepped, buffer: BufferStats, workers: Mapping[str, float]) -> None:
-        groups = stepped.meal.groups
+    def write(self, finished: FinishedStep, buffer: BufferStats, workers: Mapping[str, float]) -> None:
+        groups = finished.step_batch.groups
         rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
         tokens = sum(rollout.num_sampled for rollout in rollouts)
         self._tokens += tokens
@@ -45,27 +45,27 @@ class Reporter:
             **of_environments(groups),
             **of_episodes(rollouts),
             **of_ages(groups),
-            **stepped.result.metrics,
-            "optim/lr": stepped.result.learning_rate,
-            "optim/grad_norm": stepped.result.grad_norm,
-            "optim/skipped": float(stepped.result.skipped),
-            "time/step": stepped.step_s,
-            "time/wait_data": stepped.idle_s,
-            "idle/learner": stepped.idle_s / max(stepped.idle_s + stepped.step_s, 1e-9),
-            "perf/tok_s": tokens / max(stepped.idle_s + stepped.step_s, 1e-9),
+            **finished.result.metrics,
+            "optim/lr": finished.result.learning_rate,
+            "optim/grad_norm": finished.result.grad_norm,
+            "optim/skipped": float(finished.result.skipped),
+            "time/step": finished.step_s,
+            "time/wait_data": finished.idle_s,
+            "idle/learner": finished.idle_s / max(finished.idle_s + finished.step_s, 1e-9),
+            "perf/tok_s": tokens / max(finished.idle_s + finished.step_s, 1e-9),
             "progress/tokens": self._tokens,
             "progress/samples": self._rollouts,
             "progress/wall_s": time.monotonic() - self._started,
             "samples/dropped": self._samples.dropped,
-            "weights/version": stepped.progress.version,
-            **stepped.checkpoint,
+            "weights/version": finished.progress.version,
+            **finished.checkpoint,
             **of_pushes(self._publisher),
             **of_buffer(buffer),
             **workers,
         }
-        self._sink.log(stepped.meal.step, row)
+        self._sink.log(finished.step_batch.step, row)
         self._reward = row["reward/mean"]
-        self._keep_samples(stepped)
+        self._keep_samples(finished)
 
     def last_words(self, step: int, steps: int) -> str:
         """One sentence for the end of the learner's life."""
@@ -74,12 +74,12 @@ class Reporter:
         again = "" if step >= steps else "; start the learner again to go on from its last checkpoint"
         return f"ends after step {step} of {steps}, {took} of training{reward}{again}"
 
-    def _keep_samples(self, stepped: Stepped) -> None:
-        for taken in stepped.meal.groups[:SAMPLES_PER_STEP]:
+    def _keep_samples(self, finished: FinishedStep) -> None:
+        for taken in finished.step_batch.groups[:SAMPLES_PER_STEP]:
             first = taken.group.rollouts[0]
             asked, said = split_conversation(first.conversation)
             row = {
-                "step": stepped.meal.step,
+                "step": finished.step_batch.step,
                 "environment": taken.group.task.environment,
                 "prompt": asked,
                 "text": said,

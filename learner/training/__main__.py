@@ -24,16 +24,16 @@ from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenization.rendering import Manner
 from async_rl.tokenization.tokenizers import open_tokenizer
-from learner.checkpoints.checkpointer import Keeping
-from learner.ranks.joining import join
-from learner.ranks.meeting import meet_without_redis
+from learner.checkpoints.checkpointer import Checkpointer
+from learner.ranks.distributed import init_distributed
 from learner.ranks.place import RankPlace, place_from
-from learner.training.examples import Compared, Reader, Said
-from learner.training.keeper import Keeper, Progress
+from learner.ranks.rendezvous import open_local_rendezvous
+from learner.training.checkpoints import TableProgress, TrainingCheckpoints
+from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
 from learner.training.models import Builder, check
 from learner.training.report import TrainingReport
-from learner.training.table import Room, Table
-from learner.training.trainer import Trainer
+from learner.training.table import Table, TokenLimits
+from learner.training.trainer import TableTrainer
 
 log = structlog.get_logger("learner.training")  # __name__ is __main__, which would count as a library
 
@@ -58,41 +58,41 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
     shape = model_shape(config.model, tokenizer.vocab_size)
     check(config, shape)
     manner = Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
-    kind = Compared(manner=manner) if config.compares else Said(manner=manner)
-    read = Reader(kind=kind, columns=config.data.columns)
-    room = Room(row=config.batch.bin_tokens, context=shape.max_positions)
+    kind = PreferenceFormat(manner=manner) if config.compares else CompletionFormat(manner=manner)
+    read = ExampleReader(kind=kind, columns=config.data.columns)
+    room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table = Table.to_train(config.data, read, room, seed=config.run.seed)
     held_out = Table.held_out(config.data, read, room)
     steps = config.steps(len(table))
 
     stop = drain_flag()
     with ExitStack() as ending:
-        device = join(config, meet_without_redis(place))
+        device = init_distributed(config, open_local_rendezvous(place))
         ending.callback(parallel.shutdown)
         builder = Builder(config, shape, device)
         model = builder.trained(steps)
-        keeping = Keeping({POLICY: model}, device)
-        ending.callback(keeping.close)
-        keeper = Keeper(keeping, config.run_folder, keep=config.learner.keep_checkpoints)
-        start = keeper.load()
+        checkpointer = Checkpointer({POLICY: model}, device)
+        ending.callback(checkpointer.close)
+        checkpoints = TrainingCheckpoints(checkpointer, config.run_folder, keep=config.learner.keep_checkpoints)
+        start = checkpoints.load()
         if start.step > 0:
             log.info(f"goes on from step {start.step}")
         report = ending.enter_context(open_report(config, len(table), start)) if dist.get_rank() == 0 else None
-        Trainer(
+        TableTrainer(
             config,
             steps=steps,
             model=model,
             method=builder.method(),
             table=table,
             held_out=held_out,
-            keeper=keeper,
+            checkpoints=checkpoints,
             report=report,
             stop=stop,
         ).run(start)
 
 
 @contextmanager
-def open_report(config: TrainingConfig, table_rows: int, start: Progress) -> Iterator[TrainingReport]:
+def open_report(config: TrainingConfig, table_rows: int, start: TableProgress) -> Iterator[TrainingReport]:
     with open_sinks(config, resumed_after=start.step) as sink:
         rows = read_rows(config.run_folder / "metrics.jsonl")
         yield TrainingReport(sink, table_rows=table_rows, before=rows[-1].values if rows else {})

@@ -11,12 +11,12 @@ from torch import Tensor
 from async_rl.megatron.divergence import Direction, divergence
 from async_rl.megatron.logprobs import token_logprobs
 from learner.losses.reports import SFT, sft_metrics
-from learner.losses.totals import Names, Totals
-from learner.training.packed import Counts, TextRow
+from learner.losses.totals import TotalNames, Totals
+from learner.training.packed import ExampleCounts, TextRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillationUpdate:
+class DistillationRowLoss:
     """A RowLoss over logits."""
 
     teacher: Callable[[TextRow], Tensor]
@@ -24,11 +24,11 @@ class DistillationUpdate:
     direction: Direction
     temperature: float
     vocab_size: int
-    counts: Counts
+    counts: ExampleCounts
     """Of the update."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return SFT
 
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:

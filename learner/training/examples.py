@@ -23,7 +23,7 @@ class Example:
         return sum(len(text) for text in self.texts)
 
 
-class Kind(Protocol):
+class RowFormat(Protocol):
     """Of rows."""
 
     @property
@@ -37,8 +37,8 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    kind: Kind
+class ExampleReader:
+    kind: RowFormat
     columns: Mapping[str, str]
     """What the table calls ours."""
 
@@ -54,7 +54,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CompletionFormat:
     """One text to learn by heart."""
 
     manner: Manner
@@ -72,7 +72,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class PreferenceFormat:
     """A better and a worse answer."""
 
     manner: Manner

@@ -11,11 +11,11 @@ from torch import Tensor
 from async_rl.config.training import DistillSection, DpoConfig
 from async_rl.megatron.logprobs import token_logprobs
 from learner.model import FrozenModel
-from learner.step import RowLoss, look
-from learner.training.distillation import DistillationUpdate
-from learner.training.packed import Counts, TextRow
-from learner.training.preferences import DpoUpdate, RewardModelUpdate
-from learner.training.supervised import SupervisedUpdate
+from learner.step import RowLoss, map_outputs
+from learner.training.distillation import DistillationRowLoss
+from learner.training.packed import ExampleCounts, TextRow
+from learner.training.preferences import DpoRowLoss, RewardModelRowLoss
+from learner.training.supervised import SupervisedRowLoss
 
 
 class Method(Protocol):
@@ -23,7 +23,7 @@ class Method(Protocol):
         """With what other models say of them. Every rank must call it."""
         ...
 
-    def loss(self, counts: Counts) -> RowLoss[TextRow]:
+    def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
         """Of an update with so many tokens and examples."""
         ...
 
@@ -35,8 +35,8 @@ class Supervised:
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
         return rows
 
-    def loss(self, counts: Counts) -> RowLoss[TextRow]:
-        return SupervisedUpdate(vocab_size=self.vocab_size, counts=counts)
+    def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
+        return SupervisedRowLoss(vocab_size=self.vocab_size, counts=counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class RewardModel:
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
         return rows
 
-    def loss(self, counts: Counts) -> RowLoss[TextRow]:
-        return RewardModelUpdate(counts=counts)
+    def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
+        return RewardModelRowLoss(counts=counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,12 +54,12 @@ class Dpo:
     reference: FrozenModel
 
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
-        seen = look(self.reference.chunks, rows, self._logprobs)
+        seen = map_outputs(self.reference.chunks, rows, self._logprobs)
         # where the last layers are elsewhere nothing is seen, and no loss is computed
         return [replace(row, reference=each) for row, each in zip(rows, seen, strict=True)] if seen else rows
 
-    def loss(self, counts: Counts) -> RowLoss[TextRow]:
-        return DpoUpdate(config=self.config, vocab_size=self.reference.shape.vocab_size, counts=counts)
+    def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
+        return DpoRowLoss(config=self.config, vocab_size=self.reference.shape.vocab_size, counts=counts)
 
     def _logprobs(self, row: TextRow, output: Tensor) -> Tensor:
         return token_logprobs(output, row.targets, vocab_size=self.reference.shape.vocab_size)
@@ -73,8 +73,8 @@ class Distill:
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
         return rows
 
-    def loss(self, counts: Counts) -> RowLoss[TextRow]:
-        return DistillationUpdate(
+    def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
+        return DistillationRowLoss(
             teacher=self._logits,
             direction=self.config.direction,
             temperature=self.config.temperature,
@@ -83,5 +83,5 @@ class Distill:
         )
 
     def _logits(self, row: TextRow) -> Tensor:
-        (logits,) = look(self.teacher.chunks, [row], lambda _, output: output)
+        (logits,) = map_outputs(self.teacher.chunks, [row], lambda _, output: output)
         return logits

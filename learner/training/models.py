@@ -7,7 +7,7 @@ import torch
 from async_rl.config.training import Distillation, DpoTraining, TrainingConfig
 from async_rl.megatron import parallel
 from async_rl.models.shape import ModelShape
-from learner.checkpoints.origins import Origin
+from learner.checkpoints.initial_weights import InitialWeights
 from learner.model import FrozenModel, TrainingModel, compute_options
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
 
@@ -18,13 +18,13 @@ def check(config: TrainingConfig, shape: ModelShape) -> None:
         asked.check_vocabulary(shape)
 
 
-def _asked(config: TrainingConfig) -> Origin | None:
+def _asked(config: TrainingConfig) -> InitialWeights | None:
     """Whom the method asks, beside the model that is trained."""
     match config:
         case DpoTraining(dpo=dpo):
-            return Origin(key="dpo.reference", folder=dpo.reference)
+            return InitialWeights(key="dpo.reference", folder=dpo.reference)
         case Distillation(distill=distill):
-            return Origin(key="distill.teacher", folder=distill.teacher)
+            return InitialWeights(key="distill.teacher", folder=distill.teacher)
         case _:
             return None
 
@@ -36,7 +36,7 @@ class Builder:
         self._config, self._shape, self._device = config, shape, device
         self._dtype = parallel.resolve_dtype(device, config.learner.precision)
         self._compute = compute_options(config.learner, device, config.model.layer_spec)
-        self._own = Origin(key="model.folder", folder=config.model.folder)
+        self._own = InitialWeights(key="model.folder", folder=config.model.folder)
 
     def trained(self, total_updates: int) -> TrainingModel:
         config = self._config
@@ -50,7 +50,7 @@ class Builder:
             layer_spec=config.model.layer_spec,
             compute=self._compute,
         )
-        self._own.fill(model, self._dtype)
+        self._own.load_into(model, self._dtype)
         return model
 
     def method(self) -> Method:
@@ -65,14 +65,14 @@ class Builder:
     def _frozen(self) -> FrozenModel:
         """Whom the method asks; without a folder of its own, what the trained model began with."""
         asked = _asked(self._config)
-        origin = asked.otherwise(self._own) if asked is not None else self._own
+        initial = asked.or_else(self._own) if asked is not None else self._own
         model = FrozenModel(
-            origin.shape(self._shape),
+            initial.shape(self._shape),
             device=self._device,
             dtype=self._dtype,
             seed=self._config.run.seed,
             layer_spec=self._config.model.layer_spec,
             compute=self._compute,
         )
-        origin.fill(model, self._dtype)
+        initial.load_into(model, self._dtype)
         return model

@@ -52,13 +52,13 @@ class TextRow:
             packing=packed_params(cu_seqlens, max(lengths)),
         )
 
-    def emptied(self) -> TextRow:
+    def as_filler(self) -> TextRow:
         nothing = TextRow.of([], self.mask.device)
         return nothing if self.reference is None else replace(nothing, reference=self.reference.new_zeros(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class ExampleCounts:
     """What a step divides by: over all its rows, on all ranks."""
 
     tokens: int
@@ -67,12 +67,12 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedExamples:
     """A step of all ranks, as texts; `rows` makes those of one."""
 
     shards: tuple[tuple[tuple[Text, ...], ...], ...]
     """shard -> row -> texts"""
-    counts: Counts
+    counts: ExampleCounts
     capacity: int
 
     def rows(self, shard: int, device: torch.device) -> list[TextRow]:
@@ -91,14 +91,16 @@ class Packed:
         }
 
 
-def pack(examples: Sequence[Example], *, capacity: int, num_shards: int) -> Packed:
+def pack(examples: Sequence[Example], *, capacity: int, num_shards: int) -> PackedExamples:
     """Examples stay whole. Every shard has as many rows, and at least one: a rank without any would keep the others waiting."""
     planned = plan([len(example) for example in examples], capacity, num_shards)
-    return Packed(
+    return PackedExamples(
         shards=tuple(
             tuple(tuple(text for index in members for text in examples[index].texts) for members in bins or [[]])
             for bins in planned
         ),
-        counts=Counts(tokens=sum(text.num_said for example in examples for text in example.texts), examples=len(examples)),
+        counts=ExampleCounts(
+            tokens=sum(text.num_said for example in examples for text in example.texts), examples=len(examples)
+        ),
         capacity=capacity,
     )

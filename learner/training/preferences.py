@@ -14,21 +14,21 @@ from async_rl.config.training import DpoConfig
 from async_rl.megatron.logprobs import token_logprobs
 from learner.losses import dpo_loss, reward_model_loss, sequence_logprobs
 from learner.losses.reports import DPO, REWARD_MODEL, dpo_metrics, reward_model_metrics
-from learner.losses.totals import Names, Totals
-from learner.training.packed import Counts, TextRow
+from learner.losses.totals import TotalNames, Totals
+from learner.training.packed import ExampleCounts, TextRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DpoUpdate:
+class DpoRowLoss:
     """A RowLoss over logits. Rows have a reference."""
 
     config: DpoConfig
     vocab_size: int
-    counts: Counts
+    counts: ExampleCounts
     """Of the update."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return DPO
 
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:
@@ -55,14 +55,14 @@ class DpoUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardModelUpdate:
+class RewardModelRowLoss:
     """A RowLoss over scores, [T, 1]. A text's score is that of its last token."""
 
-    counts: Counts
+    counts: ExampleCounts
     """Of the update."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return REWARD_MODEL
 
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:

@@ -9,20 +9,20 @@ from torch import Tensor
 from async_rl.megatron.logprobs import token_logprobs
 from learner.losses import sft_loss
 from learner.losses.reports import SFT, sft_metrics
-from learner.losses.totals import Names, Totals
-from learner.training.packed import Counts, TextRow
+from learner.losses.totals import TotalNames, Totals
+from learner.training.packed import ExampleCounts, TextRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisedUpdate:
+class SupervisedRowLoss:
     """A RowLoss."""
 
     vocab_size: int
-    counts: Counts
+    counts: ExampleCounts
     """Of the update."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return SFT
 
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:

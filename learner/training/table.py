@@ -8,11 +8,11 @@ from async_rl.config.training import DataConfig
 from async_rl.datasets.order import Epochs
 from async_rl.datasets.rows import BadRow, Rows, open_rows
 from async_rl.errors import ConfigError
-from learner.training.examples import Example, Reader
+from learner.training.examples import Example, ExampleReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class TableSlice:
     """Of a table: what one step learns from."""
 
     examples: tuple[Example, ...]
@@ -23,7 +23,7 @@ class Portion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class TokenLimits:
     """For tokens."""
 
     row: int
@@ -36,18 +36,18 @@ class Room:
 
 
 class Table:
-    def __init__(self, rows: Rows, read: Reader, *, order: Epochs, room: Room, drops: bool) -> None:
+    def __init__(self, rows: Rows, read: ExampleReader, *, order: Epochs, room: TokenLimits, drops: bool) -> None:
         self._rows, self._read, self._order = rows, read, order
         self._room, self._drops = room, drops
 
     @staticmethod
-    def to_train(data: DataConfig, read: Reader, room: Room, *, seed: int) -> Table:
+    def to_train(data: DataConfig, read: ExampleReader, room: TokenLimits, *, seed: int) -> Table:
         rows = open_rows(data.place, data.split)
         order = Epochs(len(rows), seed=str(seed), is_shuffled=data.shuffle)
         return Table(rows, read, order=order, room=room, drops=data.too_long == "drop")
 
     @staticmethod
-    def held_out(data: DataConfig, read: Reader, room: Room) -> Table | None:
+    def held_out(data: DataConfig, read: ExampleReader, room: TokenLimits) -> Table | None:
         if data.held_out is None:
             return None
         rows = open_rows(data.held_out.place, data.held_out.split)
@@ -57,11 +57,11 @@ class Table:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def portion(self, start: int, count: int) -> Portion:
+    def portion(self, start: int, count: int) -> TableSlice:
         """From a position on; epochs follow each other. Raises ConfigError for rows that cannot be learned from."""
         found = [self._example(self._order.row(place)) for place in range(start, start + count)]
         kept = tuple(example for example in found if example is not None)
-        return Portion(examples=kept, dropped=count - len(kept), end=start + count)
+        return TableSlice(examples=kept, dropped=count - len(kept), end=start + count)
 
     def _example(self, number: int) -> Example | None:
         try:

@@ -22,44 +22,44 @@ from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError, Diverged
 from async_rl.megatron.compat import parallel_state
 from learner.model import TrainingModel
-from learner.step import StepResult, judge, train_step
-from learner.training.keeper import Keeper, Progress
+from learner.step import StepResult, evaluate_loss, train_step
+from learner.training.checkpoints import TableProgress, TrainingCheckpoints
 from learner.training.methods import Method
-from learner.training.packed import Counts, Packed, TextRow, pack
-from learner.training.table import Portion, Table
+from learner.training.packed import ExampleCounts, PackedExamples, TextRow, pack
+from learner.training.table import Table, TableSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TrainedStep:
     """What one step did: all that a report needs."""
 
-    progress: Progress
-    portion: Portion
-    packed: Packed
+    progress: TableProgress
+    portion: TableSlice
+    packed: PackedExamples
     result: StepResult
     step_s: float
     waited_s: float
 
 
-class Report(Protocol):
+class StepReporter(Protocol):
     """What rank 0 tells people."""
 
-    def trained(self, trained: Trained) -> None: ...
+    def trained(self, trained: TrainedStep) -> None: ...
 
     def held_out(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Exam:
+class HeldOutSet:
     """Rows that nobody trains on."""
 
     rows: Sequence[TextRow]
     """Of this rank."""
-    counts: Counts
+    counts: ExampleCounts
     every: int
 
 
-class Trainer:
+class TableTrainer:
     def __init__(
         self,
         config: TrainingConfig,
@@ -69,43 +69,43 @@ class Trainer:
         method: Method,
         table: Table,
         held_out: Table | None,
-        keeper: Keeper,
-        report: Report | None,
+        checkpoints: TrainingCheckpoints,
+        report: StepReporter | None,
         stop: threading.Event,
     ) -> None:
         """`report` is None on all ranks but the first; any rank's `stop` stops all of them after their step."""
         self._batch, self._learner, self._steps = config.batch, config.learner, steps
         self._model, self._method, self._table = model, method, table
-        self._keeper, self._report, self._stop = keeper, report, stop
+        self._checkpoints, self._report, self._stop = checkpoints, report, stop
         self._shard = parallel_state.get_data_parallel_rank()
         self._bad_steps = 0
         self._exam = self._exam_of(config, held_out) if held_out is not None else None
 
-    def run(self, start: Progress) -> Progress:
+    def run(self, start: TableProgress) -> TableProgress:
         progress, saved = start, start
         if start.step == 0:
             self._examine(start)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="table") as ahead:
-            upcoming = ahead.submit(self._fetch, start.place)
-            while progress.step < self._steps and not _anybody(self._stop.is_set()):
+            prefetch = ahead.submit(self._fetch, start.place)
+            while progress.step < self._steps and not _any_rank(self._stop.is_set()):
                 began = time.monotonic()
-                portion, packed = upcoming.result()
+                portion, packed = prefetch.result()
                 waited_s = time.monotonic() - began
-                upcoming = ahead.submit(self._fetch, portion.end)
-                progress = Progress(step=progress.step + 1, place=portion.end)
+                prefetch = ahead.submit(self._fetch, portion.end)
+                progress = TableProgress(step=progress.step + 1, place=portion.end)
                 self._train(progress, portion, packed, waited_s)
                 if self._exam is not None and (progress.step == self._steps or progress.step % self._exam.every == 0):
                     self._examine(progress)
                 if progress.step % self._learner.checkpoint_every == 0:
-                    self._keeper.begin(progress)
+                    self._checkpoints.begin(progress)
                     saved = progress
-            upcoming.cancel()
+            prefetch.cancel()
         if progress != saved:
-            self._keeper.begin(progress)
-        self._keeper.finish()
+            self._checkpoints.begin(progress)
+        self._checkpoints.finish()
         return progress
 
-    def _fetch(self, place: int) -> tuple[Portion, Packed]:
+    def _fetch(self, place: int) -> tuple[TableSlice, PackedExamples]:
         """The next step's part of the table, for all ranks."""
         portion = self._table.portion(place, self._batch.examples_per_step)
         if not portion.examples:
@@ -114,10 +114,10 @@ class Trainer:
             )
         return portion, self._packed(portion)
 
-    def _packed(self, portion: Portion) -> Packed:
+    def _packed(self, portion: TableSlice) -> PackedExamples:
         return pack(portion.examples, capacity=self._batch.bin_tokens, num_shards=self._model.layout.data)
 
-    def _train(self, progress: Progress, portion: Portion, packed: Packed, waited_s: float) -> None:
+    def _train(self, progress: TableProgress, portion: TableSlice, packed: PackedExamples, waited_s: float) -> None:
         began = time.monotonic()
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
         result = train_step(self._model, self._method.loss(packed.counts), rows)
@@ -130,27 +130,27 @@ class Trainer:
         if self._report is not None:
             step_s = time.monotonic() - began
             self._report.trained(
-                Trained(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
+                TrainedStep(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
             )
 
-    def _exam_of(self, config: TrainingConfig, table: Table) -> Exam:
+    def _exam_of(self, config: TrainingConfig, table: Table) -> HeldOutSet:
         held_out = config.data.held_out
         assert held_out is not None
         most = min(len(table), held_out.examples) if held_out.examples is not None else len(table)
         packed = self._packed(table.portion(0, most))
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
-        return Exam(rows=rows, counts=packed.counts, every=held_out.every)
+        return HeldOutSet(rows=rows, counts=packed.counts, every=held_out.every)
 
-    def _examine(self, progress: Progress) -> None:
+    def _examine(self, progress: TableProgress) -> None:
         if self._exam is None:
             return
         loss = self._method.loss(self._exam.counts)
-        totals = judge(self._model.chunks, loss, self._exam.rows)
+        totals = evaluate_loss(self._model.chunks, loss, self._exam.rows)
         if self._report is not None:
             self._report.held_out(progress.step, loss.metrics(totals))
 
 
-def _anybody(wants: bool) -> bool:
+def _any_rank(wants: bool) -> bool:
     """Whether any rank does: they stop together, or the others would wait for it for ever."""
     flag = torch.tensor([int(wants)])
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)

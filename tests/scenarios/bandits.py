@@ -9,22 +9,22 @@ from torch import Tensor
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 
 ANSWER = 3
 PROMPTS = 4
 
 
 class Bandits:
-    """Samples with a copy of the crew's weights, as a worker would, at temperature 0.9."""
+    """Samples with a copy of the rank_group's weights, as a worker would, at temperature 0.9."""
 
     def __init__(self, shape: ModelShape, seed: int = 0):
         self._model = build_model(shape, device=torch.device("cpu"), dtype=torch.float32, seed=seed)
         self._vocabulary = shape.vocab_size
         self._random = torch.Generator().manual_seed(seed)
 
-    def groups(self, crew: Crew, *, groups: int = 8, siblings: int = 4) -> list[TakenGroup]:
-        self._follow(crew)
+    def groups(self, rank_group: RankGroup, *, groups: int = 8, siblings: int = 4) -> list[TakenGroup]:
+        self._follow(rank_group)
         prompts = [place % PROMPTS for place in range(groups) for _ in range(siblings)]
         ids = torch.tensor(prompts)[:, None]
         logprobs: list[Tensor] = []
@@ -38,10 +38,10 @@ class Bandits:
         ]
         return [_group(rollouts[place * siblings : (place + 1) * siblings]) for place in range(groups)]
 
-    def _follow(self, crew: Crew) -> None:
+    def _follow(self, rank_group: RankGroup) -> None:
         own = dict(self._model.named_parameters())
         with torch.no_grad():
-            for name, tensor in crew.gather().items():
+            for name, tensor in rank_group.gather().items():
                 own[name].copy_(tensor)
 
     def _one_more(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew, follow
+from learner.ranks.rank_group import RankGroup, follow
 from tests.scenarios.learner_rank import config, meet, shape, train
 
 PROCESSES, STEPS = 4, 2
@@ -92,10 +92,10 @@ def play(folder: Path, under: Config, rank: int, ranks: int) -> None:
     if rank > 0:
         follow(under, OBJECTIVE, shape(under))
         return
-    crew = Crew(under, OBJECTIVE, shape(under))
-    (folder / "rows.json").write_text(json.dumps(train(crew, 1, STEPS)))
-    save_file(crew.gather(), folder / "weights.safetensors")
-    crew.stop()
+    rank_group = RankGroup(under, OBJECTIVE, shape(under))
+    (folder / "rows.json").write_text(json.dumps(train(rank_group, 1, STEPS)))
+    save_file(rank_group.gather(), folder / "weights.safetensors")
+    rank_group.stop()
 
 
 if __name__ == "__main__":

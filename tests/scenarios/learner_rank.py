@@ -27,7 +27,7 @@ from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew, follow
+from learner.ranks.rank_group import RankGroup, follow
 
 CPU = torch.device("cpu")
 VOCABULARY = 21
@@ -114,24 +114,24 @@ def _rollout(rng: np.random.Generator, length: int) -> Rollout:
     return Rollout(samples=(row,), reward=float(rng.random()), status=Status.OK)
 
 
-def train(crew: Crew, first: int, last: int) -> list[dict[str, float]]:
-    results = [crew.step(batch(step, crew.num_shards)) for step in range(first, last + 1)]
+def train(rank_group: RankGroup, first: int, last: int) -> list[dict[str, float]]:
+    results = [rank_group.step(batch(step, rank_group.num_shards)) for step in range(first, last + 1)]
     return [{"loss": each.loss, "grad_norm": each.grad_norm, "lr": each.learning_rate, **each.metrics} for each in results]
 
 
 def lead(folder: Path, under: Config) -> None:
     """Train, saving in the middle; then be somebody else, who goes on from there."""
     checkpoints = folder / "checkpoints"
-    crew = Crew(under, OBJECTIVE, shape(under))
-    crew.idle()
-    rows = train(crew, 1, SAVED_AT)
-    crew.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2).result()
-    rows += train(crew, SAVED_AT + 1, STEPS)
-    save_file(crew.gather(), folder / "weights.safetensors")
-    crew.stop()
+    rank_group = RankGroup(under, OBJECTIVE, shape(under))
+    rank_group.idle()
+    rows = train(rank_group, 1, SAVED_AT)
+    rank_group.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2).result()
+    rows += train(rank_group, SAVED_AT + 1, STEPS)
+    save_file(rank_group.gather(), folder / "weights.safetensors")
+    rank_group.stop()
 
     meet(folder / "again", under, 0)
-    successor = Crew(under, OBJECTIVE, shape(under))
+    successor = RankGroup(under, OBJECTIVE, shape(under))
     extra = successor.load(checkpoints)
     resumed = train(successor, SAVED_AT + 1, STEPS)
     successor.stop()
@@ -180,12 +180,12 @@ def full_disk(root: Path, rank: int) -> None:
     under = config()
     meet(root / "meeting", under, rank)
     if rank == 0:
-        crew = Crew(under, OBJECTIVE, shape(under))
-        crew.save(root / "checkpoints", step=0, extra={}, keep=2).result()
-        crew.step(batch(1, crew.num_shards))
-        failed = crew.save(root / "checkpoints", step=1, extra={}, keep=2)
-        crew.step(batch(2, crew.num_shards))
-        crew.stop()
+        rank_group = RankGroup(under, OBJECTIVE, shape(under))
+        rank_group.save(root / "checkpoints", step=0, extra={}, keep=2).result()
+        rank_group.step(batch(1, rank_group.num_shards))
+        failed = rank_group.save(root / "checkpoints", step=1, extra={}, keep=2)
+        rank_group.step(batch(2, rank_group.num_shards))
+        rank_group.stop()
         failed.result()
     else:
         weights = 4 * sum(math.prod(row.shape) for row in table(shape(under)))
@@ -198,7 +198,7 @@ def deserted(root: Path, rank: int) -> None:
     under = config()
     meet(root / "meeting", under, rank)
     if rank == 0:
-        Crew(under, OBJECTIVE, shape(under)).idle()
+        RankGroup(under, OBJECTIVE, shape(under)).idle()
         os._exit(99)
     follow(under, OBJECTIVE, shape(under))
 

@@ -13,7 +13,7 @@ from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew, follow
+from learner.ranks.rank_group import RankGroup, follow
 from tests.scenarios.learner_rank import config, meet, shape, taken_groups
 
 EVERYTHING = Objective.model_validate(
@@ -61,9 +61,9 @@ def batch(step: int, *, objective: Objective = EVERYTHING, num_shards: int = 1, 
     return pack_batch(taken_groups(step), objective=objective, capacity=40, num_shards=num_shards, minibatches=minibatches)
 
 
-def train(crew: Crew, first: int, last: int) -> list[dict[str, float]]:
+def train(rank_group: RankGroup, first: int, last: int) -> list[dict[str, float]]:
     """Several updates in each step, of which some have less to do than there are ranks."""
-    results = [crew.step(batch(step, num_shards=crew.num_shards, minibatches=2)) for step in range(first, last + 1)]
+    results = [rank_group.step(batch(step, num_shards=rank_group.num_shards, minibatches=2)) for step in range(first, last + 1)]
     return [{"loss": each.loss, "grad_norm": each.grad_norm, **each.metrics} for each in results]
 
 
@@ -79,13 +79,13 @@ def every_layout(root: Path, rank: int) -> None:
         if rank > 0:
             follow(under, EVERYTHING, shape(under))
             continue
-        crew = Crew(under, EVERYTHING, shape(under))
-        rows = train(crew, 1, SAVED_AT)
-        crew.save(folder / "checkpoints", step=SAVED_AT, extra={}, keep=1).result()
-        rows += train(crew, SAVED_AT + 1, STEPS)
+        rank_group = RankGroup(under, EVERYTHING, shape(under))
+        rows = train(rank_group, 1, SAVED_AT)
+        rank_group.save(folder / "checkpoints", step=SAVED_AT, extra={}, keep=1).result()
+        rows += train(rank_group, SAVED_AT + 1, STEPS)
         (folder / "rows.json").write_text(json.dumps(rows))
-        save_file(crew.gather(), folder / "weights.safetensors")
-        crew.stop()
+        save_file(rank_group.gather(), folder / "weights.safetensors")
+        rank_group.stop()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from async_rl.checkpoints.manifest import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
-from learner.ranks.rank_group import Crew, follow
+from learner.ranks.rank_group import RankGroup, follow
 from tests.scenarios.learner_rank import OBJECTIVE, FileStores, config, meet, shape, train
 
 SAVED_AT, STEPS = 3, 5
@@ -56,7 +56,7 @@ class Stage:
     rank: int
 
     @contextmanager
-    def crew(self, meeting: str, of: Config) -> Iterator[Crew | None]:
+    def rank_group(self, meeting: str, of: Config) -> Iterator[RankGroup | None]:
         """Of both ranks, on the first one; the second one follows it."""
         meet(self.root / meeting, of, self.rank)
         stores = FileStores(self.root / f"{meeting}-stores")
@@ -64,37 +64,37 @@ class Stage:
             follow(of, OBJECTIVE, shape(of), stores)
             yield None
             return
-        crew = Crew(of, OBJECTIVE, shape(of), stores)
-        yield crew
-        crew.stop()
+        rank_group = RankGroup(of, OBJECTIVE, shape(of), stores)
+        yield rank_group
+        rank_group.stop()
 
     def write(self, writer: str) -> None:
-        with self.crew(f"{writer}-writes", under(writer, writer)) as crew:
-            if crew is not None:
-                save(crew, self.root, writer)
+        with self.rank_group(f"{writer}-writes", under(writer, writer)) as rank_group:
+            if rank_group is not None:
+                save(rank_group, self.root, writer)
 
     def read(self, writer: str, reader: str) -> None:
         """What was loaded is saved again before anything changes, so that bits can be compared."""
-        with self.crew(f"{reader}-reads-{writer}", under(writer, reader)) as crew:
-            if crew is not None:
-                rows = take_up(crew, self.root, writer, reader)
+        with self.rank_group(f"{reader}-reads-{writer}", under(writer, reader)) as rank_group:
+            if rank_group is not None:
+                rows = take_up(rank_group, self.root, writer, reader)
                 (self.root / f"{reader}-of-{writer}.json").write_text(json.dumps(rows))
 
 
-def save(crew: Crew, root: Path, writer: str) -> None:
-    train(crew, 1, SAVED_AT)
-    crew.save(root / writer, step=SAVED_AT, extra={"version": 12}, keep=2).result()
+def save(rank_group: RankGroup, root: Path, writer: str) -> None:
+    train(rank_group, 1, SAVED_AT)
+    rank_group.save(root / writer, step=SAVED_AT, extra={"version": 12}, keep=2).result()
 
 
-def take_up(crew: Crew, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
-    assert crew.load(root / writer) == {"version": 12}
-    crew.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
-    crew.open_depot(fence=1)
-    saved = crew.pack(1, keep=())
-    rows = train(crew, SAVED_AT + 1, STEPS)
+def take_up(rank_group: RankGroup, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
+    assert rank_group.load(root / writer) == {"version": 12}
+    rank_group.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
+    rank_group.open_depot(fence=1)
+    saved = rank_group.pack(1, keep=())
+    rows = train(rank_group, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)
-    assert crew.pack_stored(2, (), checkpoint) == saved, "a checkpoint is served bit for bit as it was, whoever wrote it"
-    assert crew.pack(3, keep=()) != saved, "nothing of it is in the model"
+    assert rank_group.pack_stored(2, (), checkpoint) == saved, "a checkpoint is served bit for bit as it was, whoever wrote it"
+    assert rank_group.pack(3, keep=()) != saved, "nothing of it is in the model"
     return rows
 
 

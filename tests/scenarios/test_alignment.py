@@ -18,9 +18,9 @@ from async_rl.models.from_config import model_shape
 from async_rl.protocols import EpisodeContext
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import RolloutGroup, TakenGroup, Ticket
-from learner.batches.batch import Bin, pack_batch
+from learner.batches.batch import PackedRow, pack_batch
 from learner.objective import load_objective
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from rollout_workers.agents import RewardOnlyAgent
 from rollout_workers.environments.counting import Counting
 from rollout_workers.environments.guess_number import GuessNumber
@@ -43,14 +43,14 @@ def config(**sampling: float) -> Config:
     )
 
 
-async def played(config: Config, crew: Crew, agent: RewardOnlyAgent, tasks: int) -> list[TakenGroup]:
-    """Groups of real episodes, sampled with the crew's weights."""
+async def played(config: Config, rank_group: RankGroup, agent: RewardOnlyAgent, tasks: int) -> list[TakenGroup]:
+    """Groups of real episodes, sampled with the rank_group's weights."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     sampling = config.sampling.generation_args
     groups: list[TakenGroup] = []
     async with MegatronEngine(shape, tokenizer, config.worker, sampling, device=torch.device("cpu"), seed=3) as engine:
-        await engine.swap(0, crew.gather())
+        await engine.swap(0, rank_group.gather())
         for index in range(tasks):
             ticket, task = Ticket(id=f"t{index}", task_index=index, version=0, attempt=1), agent.task(index)
             rollouts = [
@@ -63,13 +63,13 @@ async def played(config: Config, crew: Crew, agent: RewardOnlyAgent, tasks: int)
 
 
 @contextmanager
-def crew_for(config: Config) -> Iterator[Crew]:
+def rank_group_for(config: Config) -> Iterator[RankGroup]:
     initialize(device=torch.device("cpu"))
-    crew = Crew(config, OBJECTIVE, model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size))
+    rank_group = RankGroup(config, OBJECTIVE, model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size))
     try:
-        yield crew
+        yield rank_group
     finally:
-        crew.stop()
+        rank_group.stop()
 
 
 AGENTS = [Counting(name="counting"), GuessNumber(name="guess_number", highest=99)]
@@ -79,14 +79,14 @@ AGENTS = [Counting(name="counting"), GuessNumber(name="guess_number", highest=99
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 async def test_the_learner_recomputes_what_the_engine_sampled(agent: RewardOnlyAgent, sampling: dict[str, float]):
     settings = config(**sampling)
-    with crew_for(settings) as crew:
-        groups = await played(settings, crew, agent, tasks=4)
-        found = crew.step(pack_batch(groups, objective=OBJECTIVE, capacity=128)).metrics
+    with rank_group_for(settings) as rank_group:
+        groups = await played(settings, rank_group, agent, tasks=4)
+        found = rank_group.step(pack_batch(groups, objective=OBJECTIVE, capacity=128)).metrics
     assert found["policy/tokens"] == sum(taken.group.num_sampled for taken in groups) > 0
     assert found["policy/logprob_abs_diff_max"] < 1e-4
 
 
-SHIFTS: dict[str, Callable[[Bin], Bin]] = {
+SHIFTS: dict[str, Callable[[PackedRow], PackedRow]] = {
     "behaviour": lambda row: replace(row, behaviour=np.roll(row.behaviour, 1)),
     "targets": lambda row: replace(row, targets=np.roll(row.targets, 1)),
     "mask": lambda row: replace(row, mask=np.roll(row.mask, -1)),
@@ -97,10 +97,10 @@ SHIFTS: dict[str, Callable[[Bin], Bin]] = {
 @pytest.mark.parametrize("shift", SHIFTS)
 async def test_anything_off_by_one_would_show(shift: str):
     settings = config()
-    with crew_for(settings) as crew:
-        groups = await played(settings, crew, AGENTS[1], tasks=2)
+    with rank_group_for(settings) as rank_group:
+        groups = await played(settings, rank_group, AGENTS[1], tasks=2)
         batch = pack_batch(groups, objective=OBJECTIVE, capacity=128)
         [minibatch] = batch.minibatches
         shifted = tuple(tuple(SHIFTS[shift](row) for row in bins) for bins in minibatch.shards)
         wrong = replace(batch, minibatches=(replace(minibatch, shards=shifted),))
-        assert crew.step(wrong).metrics["policy/logprob_abs_diff_max"] > 1e-2
+        assert rank_group.step(wrong).metrics["policy/logprob_abs_diff_max"] > 1e-2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.scenarios.learner_rank import config, play, shape, train
 from tests.scenarios.made_once import made_once
@@ -28,9 +28,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alone(**settings: Any) -> Trained:
     under = config(**settings)
-    crew = Crew(under, OBJECTIVE, shape(under))
-    rows, weights = train(crew, 1, STEPS), crew.gather()
-    crew.stop()
+    rank_group = RankGroup(under, OBJECTIVE, shape(under))
+    rows, weights = train(rank_group, 1, STEPS), rank_group.gather()
+    rank_group.stop()
     return rows, weights
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, play, shape, train
 from tests.scenarios.made_once import made_once
 
@@ -24,17 +24,17 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def alone() -> Iterator[Crew]:
-    crew = Crew(config(), OBJECTIVE, shape(config()))
-    yield crew
-    crew.stop()
+def alone() -> Iterator[RankGroup]:
+    rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
+    yield rank_group
+    rank_group.stop()
 
 
 @pytest.fixture(scope="module")
 def single() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    crew = Crew(config(), OBJECTIVE, shape(config()))
-    rows, weights = train(crew, 1, STEPS), crew.gather()
-    crew.stop()
+    rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
+    rows, weights = train(rank_group, 1, STEPS), rank_group.gather()
+    rank_group.stop()
     return rows, weights
 
 
@@ -66,10 +66,10 @@ def test_a_resumed_run_does_exactly_what_an_uninterrupted_one_does(divided: Path
 
 @pytest.fixture(scope="module")
 def when_saved() -> dict[str, torch.Tensor]:
-    crew = Crew(config(), OBJECTIVE, shape(config()))
-    train(crew, 1, SAVED_AT)
-    weights = crew.gather()
-    crew.stop()
+    rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
+    train(rank_group, 1, SAVED_AT)
+    weights = rank_group.gather()
+    rank_group.stop()
     return weights
 
 

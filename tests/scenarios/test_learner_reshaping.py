@@ -14,7 +14,7 @@ from torch import Tensor
 from async_rl.checkpoints.manifest import POLICY, WEIGHT, candidates, read_manifest
 from async_rl.megatron.parameters.pieces import Stretch, open_pieces
 from async_rl.megatron.parameters.table import table
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner_rank import OBJECTIVE, FileStores, play, shape, train
 from tests.scenarios.made_once import made_once
 from tests.scenarios.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what one process and two ranks saved, and two ranks took up again."""
 
     def make(root: Path) -> None:
-        with_one_process("alone", lambda crew: save(crew, root, "alone"))
+        with_one_process("alone", lambda rank_group: save(rank_group, root, "alone"))
         play("all", root, module="tests.scenarios.reshaping_rank")
 
     return made_once(tmp_path_factory, "learner_reshaping", make)
@@ -38,17 +38,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_one_process(writer: str, act: Any) -> Any:
     of = under(writer, "alone")
     with TemporaryDirectory() as folder:
-        crew = Crew(of, OBJECTIVE, shape(of), FileStores(Path(folder)))
+        rank_group = RankGroup(of, OBJECTIVE, shape(of), FileStores(Path(folder)))
         try:
-            return act(crew)
+            return act(rank_group)
         finally:
-            crew.stop()
+            rank_group.stop()
 
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, list[dict[str, float]]]:
     """The steps after the checkpoint, of a process that never saved."""
-    return {writer: with_one_process(writer, lambda crew: train(crew, 1, STEPS)) for writer in ("alone", *MODELS)}
+    return {writer: with_one_process(writer, lambda rank_group: train(rank_group, 1, STEPS)) for writer in ("alone", *MODELS)}
 
 
 def state(folder: Path, writer: str) -> dict[tuple[str, str], Tensor]:
@@ -63,7 +63,7 @@ def state(folder: Path, writer: str) -> dict[tuple[str, str], Tensor]:
 @pytest.mark.parametrize(("writer", "reader"), TRANSITIONS)
 def test_it_goes_on(root: Path, uninterrupted: dict[str, Any], writer: str, reader: str) -> None:
     if reader == "alone":
-        rows = with_one_process(writer, lambda crew: take_up(crew, root, writer, reader))
+        rows = with_one_process(writer, lambda rank_group: take_up(rank_group, root, writer, reader))
     else:
         rows = json.loads((root / f"{reader}-of-{writer}.json").read_text())
 

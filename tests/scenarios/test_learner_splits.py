@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from async_rl.megatron import parallel
-from learner.batches.batch import Bin, Minibatch, PackedBatch, pack_batch
+from learner.batches.batch import Minibatch, PackedBatch, PackedRow, pack_batch
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 from tests.scenarios.learner_rank import CPU, OBJECTIVE, VOCABULARY, config, shape, taken_groups
 
@@ -35,20 +35,20 @@ def alone() -> Iterator[None]:
 
 def updated(batch: PackedBatch, objective: Objective) -> tuple[StepResult, dict[str, Tensor]]:
     """What one step makes of the first weights."""
-    crew = Crew(config(), objective, shape(config()))
-    return crew.step(batch), crew.gather()
+    rank_group = RankGroup(config(), objective, shape(config()))
+    return rank_group.step(batch), rank_group.gather()
 
 
-def of_one_rank(batch: PackedBatch, bins: list[Bin]) -> PackedBatch:
+def of_one_rank(batch: PackedBatch, bins: list[PackedRow]) -> PackedBatch:
     counts = batch.minibatches[0].counts
     return replace(batch, minibatches=(Minibatch(shards=(tuple(bins),), counts=counts),))
 
 
-def all_bins(batch: PackedBatch) -> list[Bin]:
+def all_bins(batch: PackedBatch) -> list[PackedRow]:
     return [each for shard in batch.minibatches[0].shards for each in shard]
 
 
-def with_garbage(source: Bin, rng: np.random.Generator) -> Bin:
+def with_garbage(source: PackedRow, rng: np.random.Generator) -> PackedRow:
     """Where nothing is trained, whatever can be there is."""
     tokens, masked = len(source.token_ids), source.mask == 0
     noise = rng.normal(0, 100, (2, tokens)).astype(np.float32)

@@ -14,7 +14,7 @@ from async_rl.megatron.parameters.full_parameters import bare
 from async_rl.types import Status
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 from tests.scenarios.ppo_stage import SHARED, learner_config
 
@@ -24,30 +24,30 @@ REINFORCE = Objective.model_validate(
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(config(), OBJECTIVE, shape(config()))
+def rank_group() -> Iterator[RankGroup]:
+    made = RankGroup(config(), OBJECTIVE, shape(config()))
     yield made
     made.stop()
 
 
 @pytest.fixture(params=[OBJECTIVE], ids=[""])
-def unclipped(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    made = Crew(config(clip_grad=0), request.param, shape(config()))
+def unclipped(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
+    made = RankGroup(config(clip_grad=0), request.param, shape(config()))
     yield made
     made.stop()
 
 
-def gradients(crew: Crew, batch: PackedBatch) -> tuple[float, dict[str, Tensor]]:
+def gradients(rank_group: RankGroup, batch: PackedBatch) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step, after which the weights are what they were."""
-    before = crew.gather()
-    result = crew.step(batch)
-    found = {name: parameter.main_grad.clone() for name, parameter in bare(crew.model.chunks[0]).named_parameters()}
-    crew.model.load(before)
+    before = rank_group.gather()
+    result = rank_group.step(batch)
+    found = {name: parameter.main_grad.clone() for name, parameter in bare(rank_group.model.chunks[0]).named_parameters()}
+    rank_group.model.load(before)
     return result.loss, found
 
 
 @pytest.mark.parametrize("unclipped", [REINFORCE], ids=[""], indirect=True)
-def test_the_gradient_is_that_of_the_written_formula(unclipped: Crew) -> None:
+def test_the_gradient_is_that_of_the_written_formula(unclipped: RankGroup) -> None:
     """Sequence by sequence, without packing, bins or our loss functions."""
     groups = taken_groups(1)
     loss, found = gradients(unclipped, pack_batch(groups, objective=REINFORCE, capacity=40))
@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_the_written_formula(unclipped: Crew) -> None:
 
 
 @pytest.mark.parametrize("capacity", [20, 33, 50])
-def test_bins_do_not_matter(unclipped: Crew, capacity: int) -> None:
+def test_bins_do_not_matter(unclipped: RankGroup, capacity: int) -> None:
     groups = taken_groups(1)
     loss, expected = gradients(unclipped, pack_batch(groups, objective=OBJECTIVE, capacity=10_000))
     divided = pack_batch(groups, objective=OBJECTIVE, capacity=capacity)
@@ -87,49 +87,49 @@ def test_bins_do_not_matter(unclipped: Crew, capacity: int) -> None:
 def test_every_preset_trains(preset: str) -> None:
     objective = load_objective(preset)
     under = learner_config(objective=preset, critic=SHARED if objective.needs_values else None)
-    crew = Crew(under, objective, shape(under))
-    before = crew.gather()
-    result = crew.step(pack_batch(taken_groups(1), objective=objective, capacity=40))
-    after = crew.gather()
-    crew.stop()
+    rank_group = RankGroup(under, objective, shape(under))
+    before = rank_group.gather()
+    result = rank_group.step(pack_batch(taken_groups(1), objective=objective, capacity=40))
+    after = rank_group.gather()
+    rank_group.stop()
     assert math.isfinite(result.loss)
     assert not result.skipped
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_changes_nothing(crew: Crew, poison: float) -> None:
-    crew.step(batch(1, 1))
-    before = crew.gather()
+def test_a_step_that_is_not_finite_changes_nothing(rank_group: RankGroup, poison: float) -> None:
+    rank_group.step(batch(1, 1))
+    before = rank_group.gather()
     good = batch(2, 1)
     [minibatch] = good.minibatches
     [[*bins]] = minibatch.shards
     spoilt = bins[0].advantages.copy()
     spoilt[bins[0].mask != 0] = poison
     spoilt_shards = ((replace(bins[0], advantages=spoilt), *bins[1:]),)
-    result = crew.step(replace(good, minibatches=(replace(minibatch, shards=spoilt_shards),)))
+    result = rank_group.step(replace(good, minibatches=(replace(minibatch, shards=spoilt_shards),)))
     assert result.skipped
-    assert all(torch.equal(before[name], tensor) for name, tensor in crew.gather().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in rank_group.gather().items())
 
-    resumed = crew.step(good)
-    undisturbed = Crew(config(), OBJECTIVE, shape(config()))
+    resumed = rank_group.step(good)
+    undisturbed = RankGroup(config(), OBJECTIVE, shape(config()))
     undisturbed.step(batch(1, 1))
     assert resumed == undisturbed.step(good)
 
 
-def test_nothing_to_train_on_is_a_step_without_gradient(crew: Crew) -> None:
+def test_nothing_to_train_on_is_a_step_without_gradient(rank_group: RankGroup) -> None:
     empty = pack_batch([], objective=OBJECTIVE, capacity=40)
-    result = crew.step(empty)
+    result = rank_group.step(empty)
     assert (result.loss, result.grad_norm, result.skipped) == (0, 0, False)
 
 
-def test_a_step_of_several_updates_reports_what_one_comes_to(crew: Crew) -> None:
+def test_a_step_of_several_updates_reports_what_one_comes_to(rank_group: RankGroup) -> None:
     """Also where some of them have no token of an age, or nothing to train on at all."""
     groups = [replace(taken, version_at_take=version) for version, taken in zip((2, 1, 0), taken_groups(1), strict=True)]
     failed = [replace(rollout, status=Status.FAILED) for rollout in groups[2].group.rollouts]
     groups[2] = replace(groups[2], group=replace(groups[2].group, rollouts=tuple(failed)))
     made = pack_batch(groups, objective=OBJECTIVE, capacity=40, minibatches=3)
-    metrics = crew.step(made).metrics
+    metrics = rank_group.step(made).metrics
     trained = [each.counts.tokens for each in made.minibatches]
     assert trained[2] == 0
     assert [3 * metrics[f"policy/age_{age}/tokens"] for age in ("2_3", "1")] == pytest.approx(trained[:2])
@@ -140,13 +140,13 @@ def test_a_step_of_several_updates_reports_what_one_comes_to(crew: Crew) -> None
     assert metrics["policy/skipped_updates"] == 0
 
 
-def test_a_snapshot_stays_as_it_was(crew: Crew) -> None:
-    snapshot = crew.gather()
+def test_a_snapshot_stays_as_it_was(rank_group: RankGroup) -> None:
+    snapshot = rank_group.gather()
     kept = {name: tensor.clone() for name, tensor in snapshot.items()}
-    crew.step(batch(1, 1))
+    rank_group.step(batch(1, 1))
     assert all(torch.equal(snapshot[name], tensor) for name, tensor in kept.items())
 
 
-def test_the_batch_must_be_cut_for_these_ranks(crew: Crew) -> None:
+def test_the_batch_must_be_cut_for_these_ranks(rank_group: RankGroup) -> None:
     with pytest.raises(ValueError, match="2 shards for 1 data-parallel ranks"):
-        crew.step(batch(1, 2))
+        rank_group.step(batch(1, 2))

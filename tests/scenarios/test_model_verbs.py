@@ -23,9 +23,9 @@ from async_rl.megatron.parameters.table import VALUE_BIAS, VALUE_WEIGHT
 from async_rl.models.hf_config import read_shape
 from async_rl.models.safetensors import divide
 from learner.models.__main__ import main
-from learner.models.memory import Division, bytes_of
+from learner.models.memory import ParallelSizes, bytes_of
 from learner.objective import load_objective
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner_rank import OBJECTIVE, config, shape
 from tests.scenarios.small_models import write_folder
 
@@ -82,10 +82,10 @@ def test_a_large_model_is_imported_part_by_part(folder: Path, tmp_path: Path) ->
 def test_a_learner_begins_from_what_was_imported(folder: Path, tmp_path: Path) -> None:
     other = write_folder(tmp_path / "other", seed=1)
     main(["import", str(other), "--to", str(tmp_path / "checkpoints")])
-    crew = Crew(load(described(folder)), OBJECTIVE, read_shape(folder))
-    assert crew.load(tmp_path / "checkpoints") == {}
-    found = crew.gather()
-    crew.stop()
+    rank_group = RankGroup(load(described(folder)), OBJECTIVE, read_shape(folder))
+    assert rank_group.load(tmp_path / "checkpoints") == {}
+    found = rank_group.gather()
+    rank_group.stop()
     for name, tensor in load_folder(other, read_shape(other), torch.float32).items():
         assert torch.equal(found[name], tensor), name
 
@@ -93,10 +93,10 @@ def test_a_learner_begins_from_what_was_imported(folder: Path, tmp_path: Path) -
 def test_what_was_imported_may_learn_to_give_values_too(folder: Path, tmp_path: Path) -> None:
     main(["import", str(folder), "--to", str(tmp_path / "checkpoints")])
     words = ["--learner.objective", "ppo", "--learner.critic", "{type: shared}", "--batch.drop_no_signal", "false"]
-    crew = Crew(load([*described(folder), *words]), load_objective("ppo"), read_shape(folder))
-    assert crew.load(tmp_path / "checkpoints") == {}
-    found = gather_full(crew.model.chunks, crew.model.shape)
-    crew.stop()
+    rank_group = RankGroup(load([*described(folder), *words]), load_objective("ppo"), read_shape(folder))
+    assert rank_group.load(tmp_path / "checkpoints") == {}
+    found = gather_full(rank_group.model.chunks, rank_group.model.shape)
+    rank_group.stop()
     assert found is not None
     assert 0 < found.pop(VALUE_WEIGHT).abs().max() < 0.2
     assert found.pop(VALUE_BIAS).tolist() == [0]
@@ -106,12 +106,12 @@ def test_what_was_imported_may_learn_to_give_values_too(folder: Path, tmp_path: 
 
 
 def test_a_run_is_exported_in_parts_and_in_another_precision(tmp_path: Path) -> None:
-    crew = Crew(config(), OBJECTIVE, shape(config()))
-    crew.save(tmp_path / "runs/made-up/checkpoints", step=3, extra={}, keep=2).result()
-    weights = crew.gather()
-    crew.stop()
+    rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
+    rank_group.save(tmp_path / "runs/made-up/checkpoints", step=3, extra={}, keep=2).result()
+    weights = rank_group.gather()
+    rank_group.stop()
     size = config().model.model_dump_json(exclude_none=True)
-    alphabet = "0123456789abcdefg"  # with the special tokens, as many as the crew's vocabulary
+    alphabet = "0123456789abcdefg"  # with the special tokens, as many as the rank_group's vocabulary
     words = ["--model", size, "--tokenizer.alphabet", alphabet, "--environments", "[{type: counting}]"]
     words += ["--run.folder", str(tmp_path / "runs"), "--run.name", "made-up"]
     written = tmp_path / "written"
@@ -192,6 +192,6 @@ def test_parts_are_as_large_as_allowed() -> None:
 def test_memory_is_divided_as_the_ranks_are(folder: Path) -> None:
     shape = read_shape(folder)
     numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-    assert bytes_of(shape, Division(gpus=1)) == 18 * numbers
-    assert bytes_of(shape, Division(gpus=4)) == (6 + 12 / 4) * numbers
-    assert bytes_of(shape, Division(gpus=2, tensor=2)) > 9 * numbers, "norms are whole on both"
+    assert bytes_of(shape, ParallelSizes(gpus=1)) == 18 * numbers
+    assert bytes_of(shape, ParallelSizes(gpus=4)) == (6 + 12 / 4) * numbers
+    assert bytes_of(shape, ParallelSizes(gpus=2, tensor=2)) > 9 * numbers, "norms are whole on both"

@@ -15,7 +15,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import bare
 from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
-from learner.ranks.rank_group import Crew
+from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape, taken_groups
 from tests.scenarios.made_once import made_once
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
@@ -27,15 +27,15 @@ from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, ST
 def test_the_gradients_are_those_of_the_written_formulas(kind: str) -> None:
     """Sequence by sequence and token by token in float64, without packing, bins or anything of ours but the models."""
     under = learner_config(critic=CRITICS[kind])
-    crew = Crew(under, EVERYTHING, shape(under))
-    crew.step(batch(2))  # away from the reference
-    before = {name: model.gather() for name, model in crew.models.items()}
-    result = crew.step(batch(1))
-    found = {name: gradients(model) for name, model in crew.models.items()}
-    for name, model in crew.models.items():
+    rank_group = RankGroup(under, EVERYTHING, shape(under))
+    rank_group.step(batch(2))  # away from the reference
+    before = {name: model.gather() for name, model in rank_group.models.items()}
+    result = rank_group.step(batch(1))
+    found = {name: gradients(model) for name, model in rank_group.models.items()}
+    for name, model in rank_group.models.items():
         model.load(before[name] or {})
-    policy_loss, value_loss = formulas(crew, build_model(shape(under), device=CPU, dtype=torch.float32, seed=0))
-    crew.stop()
+    policy_loss, value_loss = formulas(rank_group, build_model(shape(under), device=CPU, dtype=torch.float32, seed=0))
+    rank_group.stop()
 
     if kind == "own":
         expected = {"policy": (policy_loss, result.loss), "critic": (value_loss, result.metrics["value/loss"])}
@@ -43,7 +43,7 @@ def test_the_gradients_are_those_of_the_written_formulas(kind: str) -> None:
         expected = {"policy": (policy_loss + 0.7 * value_loss, result.loss)}
     for name, (loss, reported) in expected.items():
         assert reported == pytest.approx(loss.item(), abs=1e-5)
-        parameters = dict(bare(crew.models[name].chunks[0]).named_parameters())
+        parameters = dict(bare(rank_group.models[name].chunks[0]).named_parameters())
         for (parameter, _), gradient in zip(
             parameters.items(), torch.autograd.grad(loss, list(parameters.values()), retain_graph=True), strict=True
         ):
@@ -54,17 +54,17 @@ def gradients(model: TrainingModel) -> dict[str, Tensor]:
     return {name: parameter.main_grad.clone() for name, parameter in bare(model.chunks[0]).named_parameters()}
 
 
-def formulas(crew: Crew, reference: Any) -> tuple[Tensor, Tensor]:
+def formulas(rank_group: RankGroup, reference: Any) -> tuple[Tensor, Tensor]:
     """Policy loss and value loss of the groups in batch(1)."""
-    gpt, tokens = bare(crew.model.chunks[0]), []
+    gpt, tokens = bare(rank_group.model.chunks[0]), []
     for taken in taken_groups(1):
         for rollout in taken.group.rollouts:
             [sample] = rollout.samples
             ids = torch.from_numpy(sample.token_ids).long()
             output = forward_packed(gpt, *pack([ids]))
-            logits, values = split(output, crew.model.shape.head)
-            if "critic" in crew.models:
-                values = forward_packed(bare(crew.models["critic"].chunks[0]), *pack([ids]))[:, 0]
+            logits, values = split(output, rank_group.model.shape.head)
+            if "critic" in rank_group.models:
+                values = forward_packed(bare(rank_group.models["critic"].chunks[0]), *pack([ids]))[:, 0]
             log_p = (logits[:, :VOCABULARY].double() / 0.9).log_softmax(-1)
             log_q = (forward_packed(reference, *pack([ids]))[:, :VOCABULARY].double() / 0.9).log_softmax(-1).detach()
             places = [place for place in range(len(ids) - 1) if sample.loss_mask[place + 1]]
@@ -105,9 +105,9 @@ def alone() -> dict[str, tuple[list[dict[str, float]], dict[str, Tensor]]]:
     found = {}
     for kind, critic in CRITICS.items():
         under = divided({}, critic)
-        crew = Crew(under, EVERYTHING, shape(under))
-        found[kind] = train(crew, 1, STEPS), crew.gather()
-        crew.stop()
+        rank_group = RankGroup(under, EVERYTHING, shape(under))
+        found[kind] = train(rank_group, 1, STEPS), rank_group.gather()
+        rank_group.stop()
     return found
 
 
@@ -126,10 +126,10 @@ def test_one_process_goes_on_where_ranks_stopped(by_ranks: Path, alone: Any, lay
     """Critic, its moments and its schedule included."""
     kind = layout.split("_")[1]
     under = divided({}, CRITICS[kind])
-    crew = Crew(under, EVERYTHING, shape(under))
-    crew.load(by_ranks / layout / "checkpoints")
-    agree(train(crew, SAVED_AT + 1, STEPS), alone[kind][0][SAVED_AT:])
-    crew.stop()
+    rank_group = RankGroup(under, EVERYTHING, shape(under))
+    rank_group.load(by_ranks / layout / "checkpoints")
+    agree(train(rank_group, SAVED_AT + 1, STEPS), alone[kind][0][SAVED_AT:])
+    rank_group.stop()
 
 
 def agree(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:

@@ -20,8 +20,8 @@ from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.hf_config import written_config
 from learner.batches.batch import pack_batch
 from learner.objective import Objective, load_objective
-from learner.ranks.model_set import assemble, check_needs
-from learner.ranks.rank_group import Crew
+from learner.ranks.model_set import build_model_set, check_model_set
+from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 from tests.scenarios.bandits import Bandits, share_right
 from tests.scenarios.learner_rank import CPU, shape
@@ -29,8 +29,8 @@ from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, OPTIMIZER, OWN, SHARE
 
 
 @contextmanager
-def crew(under: Config, objective: Objective) -> Iterator[Crew]:
-    made = Crew(under, objective, shape(under))
+def rank_group(under: Config, objective: Objective) -> Iterator[RankGroup]:
+    made = RankGroup(under, objective, shape(under))
     try:
         yield made
     finally:
@@ -38,7 +38,7 @@ def crew(under: Config, objective: Objective) -> Iterator[Crew]:
 
 
 def play(
-    learner: Crew, under: Config, objective: Objective, steps: int, *, groups_per_step: int = 8
+    learner: RankGroup, under: Config, objective: Objective, steps: int, *, groups_per_step: int = 8
 ) -> tuple[list[StepResult], list[float]]:
     """What each step reported, and how well its rollouts did."""
     bandits, results, shares = Bandits(shape(under)), [], []
@@ -52,7 +52,7 @@ def play(
 @pytest.mark.parametrize("kind", CRITICS)
 def test_policy_and_critic_learn(kind: str) -> None:
     under, objective = learner_config(critic=CRITICS[kind], updates=(1, 2)), load_objective("ppo")
-    with crew(under, objective) as learner:
+    with rank_group(under, objective) as learner:
         results, shares = play(learner, under, objective, steps=26)
     first, last = results[0].metrics, results[-1].metrics
     assert shares[0] < 0.6
@@ -65,13 +65,13 @@ def test_policy_and_critic_learn(kind: str) -> None:
 
 def test_what_is_pushed_gives_logits_only() -> None:
     under = learner_config(critic=SHARED)
-    with crew(under, EVERYTHING) as learner:
+    with rank_group(under, EVERYTHING) as learner:
         assert {"value_head.weight", "value_head.bias"} == (learner.model.gather() or {}).keys() - learner.gather().keys()
 
 
 def test_a_critic_warms_up_alone() -> None:
     under = learner_config(critic=OWN | {"warmup_steps": 2}, updates=(2, 1), steps=3, optimizer=OPTIMIZER | {"decay": "linear"})
-    with crew(under, EVERYTHING) as learner:
+    with rank_group(under, EVERYTHING) as learner:
         initial, is_still, rates = learner.gather(), [], []
         for step in (1, 1, 1):
             result = learner.step(batch(step, minibatches=2))
@@ -95,7 +95,7 @@ def test_a_reference_keeps_the_policy_near(where: str) -> None:
             {"advantages": {"type": "returns", "whiten": False}, "policy_loss": loss, "kl_in_reward": kl_in_reward}
         )
         under = learner_config(updates=(1, 2))
-        with crew(under, objective) as learner:
+        with rank_group(under, objective) as learner:
             results, _ = play(learner, under, objective, steps=12)
         ends[beta] = results[-1].metrics["policy/kl_reference"]
     assert ends[1.0] < ends[1e-6] / 4
@@ -121,7 +121,7 @@ def test_a_student_comes_to_resemble_its_teacher(teacher: Path) -> None:
     objective = Objective.model_validate(
         {"advantages": "distillation", "policy_loss": {"surrogate": "cispo", "kl": {"estimator": "k3", "coefficient": 1e-6}}}
     )
-    with crew(under, objective) as learner:
+    with rank_group(under, objective) as learner:
         results, _ = play(learner, under, objective, steps=30, groups_per_step=32)
     divergence = [each.metrics["policy/kl_reference"] for each in results]
     assert divergence[-1] < divergence[0] / 3
@@ -131,7 +131,7 @@ def test_a_student_comes_to_resemble_its_teacher(teacher: Path) -> None:
 def test_all_begin_from_the_policys_folder(teacher: Path, kind: str) -> None:
     tree = learner_config(critic=CRITICS[kind]).model_dump()
     under = Config.model_validate(tree | {"model": {"folder": teacher}})
-    with crew(under, EVERYTHING) as learner:
+    with rank_group(under, EVERYTHING) as learner:
         policy, critic = learner.gather(), (learner.models["critic"] if kind == "own" else learner.model).gather() or {}
         result = learner.step(batch(1))
     assert critic["value_head.weight"].abs().sum() > 0
@@ -143,7 +143,7 @@ def test_all_begin_from_the_policys_folder(teacher: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", CRITICS)
 def test_nothing_to_train_on_is_a_step_without_gradient(kind: str) -> None:
     under = learner_config(critic=CRITICS[kind])
-    with crew(under, EVERYTHING) as learner:
+    with rank_group(under, EVERYTHING) as learner:
         result = learner.step(pack_batch([], objective=EVERYTHING, capacity=40))
     assert (result.loss, result.grad_norm, result.skipped, result.metrics["value/loss"]) == (0, 0, False, 0)
 
@@ -151,12 +151,12 @@ def test_nothing_to_train_on_is_a_step_without_gradient(kind: str) -> None:
 @pytest.mark.parametrize("kind", CRITICS)
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
     under = learner_config(critic=CRITICS[kind], updates=(2, 2))
-    with crew(under, EVERYTHING) as learner:
+    with rank_group(under, EVERYTHING) as learner:
         learner.step(batch(1, minibatches=2))
         learner.save(tmp_path, step=1, extra={}, keep=1).result()
         expected = [learner.step(batch(step, minibatches=2)) for step in (2, 3)]
         weights = learner.gather()
-    with crew(under, EVERYTHING) as successor:
+    with rank_group(under, EVERYTHING) as successor:
         assert successor.load(tmp_path) is not None
         assert [successor.step(batch(step, minibatches=2)) for step in (2, 3)] == expected
         assert all(torch.equal(tensor, weights[name]) for name, tensor in successor.gather().items())
@@ -167,7 +167,7 @@ def test_entropy_is_measured_where_it_is_asked_for() -> None:
     made: list[tuple[StepResult, dict[str, Tensor]]] = []
     for measure in (False, True):
         under, objective = learner_config(measure_entropy=measure), load_objective("grpo")
-        with crew(under, objective) as learner:
+        with rank_group(under, objective) as learner:
             made.append((learner.step(batch(1, objective=objective)), learner.gather()))
     (without, plain), (measured, same) = made
     assert without.metrics["policy/entropy"] == 0
@@ -195,7 +195,7 @@ def test_entropy_is_measured_where_it_is_asked_for() -> None:
 def test_who_is_missing_is_named(objective: str, learner: dict[str, Any], said: str) -> None:
     under = learner_config(objective=objective, **learner)
     with pytest.raises(ConfigError, match=said):
-        check_needs(under, load_objective(objective), shape(under))
+        check_model_set(under, load_objective(objective), shape(under))
 
 
 def test_what_is_wrong_with_a_folder_is_said_of_the_setting_that_names_it(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_what_is_wrong_with_a_folder_is_said_of_the_setting_that_names_it(tmp_pa
     teacher, objective = tmp_path / "nowhere", load_objective("on_policy_distill")
     under = learner_config(teacher={"folder": teacher}, objective="on_policy_distill")
     with pytest.raises(ConfigError, match=r"^learner\.teacher\.folder: cannot read"):
-        check_needs(under, objective, shape(under))
+        check_model_set(under, objective, shape(under))
     teacher.mkdir()
     (teacher / "config.json").write_text(json.dumps(written_config(shape(under), dtype="float32")))
     parallel.initialize(device=CPU)
     with pytest.raises(ConfigError, match=r"^learner\.teacher\.folder: cannot read .*model\.safetensors"):
-        assemble(under, objective, shape(under))
+        build_model_set(under, objective, shape(under))
     parallel.shutdown()
 
 
@@ -217,31 +217,31 @@ def test_a_teacher_of_other_tokens_is_refused(teacher: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"learner\.teacher\.folder: the vocabulary of .* has 21 tokens and that of the model 22"
     ):
-        check_needs(under, load_objective("on_policy_distill"), replace(shape(under), vocab_size=22))
+        check_model_set(under, load_objective("on_policy_distill"), replace(shape(under), vocab_size=22))
 
 
 def test_equal_rewards_must_not_be_dropped_where_they_teach() -> None:
     under = learner_config(critic=OWN, objective="ppo")
     dropping = Config.model_validate(under.model_dump() | {"batch": under.batch.model_dump() | {"drop_no_signal": True}})
     with pytest.raises(ConfigError, match=r"batch\.drop_no_signal: objective ppo learns from siblings with equal rewards too"):
-        check_needs(dropping, load_objective("ppo"), shape(under))
+        check_model_set(dropping, load_objective("ppo"), shape(under))
 
 
 def test_a_reference_that_nothing_asks_is_refused(teacher: Path) -> None:
     under = learner_config(reference={"folder": teacher}, objective="grpo")
     with pytest.raises(ConfigError, match=r"learner\.reference: objective grpo has no use for a reference; remove the section"):
-        check_needs(under, load_objective("grpo"), shape(under))
+        check_model_set(under, load_objective("grpo"), shape(under))
 
 
 def test_siblings_are_compared_only_where_there_are_some() -> None:
     alone = learner_config(group_size=1, objective="grpo")
     with pytest.raises(ConfigError, match=r"batch\.group_size: objective grpo compares siblings"):
-        check_needs(alone, load_objective("grpo"), shape(alone))
-    check_needs(alone, load_objective("reinforce_pp"), shape(alone))
+        check_model_set(alone, load_objective("grpo"), shape(alone))
+    check_model_set(alone, load_objective("reinforce_pp"), shape(alone))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_critics_optimizer_has_nowhere_to_move_its_moments_from_without_a_gpu() -> None:
     under = learner_config(critic={"type": "own", "optimizer": {"offload": True}}, objective="ppo")
     with pytest.raises(ConfigError, match=r"learner\.critic\.optimizer\.offload .* without a GPU switch it off"):
-        assemble(under, load_objective("ppo"), shape(under))
+        build_model_set(under, load_objective("ppo"), shape(under))

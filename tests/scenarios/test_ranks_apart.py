@@ -17,7 +17,7 @@ from run_processes import Program, audit, program, read_config, until, write_con
 from async_rl.errors import ConfigError, ServiceStopped
 from buffer import open_group_stores
 from buffer.group_store import RedisGroupStore
-from learner.ranks.gathering import answer_call, call_ranks
+from learner.ranks.redis_rendezvous import wait_for_rank_0, wait_for_ranks
 
 LONG, SHORT = timedelta(seconds=60), timedelta(seconds=0.5)
 
@@ -34,44 +34,44 @@ def test_all_ranks_agree_on_the_life_that_they_meet_in(redis_server: str, run_na
     with stores(redis_server, run_name, tmp_path, 3) as places, ThreadPoolExecutor() as pool:
         for life in (7, 8):  # what the first one left behind does not confuse the second
             others = [
-                pool.submit(answer_call, places[rank], rank=rank, world_size=3, within=LONG)
+                pool.submit(wait_for_rank_0, places[rank], rank=rank, world_size=3, within=LONG)
                 for rank in ((1, 2) if life == 7 else (2, 1))
             ]
-            call_ranks(places[0], world_size=3, life=life, within=LONG)
+            wait_for_ranks(places[0], world_size=3, life=life, within=LONG)
             assert [other.result(60) for other in others] == [life, life]
 
 
 def test_a_rank_that_died_waiting_is_replaced_by_its_successor(redis_server: str, run_name: str, tmp_path: Path) -> None:
     with stores(redis_server, run_name, tmp_path, 3) as places, ThreadPoolExecutor() as pool:
         places[1].set("here/1", "dead")
-        caller = pool.submit(call_ranks, places[0], world_size=3, life=7, within=LONG)
+        caller = pool.submit(wait_for_ranks, places[0], world_size=3, life=7, within=LONG)
         places[1].wait(["call/dead"], LONG)
-        first = pool.submit(answer_call, places[1], rank=1, world_size=3, within=LONG)
-        second = pool.submit(answer_call, places[2], rank=2, world_size=3, within=LONG)
+        first = pool.submit(wait_for_rank_0, places[1], rank=1, world_size=3, within=LONG)
+        second = pool.submit(wait_for_rank_0, places[2], rank=2, world_size=3, within=LONG)
         assert (first.result(60), second.result(60), caller.result(60)) == (7, 7, None)
 
 
 def test_ranks_follow_the_newest_rank_0(redis_server: str, run_name: str, tmp_path: Path) -> None:
     with stores(redis_server, run_name, tmp_path, 2) as places, ThreadPoolExecutor() as pool:
-        other: Future[int] = pool.submit(answer_call, places[1], rank=1, world_size=2, within=LONG)
+        other: Future[int] = pool.submit(wait_for_rank_0, places[1], rank=1, world_size=2, within=LONG)
         name = places[0].get("here/1").decode()
         places[0].set(f"call/{name}", "6 2")  # and then this rank 0 dies
         places[0].wait([f"answer/{name}/6"], LONG)
-        call_ranks(places[0], world_size=2, life=7, within=LONG)
+        wait_for_ranks(places[0], world_size=2, life=7, within=LONG)
         assert other.result(60) == 7
 
 
 def test_a_missing_rank_is_named(redis_server: str, run_name: str, tmp_path: Path) -> None:
     with stores(redis_server, run_name, tmp_path, 2) as (store, other), ThreadPoolExecutor() as pool:
         with pytest.raises(ServiceStopped, match=r"rank 1 of 2 has not come within 0\.5 s"):
-            call_ranks(store, world_size=2, life=7, within=SHORT)
+            wait_for_ranks(store, world_size=2, life=7, within=SHORT)
         with pytest.raises(ServiceStopped, match="rank 0 of 2 has not come"):
-            answer_call(store, rank=1, world_size=2, within=SHORT)
+            wait_for_rank_0(store, rank=1, world_size=2, within=SHORT)
         with pytest.raises(ServiceStopped, match="rank 1 of 2 has not come"):  # it was there, and is gone
-            call_ranks(store, world_size=2, life=7, within=SHORT)
-        refused = pool.submit(answer_call, other, rank=1, world_size=3, within=LONG)
+            wait_for_ranks(store, world_size=2, life=7, within=SHORT)
+        refused = pool.submit(wait_for_rank_0, other, rank=1, world_size=3, within=LONG)
         with pytest.raises(ServiceStopped):
-            call_ranks(store, world_size=2, life=7, within=timedelta(seconds=3))
+            wait_for_ranks(store, world_size=2, life=7, within=timedelta(seconds=3))
         with pytest.raises(ConfigError, match="WORLD_SIZE is 3 for rank 1 and 2 for rank 0"):
             refused.result(60)
 

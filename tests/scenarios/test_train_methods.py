@@ -23,7 +23,7 @@ from learner.model import FrozenModel
 from learner.training.methods import Distill, Dpo, RewardModel, Supervised
 from learner.training.methods import Method as Learning
 from learner.training.models import check
-from learner.training.packed import Counts, TextRow
+from learner.training.packed import ExampleCounts, TextRow
 from tests.scenarios.train_stage import TABLES, config, run
 
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_the_written_formula(name: str) -> None:
     """Also where the texts lie in several rows, one of which stands for an empty one."""
     make, formula = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(3, 6)
-    counts = Counts(tokens=sum(text.num_said for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
+    counts = ExampleCounts(tokens=sum(text.num_said for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
     rows = method.prepared([TextRow.of(each, CPU) for each in (given[:4], given[4:], [])])
     loss = method.loss(counts)
     made = [loss(row, forward_packed(trained, row.token_ids, row.positions, row.packing)) for row in rows]
@@ -154,7 +154,7 @@ def test_what_nobody_says_does_not_leak(name: str) -> None:
     """Neither what stands where the mask is 0, nor a neighbour in the row, changes what a text teaches."""
     make, _ = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(5, 4)
-    loss = method.loss(Counts(tokens=1, examples=1))
+    loss = method.loss(ExampleCounts(tokens=1, examples=1))
 
     def gradient(row: TextRow, *, of: int) -> list[Tensor]:
         """Of the row's loss by the logits of its first tokens."""

@@ -19,13 +19,13 @@ from async_rl.megatron import parallel
 from async_rl.models.from_config import model_shape
 from async_rl.tokenization.rendering import Manner
 from async_rl.tokenization.tokenizers import open_tokenizer
-from learner.checkpoints.checkpointer import Keeping
-from learner.ranks.joining import join
-from learner.training.examples import Compared, Reader, Said
-from learner.training.keeper import Keeper, Progress
+from learner.checkpoints.checkpointer import Checkpointer
+from learner.ranks.distributed import init_distributed
+from learner.training.checkpoints import TableProgress, TrainingCheckpoints
+from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
 from learner.training.models import Builder
-from learner.training.table import Room, Table
-from learner.training.trainer import Trained, Trainer
+from learner.training.table import Table, TokenLimits
+from learner.training.trainer import TableTrainer, TrainedStep
 
 ALPHABET = "0123456789="
 TABLES = {False: "counting", True: "counting_pairs"}
@@ -57,7 +57,7 @@ class Notes:
     rows: list[dict[str, float]] = field(default_factory=list)
     examined: list[dict[str, float]] = field(default_factory=list)
 
-    def trained(self, trained: Trained) -> None:
+    def trained(self, trained: TrainedStep) -> None:
         result = trained.result
         self.rows.append({"loss": result.loss, "grad_norm": result.grad_norm, **result.metrics})
 
@@ -70,26 +70,28 @@ def run(config: TrainingConfig, folder: Path) -> tuple[Notes, dict[str, Tensor] 
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     manner = Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
-    read = Reader(kind=Compared(manner=manner) if config.compares else Said(manner=manner), columns={})
-    room = Room(row=config.batch.bin_tokens, context=shape.max_positions)
+    read = ExampleReader(
+        kind=PreferenceFormat(manner=manner) if config.compares else CompletionFormat(manner=manner), columns={}
+    )
+    room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table, notes = Table.to_train(config.data, read, room, seed=config.run.seed), Notes()
-    device = join(config)
+    device = init_distributed(config)
     builder, steps = Builder(config, shape, device), config.steps(len(table))
     model = builder.trained(steps)
-    keeping = Keeping({"policy": model}, device)
-    Trainer(
+    checkpointer = Checkpointer({"policy": model}, device)
+    TableTrainer(
         config,
         steps=steps,
         model=model,
         method=builder.method(),
         table=table,
         held_out=Table.held_out(config.data, read, room),
-        keeper=Keeper(keeping, folder, keep=2),
+        checkpoints=TrainingCheckpoints(checkpointer, folder, keep=2),
         report=notes,
         stop=threading.Event(),
-    ).run(Progress(step=0, place=0))
+    ).run(TableProgress(step=0, place=0))
     weights = model.gather()
-    keeping.close()
+    checkpointer.close()
     parallel.shutdown()
     return notes, weights
 

@@ -26,7 +26,7 @@ from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Ta
 from buffer import open_group_stores
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
-from learner.ranks.rank_group import Crew, follow
+from learner.ranks.rank_group import RankGroup, follow
 from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
 from tests.scenarios.ppo_stage import EVERYTHING, SHARED
 from tests.scenarios.wire_board import board_of, config_of
@@ -164,37 +164,37 @@ class Stage:
                 follow(under, case.objective, of, stores)
             return
         with open_group_stores(config_of(self.url, case.model)) as stores:
-            self._lead(name, case, Crew(under, case.objective, of, stores), number)
+            self._lead(name, case, RankGroup(under, case.objective, of, stores), number)
 
-    def _lead(self, name: str, case: Case, crew: Crew, number: int) -> None:
+    def _lead(self, name: str, case: Case, rank_group: RankGroup, number: int) -> None:
         if case.resumes:
-            crew.load(self.root / case.resumes)
+            rank_group.load(self.root / case.resumes)
         else:
-            train(crew, 1, 1)
-        notes = asyncio.run(self._push(crew, case, number))
+            train(rank_group, 1, 1)
+        notes = asyncio.run(self._push(rank_group, case, number))
         if any(other.resumes == name for other in self.cases.values()):
-            crew.save(self.root / name, step=1, extra={}, keep=1).result()
-            save_file(crew.gather(), saved_file(self.root, name))
-        crew.stop()
+            rank_group.save(self.root / name, step=1, extra={}, keep=1).result()
+            save_file(rank_group.gather(), saved_file(self.root, name))
+        rank_group.stop()
         (self.root / f"{name}.json").write_text(json.dumps(notes))
 
-    async def _push(self, crew: Crew, case: Case, number: int) -> list[dict[str, Any]]:
+    async def _push(self, rank_group: RankGroup, case: Case, number: int) -> list[dict[str, Any]]:
         """Versions rise from case to case, and so do fences: each learner follows the last one."""
         notes: list[dict[str, Any]] = []
-        members, depot, fence = members_of(case.model), crew.open_depot(fence=number + 1), number + 1
+        members, depot, fence = members_of(case.model), rank_group.open_depot(fence=number + 1), number + 1
         async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
             await board.take_over(fence)
             sender = await opened.enter_async_context(WeightSender(board, case.config.wire, depot, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
-                save_file(crew.gather(), weights_file(self.root, case.model, version))
-                digest = crew.pack(version, keep=())
+                save_file(rank_group.gather(), weights_file(self.root, case.model, version))
+                digest = rank_group.pack(version, keep=())
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
                 while set(await sender.needed(version)) < set(members):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 report = await sender.push(record)
                 await sender.flip(record)
                 rollouts = await _rollouts(board, version, members)
-                result = crew.step(_batch(rollouts, version, case.objective, crew.num_shards))
+                result = rank_group.step(_batch(rollouts, version, case.objective, rank_group.num_shards))
                 notes.append(
                     {
                         "version": version,

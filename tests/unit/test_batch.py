@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.batches.batch import Bin, PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
+from learner.batches.batch import PackedBatch, PackedRow, pack_batch, shard_from_bytes, shard_to_bytes
 from learner.objective import Objective
 from learner.packing.cost import Cost
 
@@ -118,11 +118,11 @@ def test_a_shard_survives_the_way_to_its_rank() -> None:
     batch = pack_batch(groups, objective=PLAIN, capacity=10, num_shards=2)
     for shard in range(2):
         [portion] = shard_from_bytes(shard_to_bytes(batch, shard))
-        bins, counts = portion.bins, portion.counts
+        bins, counts = portion.rows, portion.counts
         assert (counts.tokens, counts.sequences) == (batch.minibatches[0].counts.tokens, batch.minibatches[0].counts.sequences)
         assert counts.group_tokens.tolist() == batch.minibatches[0].counts.group_tokens.tolist()
         for found, sent in zip(bins, batch.minibatches[0].shards[shard], strict=True):
-            for name in Bin.__dataclass_fields__:
+            for name in PackedRow.__dataclass_fields__:
                 np.testing.assert_array_equal(getattr(found, name), getattr(sent, name))
                 assert getattr(found, name).dtype == getattr(sent, name).dtype
 

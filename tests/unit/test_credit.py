@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task
-from learner.advantages.rollouts import Credit, credit
+from learner.advantages.rollouts import RolloutCredit, assign_credit
 from learner.objective import Objective
 
 
@@ -22,7 +22,7 @@ def rollout(reward: float, *, tokens: int = 4, status: Status = Status.OK) -> Ro
     return Rollout(samples=(sample,), reward=reward, status=status, failure=failure)
 
 
-def worth(objective: dict[str, Any], *groups: list[Rollout]) -> Credit:
+def worth(objective: dict[str, Any], *groups: list[Rollout]) -> RolloutCredit:
     taken = [
         TakenGroup(
             group=RolloutGroup(id="g", task=Task(key="t", environment="e", prompt="p"), rollouts=tuple(each), worker="w"),
@@ -31,7 +31,7 @@ def worth(objective: dict[str, Any], *groups: list[Rollout]) -> Credit:
         )
         for each in groups
     ]
-    return credit(taken, Objective.model_validate({"advantages": {"scale": "none"}} | objective))
+    return assign_credit(taken, Objective.model_validate({"advantages": {"scale": "none"}} | objective))
 
 
 def test_failed_rollouts_are_out_and_masked_ones_only_in_the_baseline() -> None:

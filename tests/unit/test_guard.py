@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from async_rl.config.learner import GuardConfig
-from learner.guard.rule import Guard, GuardState, Verdict
+from learner.guard.rule import GuardRule, GuardState, GuardVerdict
 
 GOOD, BETWEEN, BAD = 0.9, 0.52, 0.3
 """Effective sample sizes well inside of a band from 0.5 on, just inside of it, and outside."""
 
 
-def guard(**config: Any) -> Guard:
+def guard(**config: Any) -> GuardRule:
     settings = {"action": "lower_learning_rate", "min_ess": 0.5, "patience": 2, "recovery": 3} | config
-    return Guard(config=GuardConfig.model_validate(settings), configured_max_age=4)
+    return GuardRule(config=GuardConfig.model_validate(settings), configured_max_age=4)
 
 
 def step(ess: float = GOOD, kl: float = 0.0, tokens: float = 10.0) -> dict[str, float]:
     return {"policy/ess": ess, "policy/kl_behave": kl, "policy/tokens": tokens}
 
 
-def after(watching: Guard, sizes: Iterable[float]) -> tuple[Guard, list[Verdict | None]]:
-    verdicts: list[Verdict | None] = []
+def after(watching: GuardRule, sizes: Iterable[float]) -> tuple[GuardRule, list[GuardVerdict | None]]:
+    verdicts: list[GuardVerdict | None] = []
     for size in sizes:
         watching, verdict = watching.after(step(size))
         verdicts.append(verdict)
@@ -74,7 +74,7 @@ def test_rollouts_may_be_asked_to_be_younger() -> None:
 
 def test_what_is_configured_may_be_below_the_lowest() -> None:
     config = guard(action="tighten_max_age", lowest_max_age=2).config
-    watching, verdicts = after(Guard(config=config, configured_max_age=0.5), [BAD] * 4)
+    watching, verdicts = after(GuardRule(config=config, configured_max_age=0.5), [BAD] * 4)
     assert watching.max_age == 0.5
     assert not any(verdicts)
 
@@ -99,7 +99,7 @@ def test_a_step_without_tokens_says_nothing() -> None:
 
 
 def test_by_default_it_does_nothing() -> None:
-    watching = Guard(config=GuardConfig(), configured_max_age=4)
+    watching = GuardRule(config=GuardConfig(), configured_max_age=4)
     assert watching.after(step(0.0, kl=99.0)) == (watching, None)
 
 
@@ -128,5 +128,5 @@ def test_it_moves_one_notch_at_a_time_within_its_bounds(sizes: list[float], acti
 @given(before=sizes, afterwards=sizes, action=actions)
 def test_a_resumed_run_goes_on_as_if_nothing_had_been(before: list[float], afterwards: list[float], action: str) -> None:
     watching, _ = after(guard(action=action), before)
-    resumed = Guard(config=watching.config, configured_max_age=4, state=GuardState(**asdict(watching.state)))
+    resumed = GuardRule(config=watching.config, configured_max_age=4, state=GuardState(**asdict(watching.state)))
     assert after(resumed, afterwards) == after(watching, afterwards)

@@ -20,9 +20,9 @@ from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
-from learner.loop import Loop, Schedule, Stepped
+from learner.loop import FinishedStep, Loop, LoopSettings
 from learner.objective import load_objective
-from learner.prefetch import Feed
+from learner.prefetch import Prefetcher
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.versions.publish import Publisher
@@ -98,7 +98,7 @@ class FullServer(MemoryBuffer):
 @asynccontextmanager
 async def a_loop(
     buffer: MemoryBuffer,
-    done: list[Stepped],
+    done: list[FinishedStep],
     *,
     max_age: float = 2,
     trainer: Trainer | None = None,
@@ -112,7 +112,7 @@ async def a_loop(
     await buffer.recover(fence, None)
     sender: Any = NobodyToSendTo()
     publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy)
-    feed = Feed(
+    prefetcher = Prefetcher(
         buffer=buffer,
         fence=fence,
         batch=BatchConfig(groups_per_step=2, group_size=2),
@@ -122,8 +122,8 @@ async def a_loop(
         num_workers=lambda: 1,
     )
 
-    async def report(stepped: Stepped) -> None:
-        done.append(stepped)
+    async def report(finished: FinishedStep) -> None:
+        done.append(finished)
 
     async def written(*_row: object) -> None:
         pass
@@ -132,9 +132,9 @@ async def a_loop(
         buffer=buffer,
         fence=fence,
         trainer=trainer if trainer is not None else Trainer(),
-        feed=feed,
+        prefetcher=prefetcher,
         publisher=publisher,
-        schedule=Schedule(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
+        schedule=LoopSettings(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
         record=written,
         record_rollback=written,
         report=report,
@@ -155,12 +155,12 @@ async def a_loop(
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("max_age", [0, 1, 2])
 async def test_a_skipped_step_is_followed_by_others(max_age: int):
-    buffer, done = MemoryBuffer(), list[Stepped]()
+    buffer, done = MemoryBuffer(), list[FinishedStep]()
     async with a_loop(buffer, done, max_age=max_age) as (loop, start):
         end = await loop.run(start)
     assert end.step == STEPS
     assert end.version == start.version + STEPS - 1, "a skipped step makes no version"
-    assert all(taken.age <= max_age for stepped in done for taken in stepped.meal.groups)
+    assert all(taken.age <= max_age for finished in done for taken in finished.step_batch.groups)
     assert (await buffer.audit()).is_clean
 
 

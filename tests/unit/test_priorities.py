@@ -11,13 +11,13 @@ import pytest
 
 from async_rl.errors import ConfigError
 from async_rl.types import TakenGroup
-from learner.priorities import LEAST, load_priority, weigh
+from learner.priorities import LEAST, load_priority, weigh_groups
 
 sys.path.append(str(Path(__file__).parents[1] / "contracts"))
 from groups import group
 
 
-def meal(*magnitudes: float) -> Any:
+def step_batch(*magnitudes: float) -> Any:
     groups = [
         TakenGroup(group=group(f"t{number:09d}", versions=(number,)), version_at_commit=number, version_at_take=4)
         for number in range(len(magnitudes))
@@ -26,11 +26,11 @@ def meal(*magnitudes: float) -> Any:
 
 
 def test_by_advantage_nobody_loses_every_chance():
-    assert weigh(meal(0.5, 0.0), load_priority("advantage")) == {"t000000000": 0.5, "t000000001": LEAST}
+    assert weigh_groups(step_batch(0.5, 0.0), load_priority("advantage")) == {"t000000000": 0.5, "t000000001": LEAST}
 
 
 def test_by_age_the_younger_is_likelier():
-    assert weigh(meal(1.0, 1.0), load_priority("age")) == {"t000000000": 1 / 5, "t000000001": 1 / 4}
+    assert weigh_groups(step_batch(1.0, 1.0), load_priority("age")) == {"t000000000": 1 / 5, "t000000001": 1 / 4}
 
 
 def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -38,9 +38,9 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "def twice(taken, advantage): return 2 * advantage\ndef bad(taken, advantage): return -1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert weigh(meal(1.5), load_priority("mine:twice")) == {"t000000000": 3.0}
+    assert weigh_groups(step_batch(1.5), load_priority("mine:twice")) == {"t000000000": 3.0}
     with pytest.raises(ConfigError, match="weight -1"):
-        weigh(meal(1.5), load_priority(f"{tmp_path}/mine.py:bad"))
+        weigh_groups(step_batch(1.5), load_priority(f"{tmp_path}/mine.py:bad"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from async_rl.types import BufferPosition
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
-from learner.loop import Stepped
+from learner.loop import FinishedStep
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.versions.publish import Publisher, Rollback
@@ -65,8 +65,8 @@ async def run(
     max_age: float = 2,
     checkpoint_every: int = 100,
     meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
-) -> tuple[Progress, list[Stepped], MemoryBuffer]:
-    buffer, done = MemoryBuffer(), list[Stepped]()
+) -> tuple[Progress, list[FinishedStep], MemoryBuffer]:
+    buffer, done = MemoryBuffer(), list[FinishedStep]()
     async with a_loop(
         buffer, done, trainer=packer, policy=policy, max_age=max_age, checkpoint_every=checkpoint_every, meddle=meddle
     ) as (loop, start):
@@ -131,7 +131,7 @@ async def test_only_what_is_pushed_is_packed_and_the_last_version_always_is(poli
     end, done, buffer = await run(packer, policy)
     assert packer.packed == packed
     assert (end.step, end.version) == (STEPS, STEPS), "a version is issued for every step"
-    assert all(taken.age <= 2 for stepped in done for taken in stepped.meal.groups)
+    assert all(taken.age <= 2 for finished in done for taken in finished.step_batch.groups)
     assert (await buffer.stats()).version == end.version
 
 
@@ -193,7 +193,7 @@ async def test_a_pin_lets_the_learner_train_as_far_as_the_age_bound_lets_it_and_
     end, done, _ = await run(packer, meddle=meddle)
     assert end.step == STEPS
     assert packer.packed == [0, 3, 4, 5]
-    assert all(taken.age <= 2 for stepped in done for taken in stepped.meal.groups)
+    assert all(taken.age <= 2 for finished in done for taken in finished.step_batch.groups)
 
 
 @pytest.mark.timeout(30)
@@ -232,7 +232,7 @@ async def test_a_rollback_goes_out_above_every_version_and_training_goes_on_abov
     end, done, buffer = await run(packer, meddle=meddle)
     assert end.step == STEPS
     assert packer.stored == [(3, name)]
-    versions = [stepped.progress.version for stepped in done]
+    versions = [finished.progress.version for finished in done]
     assert versions == ([1, 2, 3, 4, 5] if name == "damaged" else [1, 2, 5, 6, 7]), "3 was served, 4 is what step 2 made"
     assert packer.packed[-1] == end.version == (await buffer.stats()).version
-    assert all(taken.age >= 0 for stepped in done for taken in stepped.meal.groups)
+    assert all(taken.age >= 0 for finished in done for taken in finished.step_batch.groups)

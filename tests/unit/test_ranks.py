@@ -17,8 +17,8 @@ import pytest
 
 from async_rl.errors import ConfigError
 from async_rl.supervision.processes.ranks import STORE_VARIABLE
-from learner.ranks.meeting import meet_without_redis
 from learner.ranks.place import RankPlace, place_from
+from learner.ranks.rendezvous import open_local_rendezvous
 
 RANK = """
 import json, os, pathlib, signal, sys
@@ -180,4 +180,4 @@ def test_a_process_learns_its_place_from_any_launcher() -> None:
 )
 def test_a_rank_that_would_train_alone_is_refused(environment: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        meet_without_redis(place_from(environment))
+        open_local_rendezvous(place_from(environment))

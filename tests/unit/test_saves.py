@@ -15,7 +15,7 @@ from async_rl.types import BufferPosition
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.writing import Written
-from learner.loop import Stepped
+from learner.loop import FinishedStep
 from learner.progress import Progress
 from learner.step import StepResult
 
@@ -74,8 +74,8 @@ async def spent_steps(buffer: MemoryBuffer) -> int:
     return (await buffer.stats()).spent // GROUPS_PER_STEP
 
 
-async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int, disk_wait_s: float = 0) -> list[Stepped]:
-    done: list[Stepped] = []
+async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int, disk_wait_s: float = 0) -> list[FinishedStep]:
+    done: list[FinishedStep] = []
     async with a_loop(buffer, done, trainer=disk, checkpoint_every=checkpoint_every, disk_wait_s=disk_wait_s) as (loop, start):
         await loop.run(start)
     return done

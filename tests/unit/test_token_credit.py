@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from learner.batches.batch import pack_batch
-from learner.batches.rows import Row
+from learner.batches.device_rows import DeviceRow
 from learner.objective import Objective
-from learner.ranks.token_advantages import with_token_credit
+from learner.ranks.token_advantages import assign_token_credit
 from tests.unit.test_batch import rollout, sample, taken
 
 MASK = [0, 1, 1, 0, 1, 0]
 """Of one row: an answer of two tokens, an observation, an answer of one."""
 
 
-def row(*, reward: float = 1.0) -> Row:
+def row(*, reward: float = 1.0) -> DeviceRow:
     floats = torch.zeros(6)
     rewards = floats.clone()
     rewards[4] = reward
     behaviour = torch.tensor([0.0, -1.0, -2.0, 0.0, -3.0, 0.0])
     nothing: Any = None
-    return Row(
+    return DeviceRow(
         token_ids=nothing, positions=nothing, targets=nothing, group_ids=nothing, ages=nothing, packing=nothing,
         mask=torch.tensor(MASK, dtype=torch.uint8), behaviour=behaviour, advantages=0.5 * torch.tensor(MASK), rewards=rewards,
         cu_seqlens=torch.tensor([0, 6], dtype=torch.int32),
@@ -32,8 +32,8 @@ def row(*, reward: float = 1.0) -> Row:
     )  # fmt: skip
 
 
-def credited(objective: dict[str, Any], *rows: Row) -> list[list[float]]:
-    found = with_token_credit(rows, Objective.model_validate(objective), None)
+def credited(objective: dict[str, Any], *rows: DeviceRow) -> list[list[float]]:
+    found = assign_token_credit(rows, Objective.model_validate(objective), None)
     return [[round(value, 6) for value in each.advantages.tolist()] for each in found]
 
 

@@ -19,9 +19,9 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.rendering import Manner, Text
 from async_rl.tokenization.tokenizers import Characters, HuggingFace
-from learner.training.examples import Compared, Example, Reader, Said
+from learner.training.examples import CompletionFormat, Example, ExampleReader, PreferenceFormat
 from learner.training.packed import pack
-from learner.training.table import Room, Table
+from learner.training.table import Table, TokenLimits
 
 CHARACTERS = Characters("0123456789=")
 CPU = torch.device("cpu")
@@ -38,7 +38,9 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 def read(row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any) -> tuple[Text, ...]:
     config = DataConfig(path="", **data)
     manner = Manner(tokenizer=tokenizer, chat=config.chat, system=config.system)
-    return Reader(kind=Compared(manner=manner) if pairs else Said(manner=manner), columns=config.columns)(row).texts
+    return ExampleReader(
+        kind=PreferenceFormat(manner=manner) if pairs else CompletionFormat(manner=manner), columns=config.columns
+    )(row).texts
 
 
 def said(text: Text, tokenizer: Tokenizer = CHARACTERS) -> tuple[str, str]:
@@ -143,8 +145,8 @@ def test_a_bad_row_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, 
 def table(path: Path, *, pairs: bool = False, seed: int = 0, **data: Any) -> Table:
     config = DataConfig(path=str(path), shuffle=data.pop("shuffle", False), **data)
     manner = Manner(tokenizer=CHARACTERS)
-    reader = Reader(kind=Compared(manner=manner) if pairs else Said(manner=manner), columns={})
-    return Table.to_train(config, reader, Room(row=20, context=15), seed=seed)
+    reader = ExampleReader(kind=PreferenceFormat(manner=manner) if pairs else CompletionFormat(manner=manner), columns={})
+    return Table.to_train(config, reader, TokenLimits(row=20, context=15), seed=seed)
 
 
 def write(path: Path, lengths: Sequence[int]) -> Path:

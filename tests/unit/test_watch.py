@@ -11,7 +11,7 @@ from async_rl.config import Config
 from async_rl.config.learner import GuardConfig
 from async_rl.errors import Diverged
 from buffer.reference.memory_buffer import MemoryBuffer
-from learner.guard.actions import Watch
+from learner.guard.actions import TrainingGuard
 from learner.step import StepResult
 
 FAR, NEAR = 0.3, 0.9
@@ -39,7 +39,7 @@ async def life(buffer: MemoryBuffer, trainer: Trainer, action: str, *sizes: floa
     """Of one learner. How many slots there were at its end."""
     fence = await buffer.acquire("learner", RUN.limits)
     guard = GuardConfig.model_validate({"action": action, "min_ess": 0.5, "patience": 1, "recovery": 1})
-    watch = Watch(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, trainer=trainer)
+    watch = TrainingGuard(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, trainer=trainer)
     await watch.begin()
     for size in sizes:
         await watch.after(step(size))

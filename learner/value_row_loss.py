@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.value_head import split
-from learner.batches.rows import Row
+from learner.batches.device_rows import DeviceRow
 from learner.losses import value_loss
 from learner.losses.aggregation import StepCounts
 from learner.losses.config import ValueLossConfig
 from learner.losses.reports import VALUE, value_metrics
-from learner.losses.totals import Names, Totals
-from learner.policy_update import PolicyUpdate
+from learner.losses.totals import TotalNames, Totals
+from learner.policy_row_loss import PolicyRowLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ValueUpdate:
+class ValueRowLoss:
     """A RowLoss over values, [T]."""
 
     config: ValueLossConfig
@@ -26,10 +26,10 @@ class ValueUpdate:
     """Of the update."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return VALUE
 
-    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+    def __call__(self, row: DeviceRow, output: Tensor) -> tuple[Tensor, Totals]:
         assert row.values is not None
         assert row.returns is not None
         made = value_loss(
@@ -48,23 +48,23 @@ class ValueUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SharedUpdate:
+class SharedRowLoss:
     """A RowLoss over logits and values of one model: policy + coefficient * value."""
 
-    policy: PolicyUpdate
-    value: ValueUpdate
+    policy: PolicyRowLoss
+    value: ValueRowLoss
     coefficient: float
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         """The loss of both, then all that the policy's reports, then all that the critic's does."""
         policy, value = self.policy.names, self.value.names
-        return Names(
+        return TotalNames(
             sums=("loss", *(f"policy/{name}" for name in policy.sums), *(f"value/{name}" for name in value.sums)),
             maxima=(*(f"policy/{name}" for name in policy.maxima), *(f"value/{name}" for name in value.maxima)),
         )
 
-    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+    def __call__(self, row: DeviceRow, output: Tensor) -> tuple[Tensor, Totals]:
         logits, values = split(output, "both")
         of_policy, policy_totals = self.policy(row, logits)
         of_value, value_totals = self.value(row, values)

@@ -22,7 +22,7 @@ LOOK_AGAIN = timedelta(seconds=1)
 """A rank that was started again, or a rank 0, comes under another name: who waits for the old one finds it this soon."""
 
 
-def call_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -> None:
+def wait_for_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -> None:
     """Rank 0's part: return when every other rank is there. Raises ServiceStopped with the number of one that is not."""
     deadline = time.monotonic() + within.total_seconds()
     store.set_timeout(within)
@@ -31,12 +31,12 @@ def call_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -
         try:
             name = store.get(f"here/{rank}").decode()
         except DistStoreError:
-            raise _nobody(rank, world_size, within) from None
+            raise _missing_rank(rank, world_size, within) from None
         answer = f"answer/{name}/{life}"
         if store.check([answer]):
             return True
         if time.monotonic() > deadline:
-            raise _nobody(rank, world_size, within)
+            raise _missing_rank(rank, world_size, within)
         store.set(f"call/{name}", f"{life} {world_size}")
         with suppress(DistStoreError):
             store.wait([answer], LOOK_AGAIN)
@@ -48,7 +48,7 @@ def call_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -
     store.set(f"start/{life}", "")
 
 
-def answer_call(store: Store, *, rank: int, world_size: int, within: timedelta) -> int:
+def wait_for_rank_0(store: Store, *, rank: int, world_size: int, within: timedelta) -> int:
     """The other ranks' part: return the life of the rank 0 that has everyone together. Raises ServiceStopped if none has."""
     deadline = time.monotonic() + within.total_seconds()
     store.set_timeout(within)
@@ -65,10 +65,10 @@ def answer_call(store: Store, *, rank: int, world_size: int, within: timedelta) 
         with suppress(DistStoreError):  # rank 0 still waits for others, or has been started again
             store.wait([f"start/{life}"], LOOK_AGAIN)
             return life
-    raise _nobody(0, world_size, within)
+    raise _missing_rank(0, world_size, within)
 
 
-def _nobody(rank: int, world_size: int, within: timedelta) -> ServiceStopped:
+def _missing_rank(rank: int, world_size: int, within: timedelta) -> ServiceStopped:
     return ServiceStopped(
         f"rank {rank} of {world_size} has not come within {within.total_seconds():g} s; are all ranks started?"
     )

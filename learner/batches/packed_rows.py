@@ -22,7 +22,7 @@ from learner.packing import Bins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bin:
+class PackedRow:
     """One packed micro-batch row of T tokens in S sequences. An empty bin has T = S = 0."""
 
     token_ids: Int32s
@@ -53,11 +53,11 @@ _DTYPES = {
     "group_ids": np.dtype("<i4"),
     "mask": np.dtype("u1"),  # last, so that all others are aligned on the wire
 }
-assert set(_DTYPES) == {each.name for each in fields(Bin)}
+assert set(_DTYPES) == {each.name for each in fields(PackedRow)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
+class TrainedSample:
     """A sample, and what its rollout makes of it."""
 
     sample: Sample
@@ -70,14 +70,14 @@ class Source:
     group: int
 
 
-def fill(sources: Sequence[Source], planned: Sequence[Bins]) -> tuple[tuple[Bin, ...], ...]:
+def fill(sources: Sequence[TrainedSample], planned: Sequence[Bins]) -> tuple[tuple[PackedRow, ...], ...]:
     """The bins of every shard: windows into one array per column, which hold all of them one after another."""
     bins = list(chain.from_iterable(planned))
     ordered = [sources[index] for index in chain.from_iterable(bins)]
     columns, groups = _columns(ordered), np.array([each.group for each in ordered], np.int32)
     starts = np.cumsum([0, *(len(each.sample) for each in ordered)])
     made = iter(
-        Bin(
+        PackedRow(
             **{name: column[starts[first] : starts[last]] for name, column in columns.items()},
             cu_seqlens=(starts[first : last + 1] - starts[first]).astype(np.int32),
             group_ids=groups[first:last],
@@ -87,7 +87,7 @@ def fill(sources: Sequence[Source], planned: Sequence[Bins]) -> tuple[tuple[Bin,
     return tuple(tuple(next(made) for _ in shard) for shard in planned)
 
 
-def _columns(sources: Sequence[Source]) -> dict[str, Any]:
+def _columns(sources: Sequence[TrainedSample]) -> dict[str, Any]:
     """Of all tokens of all bins."""
     samples = [each.sample for each in sources]
     lengths = [len(sample) for sample in samples]
@@ -115,7 +115,7 @@ def _predicted(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[A
     return _joined([piece for array in arrays for piece in (array[1:], nothing)], dtype)
 
 
-def _rewards(sources: Sequence[Source], lengths: Sequence[int]) -> Float32s:
+def _rewards(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Float32s:
     rewards, start = np.zeros(sum(lengths), np.float32), 0
     for each, length in zip(sources, lengths, strict=True):
         after_last = int(each.sample.loss_mask[::-1].view(np.bool_).argmax())
@@ -124,7 +124,7 @@ def _rewards(sources: Sequence[Source], lengths: Sequence[int]) -> Float32s:
     return rewards
 
 
-def _ages(sources: Sequence[Source], lengths: Sequence[int]) -> Int32s:
+def _ages(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Int32s:
     ages, start = np.zeros(sum(lengths), np.int32), 0
     for each, length in zip(sources, lengths, strict=True):
         for span in each.sample.versions:  # a token at the very beginning is predicted by nothing
@@ -136,12 +136,12 @@ def _ages(sources: Sequence[Source], lengths: Sequence[int]) -> Int32s:
 # -- as bytes, for the ranks that train them --------------------------------------------------------------------------------
 
 
-def to_buffers(bins: Sequence[Bin]) -> list[memoryview]:
+def to_buffers(bins: Sequence[PackedRow]) -> list[memoryview]:
     """Raw little-endian columns, one after another, each with all the bins."""
     return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in _DTYPES.items() for each in bins]
 
 
-def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[Bin, ...]:
+def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[PackedRow, ...]:
     """Windows into the buffer. `tokens` and `sequences` of each bin."""
     sizes = {"group_ids": sequences, "cu_seqlens": [count + 1 for count in sequences]}
     columns: list[list[npt.NDArray[Any]]] = []
@@ -149,4 +149,4 @@ def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[i
         stops = np.cumsum([0, *sizes.get(name, tokens)]).tolist()
         column, buffer = np.frombuffer(buffer, dtype, count=stops[-1]), buffer[stops[-1] * dtype.itemsize :]
         columns.append([column[start:stop] for start, stop in pairwise(stops)])
-    return tuple(Bin(**dict(zip(_DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))
+    return tuple(PackedRow(**dict(zip(_DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 
-def from_rank_0(said: bytes | None) -> bytes:
+def broadcast_bytes(said: bytes | None) -> bytes:
     """What rank 0 says, on every rank. The others pass None; all must call it."""
     size = torch.tensor([len(said) if said is not None else 0])
     dist.broadcast(size, src=0)
@@ -16,7 +16,7 @@ def from_rank_0(said: bytes | None) -> bytes:
     return text.numpy().tobytes()
 
 
-def at_rank_0(said: bytes) -> list[bytes]:
+def gather_bytes(said: bytes) -> list[bytes]:
     """What each rank says, in their order, on rank 0; empty on the others. All must call it."""
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(said)]))

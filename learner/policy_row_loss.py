@@ -10,25 +10,25 @@ from torch import Tensor
 
 from async_rl.config.rollout import SamplingConfig
 from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
-from learner.batches.rows import Row
+from learner.batches.device_rows import DeviceRow
 from learner.losses import Loss
 from learner.losses.aggregation import StepCounts
 from learner.losses.diagnostics import POLICY, policy_metrics
-from learner.losses.totals import Names, Totals
+from learner.losses.totals import TotalNames, Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class LogprobReader:
     """Reads what logits say of the targets, as the sampler would have computed it."""
 
     vocab_size: int
     sampling: SamplingConfig
 
-    def __call__(self, row: Row, logits: Tensor) -> Tensor:
+    def __call__(self, row: DeviceRow, logits: Tensor) -> Tensor:
         """Their log-probabilities."""
         return token_logprobs(logits, row.targets, **self._processing)
 
-    def with_entropies(self, row: Row, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def with_entropies(self, row: DeviceRow, logits: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs_and_entropies(logits, row.targets, **self._processing)
 
     @property
@@ -43,22 +43,22 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PolicyUpdate:
+class PolicyRowLoss:
     """A RowLoss over logits."""
 
     loss: Callable[..., Loss]
     """As `policy_loss` is called, without its configuration."""
     counts: StepCounts
     """Of the update."""
-    read: Reader
+    read: LogprobReader
     entropy: Literal["unknown", "measured", "trained"]
     """That of the whole distributions: whether the loss is given it, and whether with its gradient."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TotalNames:
         return POLICY
 
-    def __call__(self, row: Row, output: Tensor) -> tuple[Tensor, Totals]:
+    def __call__(self, row: DeviceRow, output: Tensor) -> tuple[Tensor, Totals]:
         current, entropy = self._read(row, output)
         made = self.loss(
             current=current,
@@ -76,7 +76,7 @@ class PolicyUpdate:
         )
         return made.loss, made.totals
 
-    def _read(self, row: Row, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _read(self, row: DeviceRow, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.entropy == "unknown":
             return self.read(row, logits), None
         current, entropy = self.read.with_entropies(row, logits)

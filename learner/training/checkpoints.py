@@ -8,37 +8,37 @@ from pathlib import Path
 
 from async_rl.checkpoints.manifest import candidates
 from async_rl.errors import CheckpointError
-from learner.checkpoints.checkpointer import Keeping
+from learner.checkpoints.checkpointer import Checkpointer
 from learner.checkpoints.writing import Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TableProgress:
     step: int
     place: int
     """In the table: epochs follow each other."""
 
 
-class Keeper:
+class TrainingCheckpoints:
     """One rank's. Every rank calls the same."""
 
-    def __init__(self, keeping: Keeping, run_folder: Path, *, keep: int) -> None:
-        self._keeping, self._folder, self._keep = keeping, run_folder / "checkpoints", keep
+    def __init__(self, checkpointer: Checkpointer, run_folder: Path, *, keep: int) -> None:
+        self._checkpointer, self._folder, self._keep = checkpointer, run_folder / "checkpoints", keep
         self._under_way: Future[Written] | None = None
 
-    def load(self) -> Progress:
+    def load(self) -> TableProgress:
         """Where the newest checkpoint stands, or the beginning."""
-        extra = self._keeping.load(self._folder, [path.name for path in candidates(self._folder)])
+        extra = self._checkpointer.load(self._folder, [path.name for path in candidates(self._folder)])
         if not extra:  # there is none, or it is a model that was imported, which stands nowhere
-            return Progress(step=0, place=0)
+            return TableProgress(step=0, place=0)
         if "place" not in extra:
             raise CheckpointError(f"{self._folder} belongs to a run of another kind; choose another run.name")
-        return Progress(step=extra["step"], place=extra["place"])
+        return TableProgress(step=extra["step"], place=extra["place"])
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: TableProgress) -> None:
         """Training may go on when this returns. Raises CheckpointError for the one before, if that failed."""
         self.finish()
-        self._under_way = self._keeping.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
+        self._under_way = self._checkpointer.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
 
     def finish(self) -> None:
         """Returns when the last one is durable."""

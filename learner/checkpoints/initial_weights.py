@@ -15,12 +15,12 @@ from learner.model import FrozenModel, TrainingModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class InitialWeights:
     key: str
     """The setting, of which is said what is wrong with the folder."""
     folder: Path | None
 
-    def otherwise(self, other: Origin) -> Origin:
+    def or_else(self, other: InitialWeights) -> InitialWeights:
         return self if self.folder is not None else other
 
     def shape(self, otherwise: ModelShape) -> ModelShape:
@@ -37,7 +37,7 @@ class Origin:
                 f"{of_policy.vocab_size}; they must speak of the same tokens"
             )
 
-    def fill(self, model: TrainingModel | FrozenModel, dtype: torch.dtype) -> None:
+    def load_into(self, model: TrainingModel | FrozenModel, dtype: torch.dtype) -> None:
         if self.folder is not None:
             with about(self.key):
                 model.load(load_folder(self.folder, model.shape, dtype))

@@ -8,7 +8,7 @@ from async_rl.config.training import AnyRun
 from async_rl.megatron import parallel
 
 
-def join(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:
+def init_distributed(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:
     """Join the other ranks, if there are any, and return the device of this one. `parallel.shutdown` undoes it."""
     device = parallel.resolve_device(run.device)
     if device.type == "cpu":

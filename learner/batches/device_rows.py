@@ -10,12 +10,12 @@ from torch import Tensor
 
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
-from learner.batches.batch import Bin
+from learner.batches.batch import PackedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
-    """[T] tokens in [S] sequences, as in Bin. What is None has not been computed, or nobody asked for it."""
+class DeviceRow:
+    """[T] tokens in [S] sequences, as in PackedRow. What is None has not been computed, or nobody asked for it."""
 
     token_ids: Tensor
     positions: Tensor
@@ -39,7 +39,7 @@ class Row:
     returns: Tensor | None = None
 
     @staticmethod
-    def on_device(source: Bin, device: torch.device) -> Row:
+    def on_device(source: PackedRow, device: torch.device) -> DeviceRow:
         if len(source.token_ids) == 0:
             source = _FILLER
 
@@ -48,7 +48,7 @@ class Row:
             return torch.from_numpy(array.copy()).to(device, non_blocking=True)
 
         cu_seqlens = moved(source.cu_seqlens)
-        return Row(
+        return DeviceRow(
             token_ids=moved(source.token_ids).long(),
             positions=moved(source.positions).long(),
             targets=moved(source.targets).long(),
@@ -62,15 +62,15 @@ class Row:
             packing=packed_params(cu_seqlens, int(np.diff(source.cu_seqlens).max())),
         )
 
-    def emptied(self) -> Row:
+    def as_filler(self) -> DeviceRow:
         """A row that nobody trains on, with all the columns that this one has."""
-        nothing = Row.on_device(_FILLER, self.mask.device)
+        nothing = DeviceRow.on_device(_FILLER, self.mask.device)
         more = {name: self.behaviour.new_zeros(1) for name in _COMPUTED if getattr(self, name) is not None}
         return replace(nothing, **more)
 
 
 _COMPUTED = ("proximal", "reference", "teacher", "values", "returns")
-_FILLER = Bin(
+_FILLER = PackedRow(
     token_ids=np.zeros(1, np.int32),
     positions=np.zeros(1, np.int32),
     targets=np.zeros(1, np.int32),

@@ -8,25 +8,25 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from async_rl.errors import ConfigError
 from async_rl.megatron.parallel import GROUP_TIMEOUT, Rendezvous
 from async_rl.protocols import GroupStores
-from learner.ranks.gathering import answer_call, call_ranks
 from learner.ranks.place import RankPlace
+from learner.ranks.redis_rendezvous import wait_for_rank_0, wait_for_ranks
 
 log = structlog.get_logger("learner")
 
 
-def meet(place: RankPlace, stores: GroupStores, *, life: int | None) -> Rendezvous | None:
+def open_rendezvous(place: RankPlace, stores: GroupStores, *, life: int | None) -> Rendezvous | None:
     """Blocks until all ranks are there. Rank 0 knows the `life` of its learner, its fence; the others are told."""
     if place.world_size == 1 or place.file is not None or place.is_under_torchrun:
-        return meet_without_redis(place)
+        return open_local_rendezvous(place)
     board = stores.open("ranks")
     if life is None:
-        life = answer_call(board, rank=place.rank, world_size=place.world_size, within=GROUP_TIMEOUT)
+        life = wait_for_rank_0(board, rank=place.rank, world_size=place.world_size, within=GROUP_TIMEOUT)
     else:
-        call_ranks(board, world_size=place.world_size, life=life, within=GROUP_TIMEOUT)
+        wait_for_ranks(board, world_size=place.world_size, life=life, within=GROUP_TIMEOUT)
     return Rendezvous(store=stores.open(f"ranks/{life}"), rank=place.rank, world_size=place.world_size)
 
 
-def meet_without_redis(place: RankPlace) -> Rendezvous | None:
+def open_local_rendezvous(place: RankPlace) -> Rendezvous | None:
     """None for a single rank. Raises ConfigError for one of several that has no store: it would train a model of its own."""
     if place.world_size == 1:
         return None
