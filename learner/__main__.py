@@ -1,4 +1,4 @@
-"""The learner's composition root, for one of several ranks or the only one: config -> objects -> loop."""
+"""The learner's composition root, for one rank: config -> objects -> loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from learner.versions.push_policy import PushPolicy
 from learner.versions.requests import WeightRequests
 
 ARCHIVE_DRAIN_S = 30.0
-"""For what is left at the end; more waits in the buffer for the next life of the run."""
+"""Time for archiving spent groups at the end; the rest stays in the buffer until the run is resumed."""
 
 log = structlog.get_logger("learner")  # __name__ is __main__, which would count as a library
 
@@ -81,10 +81,10 @@ def main() -> None:
         configure_logs("learner")
         arm_from(os.environ)
         place = place_from(os.environ)
-        if place.is_under_torchrun:  # an orphaned rank 0 would hold the run against its own successor
+        if place.is_under_torchrun:  # an orphaned rank 0 would keep the lease from its successor
             die_with_parent()
         objective = load_objective(config.learner.objective)
-        # Before there is a lease to renew: a Hugging Face tokenizer may take longer to import than the lease lasts.
+        # Before the lease is acquired: importing a Hugging Face tokenizer may take longer than a lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
         check_model_set(config, objective, shape)
         with open_group_stores(config) as stores:
@@ -97,7 +97,7 @@ def main() -> None:
 async def lead(config: Config, objective: Objective, shape: ModelShape, place: RankPlace, stores: GroupStores) -> None:
     with stall_watchdog(on_beat=ends_after(config.supervision.silence_s)):
         async with open_buffer(config) as buffer, open_board(config) as board:
-            stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
+            stop = drain_on_signals()  # before this line a signal ends the process at once: there is nothing to drain
             await board.agree("learner", config.fleet_facts)
             owner, fences = f"{socket.gethostname()}:{os.getpid()}", Fences(config.run_folder)
             fence = await buffer.acquire(owner, config.limits, after=fences.highest())
@@ -110,7 +110,7 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
 
 
 async def hold(buffer: ReplayBuffer, fence: int) -> None:
-    """Service: renew the learner's lease. FenceLost ends everything: whoever has the run now must not be disturbed."""
+    """Service: renew the learner's lease. Raises FenceLost, which ends the learner, when another learner has the run."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await buffer.hold(fence)
@@ -157,10 +157,10 @@ async def learn(
                 bins_multiple=config.learner.parallel.bins_multiple,
                 cost=cost_of(shape),
             )
-            watch = TrainingGuard(
+            training_guard = TrainingGuard(
                 config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=compute
             )
-            await watch.begin()
+            await training_guard.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
                 closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
@@ -178,8 +178,8 @@ async def learn(
                     if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                         await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
                     archive.wake.set()
-                    reporter.write(finished, await buffer.stats(), {**fleet.row(), **watch.row(), **evaluations.row()})
-                    await watch.after(finished.result)
+                    reporter.write(finished, await buffer.stats(), {**fleet.row(), **training_guard.row(), **evaluations.row()})
+                    await training_guard.after(finished.result)
 
                 loop = Loop(
                     buffer=buffer,
@@ -201,10 +201,12 @@ async def learn(
 
                 async def train() -> None:
                     last = await loop.run(progress)
-                    await evaluations.settle(progress.step, last.step, stop)  # workers go on meanwhile, and are served
+                    await evaluations.wait_for_last(
+                        progress.step, last.step, stop
+                    )  # workers continue meanwhile, and get weights
                     while row := evaluations.row():
                         sink.log(last.step, row)
-                    log.info(reporter.last_words(last.step, config.learner.steps), folder=str(config.run_folder))
+                    log.info(reporter.closing_sentence(last.step, config.learner.steps), folder=str(config.run_folder))
 
                 await run_with(
                     train,
@@ -224,7 +226,7 @@ class Archive:
 
     def __init__(self, config: Config, buffer: RedisBuffer, fence: int) -> None:
         self.wake = asyncio.Event()
-        """More groups may be spent."""
+        """Set when more groups may have been spent."""
         self._buffer, self._fence = buffer, fence
         self._writer = open_archive(config) if config.retention.archive else None
 
@@ -248,20 +250,20 @@ class Archive:
 
 
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:
-    """A person hears at the start what the buffer may come to need, not when it is full."""
+    """Log at the start how much memory the buffer may need, and warn if Redis has less."""
     needed_mb, given_mb = config.buffer_mb(tokens_per_rollout), config.redis.max_memory_mb
-    said = f"the buffer holds at most {config.max_groups} groups, {needed_mb:.0f} MB if all have the maximum length"
+    summary = f"the buffer holds at most {config.max_groups} groups, {needed_mb:.0f} MB if all have the maximum length"
     if config.redis.url or needed_mb <= given_mb:
-        log.info(said)
+        log.info(summary)
     else:
         log.warning(
-            f"{said}; redis.max_memory_mb is {given_mb}: when it is full workers wait and checkpoints come early, "
+            f"{summary}; redis.max_memory_mb is {given_mb}: when it is full, workers wait and checkpoints are written early, "
             "so raise it, or lower learner.checkpoint_every or retention.keep_steps"
         )
 
 
 async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
-    """Take over what the previous learner left; its weights get a version of their own in this timeline."""
+    """Load the newest checkpoint and recover the buffer; issue a version for the loaded weights in a new timeline."""
     found = await compute.load()
     journal = await asyncio.to_thread(read_trained, run_folder)
     undone = journal.undone(found.step if found else 0) if journal is not None else []
@@ -270,14 +272,14 @@ async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder:
     progress = Progress(step=found.step if found else 0, version=version, timeline=uuid.uuid4().hex[:8])
     if found or recovery.version >= 0:
         log.info(
-            f"goes on from step {progress.step} as version {progress.version}",
+            f"resumes from step {progress.step} as version {progress.version}",
             groups_returned=recovery.returned,
             groups_spent=recovery.spent,
         )
     if recovery.lost:
         log.warning(
-            f"the checkpoint of a later step is damaged or gone: {recovery.lost} groups that it contained are in no weights "
-            "any more, and their tasks are rolled again"
+            f"the checkpoint of a later step is damaged or gone: {recovery.lost} groups trained since are lost from the "
+            "weights, and their tasks are rolled out again"
         )
     return progress, recovery
 

@@ -8,7 +8,7 @@ from async_rl.config.learner import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, *, updates: int, total: int) -> float:
-    """Of the next update, after `updates` of `total`: a linear warm-up, then the chosen decay to `min_learning_rate`."""
+    """Return the rate of the next update, after `updates` of `total`: linear warm-up, then the decay to `min_learning_rate`."""
     top, bottom = config.learning_rate, min(config.min_learning_rate, config.learning_rate)
     if updates < config.warmup_steps:
         return top * (updates + 1) / config.warmup_steps

@@ -1,12 +1,12 @@
-"""The finite clock of a run.
+"""The training loop of the learner, on rank 0: take a step batch, train, issue a version, offer it, checkpoint.
 
-          take, pack                 step               pack          offer
-    buffer ────────▶ StepBatch(n+1) ┄┄▶ StepBatch(n) ──▶ weights ──────▶ parcels ──────▶ publisher ──▶ workers
-       ▲            (while n computes)    │                                       │
-       └─────────── checkpoint: spent ◀───┘                   release: slots ◀────┘
+            prefetch                  step            pack             offer
+    buffer ──────────▶ step batch n+1 ┄┄▶ n ──▶ weights ──▶ packed version ──▶ publisher ──▶ workers
+       ▲             (while n computes)   │                                        │
+       └──────────── checkpoint: spent ◀──┘                    release: slots ◀────┘
 
-Everything that decides is elsewhere and pure; this file only keeps the order in which things become true:
-a version is issued before anybody can see it, a group is spent only when a durable checkpoint contains it.
+This file fixes the order of effects; the decisions are made in pure functions elsewhere. A version is issued and recorded
+before it can be seen, and a group is marked as spent only when a durable checkpoint contains its step.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ log = structlog.get_logger()
 
 
 class LearnerRanks(CheckpointSaver, Protocol):
-    """All learner ranks at once, as rank 0 sees them; every method blocks, so the loop awaits them on one thread."""
+    """The rank group as the loop uses it. Every call returns when all ranks have finished it."""
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
     async def pack(self, version: int, keep: Collection[int]) -> str: ...
 
     async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
-        """Its weights instead of those of now; None when they cannot be read."""
+        """Pack the weights of a checkpoint. Returns None if the checkpoint cannot be read."""
         ...
 
     async def idle(self) -> None: ...
@@ -52,16 +52,16 @@ class LearnerRanks(CheckpointSaver, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinishedStep:
-    """What one turn of the loop did: all that a report needs."""
+    """The outcome of one iteration of the loop, for reports."""
 
     progress: Progress
     step_batch: StepBatch
     result: StepResult
     step_s: float
     idle_s: float
-    """How long the trainer had nothing to do before this step."""
+    """Seconds that the ranks waited for data before this step."""
     checkpoint: Mapping[str, float]
-    """Metrics of the last checkpoint."""
+    """Metrics of the last checkpoint (`checkpoint/...`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ class Loop:
 
     async def run(self, progress: Progress) -> Progress:
         """
-        consumes: groups (prefetcher.next)          waits for:    groups_per_step groups within max_age
-        produces: versions (publisher.offer)  unblocked by: a worker's commit; a lease that runs out; a wish; `stop`
+        consumes: step batches (prefetcher)   waits for:    groups_per_step groups within max_age
+        produces: versions (publisher.offer)  unblocked by: worker commit; lease expiry; operator request; `stop`
         """
         self._checkpoints.saved_step = progress.step
         self._publisher.reached = progress
@@ -122,7 +122,7 @@ class Loop:
                     )
                 trained = progress.version
                 progress = await self._train(progress, step_batch, idle_s)
-                if progress.version == trained and not prefetch.done():  # skipped: the next batch trains these very weights
+                if progress.version == trained and not prefetch.done():  # skipped: the version stays the same
                     prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if progress.step % self._schedule.checkpoint_every == 0:
                     await self._save(progress, tasks)
@@ -136,9 +136,9 @@ class Loop:
     async def _is_served(
         self, prefetch: asyncio.Task[StepBatch], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
     ) -> bool:
-        """True with the next step_batch on the table or when the run is to stop, False with a wish to be granted.
+        """Wait for the next batch. Returns False if an operator request is pending, True otherwise (also when `stop` is set).
 
-        Meanwhile a person hears what is missing, and the other ranks that all is well: else a collective would time out.
+        While waiting, logs what is missing and sends the other ranks an idle order, so that their collective does not time out.
         """
         wished = tasks.create_task(self._publisher.wished.wait(), name="wish")
         any_of = [prefetch, stopping, wished]
@@ -146,9 +146,9 @@ class Loop:
             await self._trainer.idle()
             stats = await self._buffer.stats()
             log.info(f"waits for rollouts: {await self._prefetcher.describe_wait()}{self._publisher.remark}")
-            if stats.starving:  # what was trained keeps the memory that the next batch needs
+            if stats.starving:  # trained groups hold the memory that the next batch needs, until a checkpoint spends them
                 await self._save(progress, tasks)
-            if stats.reserved == 0:  # perhaps the slots that it needs hang on a version that is held back
+            if stats.reserved == 0:  # the slots may be held by a version that was not offered yet
                 await self._offer(progress)
         wished.cancel()
         return stopping.done() or not self._publisher.wished.is_set()
@@ -156,7 +156,7 @@ class Loop:
     async def _prefetch_again(
         self, prefetch: asyncio.Task[StepBatch], progress: Progress, tasks: asyncio.TaskGroup
     ) -> asyncio.Task[StepBatch]:
-        """The next batch trains weights of another number than it was asked for."""
+        """Cancel the prefetch and start it again for the current version, which is not the one it was asked for."""
         prefetch.cancel()
         await asyncio.wait([prefetch])
         return tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
@@ -192,7 +192,10 @@ class Loop:
         return progress
 
     async def _skip(self, progress: Progress, step_batch: StepBatch) -> Progress:
-        """A step that was not finite changes no weights: it makes no version, and its groups give their slots back."""
+        """Count a step whose loss or gradient was not finite: no new version, and the slots of its groups are released.
+
+        Raises Diverged after `max_bad_steps` in a row.
+        """
         self._bad_steps += 1
         if self._bad_steps >= self._schedule.max_bad_steps:
             raise Diverged(
@@ -200,7 +203,7 @@ class Loop:
                 f"{step_batch.step}; lower learner.optimizer.learning_rate, or resume from an older checkpoint"
             )
         log.warning(f"step {step_batch.step} skipped: its loss or gradient is not finite")
-        await self._offer(progress)  # the slots of the skipped step return only with these weights
+        await self._offer(progress)  # the skipped step's slots are released once these weights are live
         if await self._publisher.until_live(progress.version):
             await self._buffer.release(self._fence, step_batch.step)
         self._publisher.reached = progress = replace(progress, step=step_batch.step)
@@ -208,18 +211,18 @@ class Loop:
         return progress
 
     async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
-        await self._offer(progress)  # what a checkpoint contains is spent once its weights are live
+        await self._offer(progress)  # the groups of a checkpoint are spent once its weights are live
         await self._checkpoints.begin(progress, tasks)
 
     async def _offer(self, progress: Progress) -> None:
-        """Unless it was, or everything is held back."""
+        """Pack and offer the current weights, unless they were offered already or versions are pinned."""
         if self._publisher.is_held_back:
             digest = await self._trainer.pack(progress.version, self._publisher.needed)
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(record, releases=progress.step)
 
     async def _grant(self, progress: Progress) -> Progress:
-        """What somebody wished of the publisher."""
+        """Handle a pending operator request: push now, pin or roll back."""
         self._publisher.wished.clear()
         if (wanted := self._publisher.take_rollback()) is not None:
             self._publisher.reached = progress = await self._roll_back(progress, wanted)
@@ -228,8 +231,10 @@ class Loop:
         return progress
 
     async def _roll_back(self, progress: Progress, wanted: Rollback) -> Progress:
-        """Its weights go out under a number above all others, as versions never go back; and what is trained here gets one
-        above that: so that no group is younger than the weights that it trains.
+        """Serve a checkpoint's weights under a new version, and give the weights being trained a version above that one.
+
+        Versions only grow, and the order of the two keeps every group at an age of at least 0. If the checkpoint cannot be
+        read, an error is logged and the weights stay pinned.
         """
         version = await self._buffer.issue(self._fence, after=progress.version)
         digest = await self._trainer.pack_stored(version, self._publisher.needed, wanted.checkpoint)
@@ -238,10 +243,11 @@ class Loop:
             return progress
         renumbered = replace(progress, version=await self._buffer.issue(self._fence, after=version))
         record = VersionRecord(version=version, timeline=progress.timeline, step=wanted.step, digest=digest)
-        await self._record_rollback(record, renumbered.version)  # as every version: before anybody can see it
-        # The weights learned from here on are one version newer, so all but the slots of one step return.
+        await self._record_rollback(record, renumbered.version)  # before the version can be seen, as for every version
+        # The weights trained from here on are one version newer, so the slots of all but the last step are released.
         self._publisher.offer(record, releases=progress.step - 1)
         return renumbered
 
 
 IDLE_S = 5.0
+"""Seconds between two log lines and idle orders while the loop waits."""

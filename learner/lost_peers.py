@@ -1,4 +1,4 @@
-"""The other ranks of a learner, when one of them is gone: all end, and start again together."""
+"""Translate the errors of a lost rank: when one rank dies, all end and are restarted together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from async_rl.errors import ServiceStopped
 
 @contextmanager
 def naming_lost_peers() -> Iterator[None]:
-    """One sentence instead of torch's traceback. gloo's errors are plain RuntimeErrors that say where they come from."""
+    """Raise ServiceStopped instead of torch's errors. gloo raises plain RuntimeErrors, recognised by their text."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo/" not in str(error):
             raise
-        raise ServiceStopped(f"learner rank {dist.get_rank()} hears no more of the other ranks") from error
+        raise ServiceStopped(f"learner rank {dist.get_rank()} lost its connection to the other ranks") from error

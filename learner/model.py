@@ -1,6 +1,6 @@
-"""This rank's part of the shared model, made trainable: Megatron's gradient buffers, its optimizer, the schedule.
+"""This rank's part of a model with Megatron's gradient buffers and optimizer, and the learning-rate schedule.
 
-Interleaved pipeline stages leave several chunks of the model on a rank, everything else leaves one.
+With interleaved pipeline stages a rank holds several chunks of the model, otherwise one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with host.importing():
 
 
 def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: LayerSpec) -> ComputeOptions:
-    """As configured. Raises ConfigError where this machine cannot."""
+    """Memory-saving settings from the config. Raises ConfigError if this machine does not support them."""
     if learner.precision == "fp8" and (device.type != "cuda" or layer_spec != "transformer_engine"):
         raise ConfigError("learner.precision: fp8 needs a GPU and model.layer_spec: transformer_engine; use auto or bfloat16")
     check_offload("learner.optimizer", learner.optimizer, device)
@@ -46,7 +46,7 @@ def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: La
 
 def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device) -> None:
     if optimizer.offload and device.type != "cuda":
-        raise ConfigError(f"{section}.offload moves memory from a GPU to its host: without a GPU switch it off")
+        raise ConfigError(f"{section}.offload moves optimizer state from a GPU to its host; set it to false without a GPU")
 
 
 def current_layout() -> Layout:
@@ -54,7 +54,7 @@ def current_layout() -> Layout:
 
 
 class TrainingModel:
-    """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses this."""
+    """A trainable model. `async_rl.megatron.parallel.initialize` must have run on the thread that uses it."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class TrainingModel:
         compute: ComputeOptions = PLAIN,
     ):
         if shape.experts is not None and current_layout().tensor > 1 and not compute.sequence:
-            # the experts would be sent every token by every tensor rank
+            # without sequence parallelism every tensor rank would send all tokens to the experts
             raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
         self.updates = 0
-        """Optimizer updates made so far: what the learning rate depends on."""
+        """Optimizer updates made so far; the learning rate depends on it."""
         self.learning_rate_scale = 1.0
-        """What the schedule's is multiplied with."""
+        """Factor on the schedule's learning rate; the guard sets it."""
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
         self._clip, self._offload = optimizer.clip_grad, optimizer.offload
         chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
@@ -95,7 +95,7 @@ class TrainingModel:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """The learning rate of the next update."""
         return self._schedule(updates=self.updates) * self.learning_rate_scale
 
     @property
@@ -104,18 +104,18 @@ class TrainingModel:
 
     @property
     def optimizers(self) -> list[MegatronOptimizer]:
-        """Megatron chains one per kind of parameter."""
+        """Megatron's optimizers; it chains one per kind of parameter."""
         return list(self._optimizer.chained_optimizers) if isinstance(self._optimizer, ChainedOptimizer) else [self._optimizer]
 
     def zero_gradients(self) -> None:
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
         for parameter in self.chunks.parameters():
-            # left in place it would be the buffer itself, and the next backward pass would add to it twice
+            # it aliases the buffer: left in place, the next backward pass would be added twice
             parameter.grad = None
 
     def gradient_norm(self) -> float:
-        """Over all ranks, so every one gets the same answer. Comes between the backward passes and `update`."""
+        """Return the gradient norm over all ranks. Collective; call it between the backward passes and `update`."""
         with host.on_host():
             self._optimizer.prepare_grads()
             return float(self._optimizer.get_grad_norm())
@@ -137,16 +137,16 @@ class TrainingModel:
         return gather_full(self.chunks, self.shape)
 
     def held(self) -> dict[Box, Tensor]:
-        """What this rank holds of what workers serve, in place."""
+        """This rank's tensors of the weights that workers receive, in place (no copies)."""
         return {box: part for box, part in held_boxes(self.chunks, self.shape).items() if box.name not in VALUE_HEAD}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Full weights into every rank's part, and into the optimizer's float32 copies of them."""
+        """Copy full weights into this rank's part and into the optimizer's float32 copies."""
         load_full(self.chunks, self.shape, tensors)
         self._optimizer.reload_model_params()
 
     def _move_moments(self, device: torch.device) -> None:
-        """With offloading they are on the device during an update only, when there are no activations."""
+        """With offload, Adam's moments are on the device only during an update, when there are no activations."""
         if self._offload:
             for each in self.optimizers:
                 for moments in each.optimizer.state.values() if each.optimizer is not None else ():
@@ -158,7 +158,7 @@ class TrainingModel:
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=self.layout.data > 1,
         )
-        # what comes later in the backward pass of interleaved stages has nothing to hide behind
+        # later chunks of interleaved stages have no computation left to overlap with
         return DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=not is_first)
 
     def _optimizer_config(self, config: OptimizerConfig, dtype: torch.dtype) -> MegatronOptimizerConfig:
@@ -177,9 +177,9 @@ class TrainingModel:
 
 
 class FrozenModel:
-    """This rank's part of a model that is only looked at: a reference, a teacher. No gradients, no optimizer.
+    """This rank's part of a model that is only evaluated (reference, teacher): no gradients, no optimizer.
 
-    Divided among the ranks as the trained model is.
+    It is split across ranks as the trained model is.
     """
 
     def __init__(
@@ -197,16 +197,15 @@ class FrozenModel:
         self.chunks = nn.ModuleList(chunks).requires_grad_(False).eval()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Full weights, of which every rank takes its part."""
+        """Copy this rank's part of full weights."""
         load_full(self.chunks, self.shape, tensors)
 
 
 def _mark(model: nn.Module, shape: ModelShape) -> None:
-    """Tell Megatron which parameters differ between tensor ranks: in a gradient's norm it counts the others once.
+    """Mark the parameters that differ between tensor ranks; in a gradient norm Megatron counts the others once.
 
-    It marks them itself while it initialises weights, which it does not do for us. Experts are never sliced, but have groups of
-    their own: gradients are summed over the ranks with the same experts, which may be tensor ranks, and norms over the others.
-    Left to itself, Megatron sees that only where experts are divided.
+    Megatron sets these marks while it initialises weights, which we do ourselves. Experts are never sliced by tensor ranks but
+    have process groups of their own, which Megatron recognises only if expert parallelism is on: so they are marked too.
     """
     rows = {row.name: row for row in table(shape)}
     for name, parameter in local_parameters(model).items():

@@ -1,4 +1,4 @@
-"""What the learner optimizes: how rewards become advantages and which loss they enter. A preset, a file like one, or code."""
+"""The objective of a run: how rewards become advantages, and the loss they enter. A preset, a YAML file, or Python code."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Objective(ObjectivePart):
     advantages: Advantages = GroupAdvantages()
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     own_loss: Annotated[InstanceOf[OwnLoss], BeforeValidator(_own_loss)] | None = None
-    """In place of policy_loss: a function of yours, `package.module:function` or `path/to/file.py:function`."""
+    """A loss function used instead of policy_loss, `package.module:function` or `path/to/file.py:function`."""
     value_loss: ValueLossConfig | None = None
-    """Of the critic: with advantages of type `gae`, and only there."""
+    """The critic's loss. Required with advantages of type `gae`, refused with others."""
     kl_in_reward: NonNegativeFloat = 0.0
-    """beta: each trained token's reward loses beta (b - q), where b and q are its log-probabilities under the policy that
-    sampled it and under the reference. For advantages of single tokens; beside those of groups, use policy_loss.kl."""
+    """beta: subtract beta (b - q) from each trained token's reward, where b and q are its log-probabilities under the behaviour
+    policy and under the reference. Needs advantages of type returns or gae; with others set policy_loss.kl. 0: off."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Objective:
         if self.own_loss is not None and "policy_loss" in self.model_fields_set:
-            raise ValueError("own_loss stands in place of policy_loss; remove one of them")
+            raise ValueError("own_loss replaces policy_loss; remove one of them")
         if self.needs_values and self.value_loss is None:
-            raise ValueError("advantages of type gae are made with a critic, which learns by value_loss; add `value_loss: {}`")
+            raise ValueError("advantages of type gae need a critic, which is trained with value_loss; add `value_loss: {}`")
         if self.value_loss is not None and not self.needs_values:
-            raise ValueError("value_loss is that of a critic, and only advantages of type gae have one; remove it")
+            raise ValueError("value_loss trains a critic, and only advantages of type gae have one; remove it")
         if self.kl_in_reward > 0 and not isinstance(self.advantages, ReturnAdvantages | GaeAdvantages):
             raise ValueError(
                 "kl_in_reward needs advantages of type returns or gae; with others, set policy_loss.kl.coefficient"
@@ -64,12 +64,12 @@ class Objective(ObjectivePart):
 
     @property
     def has_token_advantages(self) -> bool:
-        """They are made where the rows are trained, not before packing: learner/ranks/token_advantages.py."""
+        """Advantages are computed per token on the ranks (ranks/token_advantages.py), not per rollout before packing."""
         return not isinstance(self.advantages, GroupAdvantages)
 
     @property
     def of_siblings(self) -> GroupAdvantages | None:
-        """What compares the rewards of a group, where anything does."""
+        """The config of the advantages that compare the rewards of a group, or None."""
         match self.advantages:
             case GroupAdvantages() as of_siblings:
                 return of_siblings
@@ -80,7 +80,7 @@ class Objective(ObjectivePart):
 
     @property
     def needs_siblings(self) -> bool:
-        """A rollout alone has advantage 0, and the loss asks for nothing else."""
+        """A group of one rollout would have nothing to train on: its advantage is 0, and the loss uses advantages."""
         config, uses_advantages = self.advantages, self.own_loss is None or self._own_loss_takes("advantages")
         return isinstance(config, GroupAdvantages) and config.compares_siblings and uses_advantages
 
@@ -98,7 +98,7 @@ class Objective(ObjectivePart):
 
     @property
     def needs_proximal(self) -> bool:
-        """Log-probabilities under the policy before the step's first update."""
+        """Whether log-probabilities under the policy before the step's first update are computed."""
         recomputed = self.policy_loss.anchor == "proximal" and self.policy_loss.proximal_source == "recompute"
         return recomputed or self._own_loss_takes("proximal")
 
@@ -108,7 +108,7 @@ class Objective(ObjectivePart):
 
     @property
     def loss(self) -> Callable[..., Loss]:
-        """Of one row: called with all that own_loss.ARGUMENTS names, None where nothing needs it."""
+        """The loss function of one packed row, called with the arguments of custom.ARGUMENTS; those not needed are None."""
         return self.own_loss if self.own_loss is not None else partial(policy_loss, self.policy_loss)
 
     def _own_loss_takes(self, argument: str) -> bool:
@@ -116,8 +116,9 @@ class Objective(ObjectivePart):
 
 
 def load_objective(name: str) -> Objective:
-    """`learner.objective` of the configuration: a preset's name, the path of a .yaml file, or `module:name` of an Objective
-    or of a loss.
+    """Load `learner.objective`: the name of a preset, the path of a .yaml file, or `module:name` of an Objective or a loss.
+
+    Raises ConfigError.
     """
     try:
         return _read(name)
@@ -129,7 +130,7 @@ def _read(name: str) -> Objective:
     if name.endswith((".yaml", ".yml")):
         return load_file(Objective, Path(name))
     if name.endswith(".py"):
-        raise ConfigError(f"{name} holds code; say what in it is meant: {name}:NAME")
+        raise ConfigError(f"{name} holds code; name the object in it: {name}:NAME")
     if ":" not in name:
         return load_file(Objective, _preset(name))
     found = load_reference(name)
@@ -149,5 +150,5 @@ def _preset(name: str) -> Path:
     if name not in known:
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError(f"no preset {name!r}; {hint} (one of yours: FILE.yaml, package.module:NAME or path/to/file.py:NAME)")
+        raise ConfigError(f"no preset {name!r}; {hint} (your own: FILE.yaml, package.module:NAME or path/to/file.py:NAME)")
     return presets_folder() / f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""The policy's loss of one row: logits to log-probabilities of what was sampled, and these into the objective."""
+"""The policy loss of one packed row: logits to log-probabilities of the sampled tokens, and those into the objective."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from learner.losses.totals import TotalNames, Totals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobReader:
-    """Reads what logits say of the targets, as the sampler would have computed it."""
+    """Computes log-probabilities of the targets from logits, with the sampler's temperature, top-k and top-p."""
 
     vocab_size: int
     sampling: SamplingConfig
 
     def __call__(self, row: DeviceRow, logits: Tensor) -> Tensor:
-        """Their log-probabilities."""
+        """Return the log-probabilities of the row's targets, [T]."""
         return token_logprobs(logits, row.targets, **self._processing)
 
     def with_entropies(self, row: DeviceRow, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,12 +47,12 @@ class PolicyRowLoss:
     """A RowLoss over logits."""
 
     loss: Callable[..., Loss]
-    """As `policy_loss` is called, without its configuration."""
+    """Called with the arguments of `policy_loss` after its config."""
     counts: StepCounts
-    """Of the update."""
+    """Counts of the whole update."""
     read: LogprobReader
     entropy: Literal["unknown", "measured", "trained"]
-    """That of the whole distributions: whether the loss is given it, and whether with its gradient."""
+    """Entropy of the whole distributions: not computed, passed to the loss detached, or passed with its gradient."""
 
     @property
     def names(self) -> TotalNames:
@@ -66,7 +66,7 @@ class PolicyRowLoss:
             advantages=row.advantages,
             mask=row.mask,
             cu_seqlens=row.cu_seqlens,
-            # before a step's only update the policy is the one that is being differentiated
+            # in a step's first and only update the proximal policy equals the current one
             proximal=row.proximal if row.proximal is not None else current.detach(),
             reference=row.reference,
             entropy=entropy,

@@ -1,4 +1,4 @@
-"""From ready groups to a packed batch, one step ahead of the training."""
+"""Prefetch the next step batch: take groups from the buffer and pack them while the current step computes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from learner.objective import Objective
 from learner.packing.cost import TYPICAL, Cost
 
 PATIENCE_S = 5.0
-"""One wait inside the buffer; between two of them the deadline for stragglers is looked at."""
+"""Longest wait of one `take` in the buffer; between two of them the straggler deadline (`wait_deadline_s`) is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepBatch:
-    """What one optimizer step eats."""
+    """Groups and packed batch of one optimizer step."""
 
     step: int
     groups: list[TakenGroup]
@@ -30,7 +30,7 @@ class StepBatch:
 
 
 class Prefetcher:
-    """Takes and packs the groups of a step. The loop calls it for step n+1 while step n computes."""
+    """Takes and packs the groups of a step. The loop calls `fetch` for step n+1 while step n computes."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Prefetcher:
         bins_multiple: int = 1,
         cost: Cost = TYPICAL,
     ):
-        """`longest` is a sample's most tokens; the last three, which bins must suit, as in `plan`."""
+        """`longest`: the most tokens a sample may have. `multiple`, `bins_multiple`, `cost`: see `packing.plan`."""
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
         self._num_workers, self._blocked_workers = num_workers, blocked_workers
@@ -65,7 +65,7 @@ class Prefetcher:
         )
 
     async def next(self, step: int, version: int) -> StepBatch:
-        """The batch that will train weights `version`. Waits for as long as it takes."""
+        """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""
         groups = await self._take(step, version)
         started = time.monotonic()
         packed = await asyncio.to_thread(self._pack, groups)
@@ -89,7 +89,7 @@ class Prefetcher:
                 return groups
 
     async def describe_wait(self) -> str:
-        """For a person who wonders why nothing happens."""
+        """Say in one sentence why the next batch is not ready yet."""
         stats, workers = await self._buffer.stats(), self._num_workers()
         if blocked := self._blocked_workers():
             return blocked

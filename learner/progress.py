@@ -1,4 +1,4 @@
-"""Where the learner stands."""
+"""The learner's position: step, version, timeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`version` is the number of the weights that it holds after `step` steps."""
+    """`version` is the number of the weights after `step` steps."""
 
     step: int
     version: int

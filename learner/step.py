@@ -1,7 +1,9 @@
-"""What a rank does with rows: one optimizer update from them, or a look at what the model says of them.
+"""One optimizer update from packed rows, or a forward pass over them, on one rank.
 
-A loss gives each row's share of the whole update's loss (see losses/functions.py), so the gradients of rows and ranks must be
-*added*. Megatron divides by the number of micro-batches and averages over data-parallel ranks; both are undone.
+Each packed row is one microbatch of Megatron's schedule.
+
+A row's loss is its share of the whole update's loss (see losses/functions.py), so the gradients of rows and ranks must be
+*summed*. Megatron divides by the number of microbatches and averages over data-parallel ranks; both are undone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ with host.importing():
 
 
 class ModelInput(Protocol):
-    """What the model reads of a row; the rest is between the row and its loss."""
+    """The fields of a packed row that the model reads; the others are for its loss."""
 
     @property
     def token_ids(self) -> Tensor: ...
@@ -39,7 +41,7 @@ class ModelInput(Protocol):
     def packing(self) -> PackedSeqParams: ...
 
     def as_filler(self) -> Self:
-        """A row that nobody trains on, with all the columns that this one has."""
+        """Return a row without trained tokens that has the same columns, to fill up a schedule."""
         ...
 
 
@@ -49,50 +51,50 @@ LossRowT = TypeVar("LossRowT", bound=ModelInput, contravariant=True)
 
 
 class RowLoss(Protocol[LossRowT]):
-    """What an update minimises, row by row. Called on the ranks that hold the model's last layers."""
+    """The loss of an update, row by row. Called on the ranks that hold the model's last layers."""
 
     @property
     def names(self) -> TotalNames:
-        """Of what it reports; "loss" is among the sums."""
+        """The names of its totals; "loss" is among the sums."""
         ...
 
     def __call__(self, row: LossRowT, output: Tensor) -> tuple[Tensor, Totals]:
-        """The row's share of the update's loss, with its gradient, from what the model's last layer gave."""
+        """Return the row's share of the update's loss (differentiable) and its totals, from the output of the last layer."""
         ...
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        """Of the whole update, for people."""
+        """Turn the totals of the whole update into metrics."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """What one update came to, the same on every rank."""
+    """The result of one update, the same on every rank."""
 
     totals: Totals
     grad_norm: float
     """Before clipping."""
     learning_rate: float
     skipped: bool = False
-    """The loss or the gradient was not finite: the weights are unchanged."""
+    """True if the loss or gradient was not finite: the weights are unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step's updates came to, the same on every rank."""
+    """The result of a step's updates, the same on every rank."""
 
     loss: float
     grad_norm: float
-    """The largest, before clipping."""
+    """The largest of the updates, before clipping."""
     learning_rate: float
-    """The last."""
+    """Of the last update."""
     skipped: bool
-    """None of the updates took place: the weights are unchanged."""
+    """True if every update was skipped: the weights are unchanged."""
     metrics: Mapping[str, float]
 
     @staticmethod
     def of(updates: Sequence[Update], describe: Callable[[Totals], dict[str, float]]) -> StepResult:
-        """Of those that took place, if any did; `describe` is their loss's `metrics`."""
+        """Combine the updates that were not skipped, or all if every one was; `describe` is their loss's `metrics`."""
         done = [each for each in updates if not each.skipped]
         reported = done if done else updates
         totals = Totals.averaged([each.totals for each in reported])
@@ -106,12 +108,14 @@ class StepResult:
 
 
 def train_step(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> StepResult:
-    """A step of one update."""
+    """Run a step of one update."""
     return StepResult.of([update(model, loss, rows)], loss.metrics)
 
 
 def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Update:
-    """Every rank must call it, with as many rows; the ranks of one data-parallel shard with the same ones."""
+    """Run one optimizer update. Collective: every rank passes the same number of rows, and ranks of one data-parallel shard the
+    same rows.
+    """
     rows = _filled_up(rows, model.chunks)
     share = len(rows) * model.layout.data
 
@@ -130,14 +134,14 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
 
 
 def evaluate_loss(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:
-    """What a loss reports of rows that nobody trains on. Every rank must call it."""
+    """Return the totals of a loss over rows without training on them. Collective."""
     with torch.no_grad():
         reported: list[Totals] = _run(chunks, _filled_up(rows, chunks), loss, forward_only=True)
     return _over_all_ranks(reported, loss.names)
 
 
 def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:
-    """`see` of every row and what the model gives for it, without gradients; nothing on ranks without the last layers."""
+    """Return `see(row, output)` for every row, without gradients; an empty list on ranks without the last layers."""
 
     def seen(row: RowT, output: Tensor) -> tuple[Tensor, T]:
         return output.new_zeros(()), see(row, output)
@@ -147,7 +151,7 @@ def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT
 
 
 def _filled_up(rows: Sequence[RowT], chunks: nn.ModuleList) -> Sequence[RowT]:
-    """Interleaved pipeline stages take as many rows at once as there are stages."""
+    """Pad to a multiple of the pipeline stages, which interleaved schedules require."""
     missing = -len(rows) % parallel_state.get_pipeline_model_parallel_world_size() if len(chunks) > 1 else 0
     return [*rows, *[rows[0].as_filler()] * missing]
 
@@ -155,11 +159,11 @@ def _filled_up(rows: Sequence[RowT], chunks: nn.ModuleList) -> Sequence[RowT]:
 def _run(
     chunks: nn.ModuleList, rows: Sequence[RowT], judged: Callable[[RowT, Tensor], tuple[Tensor, Any]], *, forward_only: bool
 ) -> list[Any]:
-    """Megatron's schedule over the rows; what `judged` reported of each, on the ranks that hold the last layers."""
+    """Run Megatron's schedule over the rows. Returns what `judged` reported for each, on the ranks with the last layers."""
 
     def forward(rows: Iterator[RowT], module: nn.Module) -> tuple[Tensor, Any]:
         row = next(rows)
-        # the schedule around us needs the stand-in for CUDA; the model does not, and it would tax each of its calls
+        # only the schedule needs the CUDA stand-in (see host); the model runs without it, because it slows down every call
         with torch._C.DisableTorchFunction():
             return forward_packed(module, row.token_ids, row.positions, row.packing), partial(judged, row)
 
@@ -178,7 +182,7 @@ def _run(
 
 
 def _over_all_ranks(reported: Sequence[Totals], names: TotalNames) -> Totals:
-    """Ranks that share a row by tensor or by context report the same numbers, so only the first of them counts."""
+    """Reduce totals over all ranks. Tensor and context ranks of a row report the same numbers, so only the first counts."""
     sharing = parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank()
     counts_here = parallel_state.is_pipeline_last_stage() and sharing == 0
     merged = reduce(Totals.merged, reported) if reported and counts_here else Totals.empty(names)

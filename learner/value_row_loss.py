@@ -1,4 +1,4 @@
-"""The critic's loss of one row: alone, where it is a model of its own, or beside the policy's, where they share one."""
+"""The critic's loss of one packed row: alone for a separate critic, or added to the policy's loss where they share a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ValueRowLoss:
 
     config: ValueLossConfig
     counts: StepCounts
-    """Of the update."""
+    """Counts of the whole update."""
 
     @property
     def names(self) -> TotalNames:
@@ -57,7 +57,7 @@ class SharedRowLoss:
 
     @property
     def names(self) -> TotalNames:
-        """The loss of both, then all that the policy's reports, then all that the critic's does."""
+        """The joint loss, then the totals of the policy, then those of the critic."""
         policy, value = self.policy.names, self.value.names
         return TotalNames(
             sums=("loss", *(f"policy/{name}" for name in policy.sums), *(f"value/{name}" for name in value.sums)),

@@ -1,4 +1,4 @@
-"""From rewards to advantages: of whole rollouts (`group.py`, `rollouts.py`) and of single tokens (`gae.py`, `tokens.py`)."""
+"""From rewards to advantages: per rollout (`group.py`, `rollouts.py`) and per token (`gae.py`)."""
 
 from learner.advantages.gae import gae, whiten
 from learner.advantages.group import Baseline, Bools, Floats, Scale, group_advantages, overlong_penalty, whiten_rollouts

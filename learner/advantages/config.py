@@ -1,4 +1,4 @@
-"""How rewards become advantages: first they are shaped, then somebody says how much better than expected they are."""
+"""The `rewards` and `advantages` sections of an objective: reward shaping, then the estimator of advantages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from learner.losses.choices import ObjectivePart
 
 
 class OverlongConfig(ObjectivePart):
-    """A penalty for answers that come near the limit, before they are cut: min(-(length - (max_length - buffer)) / buffer, 0)
+    """A penalty for answers close to the length limit: min(-(length - (max_length - buffer)) / buffer, 0)
     times `factor` (DAPO). An answer's length is the number of tokens sampled in its whole episode.
     """
 
     max_length: PositiveInt
     """Where the penalty reaches `factor`: sampling.max_tokens, where an episode is one answer."""
     buffer: PositiveInt
-    """The penalty begins so many tokens before."""
+    """The penalty begins this many tokens before max_length."""
     factor: PositiveFloat = 1.0
 
     @model_validator(mode="after")
@@ -40,73 +40,74 @@ class OverlongConfig(ObjectivePart):
 class RewardConfig(ObjectivePart):
     overlong: OverlongConfig | None = None
     train_truncated: bool = True
-    """False keeps answers that a length limit cut out of the loss; their siblings are still compared with them (DAPO)."""
+    """false: answers cut by a length limit are left out of the loss, but still count in the baseline of their group (DAPO)."""
 
 
 # -- advantages -----------------------------------------------------------------------------------------------------------
 
 
 class GroupAdvantages(ObjectivePart):
-    """One advantage per rollout, out of the rewards of its siblings: (reward - baseline) / scale."""
+    """One advantage per rollout, from the rewards of its group: (reward - baseline) / scale."""
 
     type: Literal["group"] = "group"
     baseline: Baseline = "group_mean"
-    """What a reward is compared with. `leave_one_out`: the mean of the siblings without the rollout itself (RLOO).
-    `length_weighted`: their mean, each counting as many times as it has tokens (OPO). `runner_up`: the second best of the
-    group, from which only the best one learns (pass@k). `batch_mean`: of all groups together."""
+    """Subtracted from a reward. `group_mean`: mean of the group. `leave_one_out`: mean of its other rollouts (RLOO).
+    `length_weighted`: mean of the group weighted by tokens (OPO). `runner_up`: the second best reward, so that only the best
+    rollout is trained (pass@k). `batch_mean`: mean over all groups. `none`: 0."""
     scale: Scale = "group_std"
-    """What the difference is divided by: the deviation of the rewards inside the group or over the batch, the group's mean
-    (MaxRL; a group whose mean is not above 0 gets 0), or nothing."""
+    """Divides the difference: `group_std` or `batch_std`, the standard deviation in the group or the batch; `group_mean`, the
+    group's mean (MaxRL; a group with a mean of 0 or below gets 0); `none`."""
     unbiased: bool = True
-    """Bessel's correction in the deviation."""
+    """Use Bessel's correction (n - 1) in the standard deviation."""
     eps: NonNegativeFloat = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
     whiten: bool = False
-    """Bring what comes out to mean 0 and variance 1 over all trained tokens of the step."""
+    """Normalise the advantages to mean 0 and variance 1 over all trained tokens of the step."""
 
     @property
     def compares_siblings(self) -> bool:
-        """Then a group without spread has advantages of 0."""
+        """Whether a group with equal rewards has advantages of 0."""
         return self.baseline not in ("batch_mean", "none") or self.scale == "group_std"
 
 
 class ReturnAdvantages(ObjectivePart):
-    """One advantage per token: the rewards that are still to come, without a critic (REINFORCE++)."""
+    """One advantage per token: the discounted sum of later rewards, without a critic (REINFORCE++)."""
 
     type: Literal["returns"] = "returns"
     gamma: float = Field(default=1.0, ge=0, le=1)
     whiten: bool = True
-    """As above."""
+    """Normalise the advantages to mean 0 and variance 1 over all trained tokens of the step."""
 
 
 class GaeAdvantages(ObjectivePart):
-    """One advantage per token, out of a critic's values: generalised advantage estimation (PPO)."""
+    """One advantage per token from a critic's values: generalised advantage estimation (PPO)."""
 
     type: Literal["gae"] = "gae"
     gamma: float = Field(default=1.0, ge=0, le=1)
     lam: float = Field(default=1.0, ge=0, le=1)
     length_adaptive: PositiveFloat | None = None
-    """alpha: the advantages of a sequence with n trained tokens use 1 - 1 / (alpha n) in place of `lam`, which stays that of
-    the critic's returns (VAPO)."""
+    """alpha: advantages of a sequence with n trained tokens use lambda = 1 - 1 / (alpha n); `lam` is still used for the
+    critic's returns (VAPO). Unset: `lam` for both."""
     whiten: bool = True
-    """As above."""
+    """Normalise the advantages to mean 0 and variance 1 over all trained tokens of the step."""
 
 
 class DistillationAdvantages(ObjectivePart):
-    """One advantage per token: how much likelier it is to a teacher than to the policy that sampled it (on-policy
-    distillation). On average that is the reverse KL divergence, with its sign turned.
+    """One advantage per token: log-probability under a teacher minus that under the behaviour policy (on-policy
+    distillation). Its mean is the negative reverse KL divergence.
     """
 
     type: Literal["distillation"] = "distillation"
     coefficient: PositiveFloat = 1.0
+    """Factor on the distillation advantages."""
     rewards: GroupAdvantages | None = None
-    """Added to it: what siblings make of the rewards. Unset, rewards count for nothing."""
+    """Group advantages of the rewards, added to those of the teacher. Unset: rewards are ignored."""
     whiten: bool = False
-    """As above."""
+    """Normalise the advantages to mean 0 and variance 1 over all trained tokens of the step."""
 
 
 def _named(value: object) -> object:
-    """The bare name of an estimator stands for it with its defaults; where none is named it is `group`."""
+    """Accept the name of an estimator for its defaults; without a `type` it is `group`."""
     if isinstance(value, str):
         return {"type": value}
     return {"type": "group"} | value if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
-"""Advantages of single tokens, out of a critic's values or a teacher's opinion. Packed rows of [T] tokens in [S] sequences.
+"""Per-token advantages from a critic's values or a teacher's log-probabilities. Packed rows of [T] tokens in [S] sequences.
 
-Tokens that are not trained on (prompts, observations) are as if they were not there: after an answer's last token comes the
-first one of the next answer in the same sequence. They get 0.
+Tokens that are not trained (prompts, observations) are skipped: an answer's last token is followed by the first token of the
+next answer in the same sequence. Their advantage is 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def gae(
     gamma: float = 1.0,
     lam: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of every token; `lam` may be one number for each sequence.
+    """Return advantages and returns of every token; `lam` may be a tensor with one value per sequence.
 
     delta_t = r_t + gamma V_t+1 - V_t        A_t = delta_t + gamma lam A_t+1        return_t = A_t + V_t
-    After a sequence's last trained token V and A are 0, also where a length limit cut it.
+    After a sequence's last trained token V and A are 0, also if a length limit cut it.
     """
     segments = Segments.of(mask, cu_seqlens)
     trained, sequence = segments.trained, segments.sequence[segments.trained]
@@ -44,18 +44,18 @@ def gae(
 
 
 def distillation_advantages(*, teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """log teacher - log student of the sampled tokens, [T]. The student is the behaviour policy, or the proximal one.
+    """Return log teacher - log student of the sampled tokens, [T]. The student is the behaviour policy, or the proximal one.
 
-    On average over the student's samples this is -KL(student || teacher), so any policy loss makes it smaller.
+    The mean over the student's samples is -KL(student || teacher), so a policy loss decreases the divergence.
     """
     return torch.where(mask != 0, clamped(teacher - student), 0.0).detach()
 
 
 @torch.no_grad()
 def whiten(advantages: Tensor, mask: Tensor, *, group: dist.ProcessGroup | None = None, eps: float = 1e-8) -> Tensor:
-    """Mean 0 and variance 1 over the trained tokens: of all ranks of `group`, where one is given. Other tokens get 0."""
+    """Normalise to mean 0 and variance 1 over the trained tokens, of all ranks of `group` if given. Other tokens get 0."""
     trained = mask != 0
-    # in float64 the mean of equal numbers is that number: nothing is made of rounding
+    # in float64, so that equal advantages become exactly 0
     chosen = advantages[trained].double()
     count, total = _over(group, chosen.new_tensor(len(chosen)), chosen.sum())
     mean = total / count.clamp(min=1)
@@ -73,7 +73,7 @@ def _over(group: dist.ProcessGroup | None, *numbers: Tensor) -> Tensor:
 
 
 def _summed_up(terms: Tensor, decay: Tensor) -> Tensor:
-    """x_t = term_t + decay_t x_t+1 of all t at once, in log2(T) rounds: each doubles how far a token sees."""
+    """Compute x_t = term_t + decay_t x_t+1 for all t in log2(T) rounds; each round doubles the reach."""
     reach = 1
     while reach < len(terms):
         terms = terms + decay * _later(terms, reach)
@@ -83,5 +83,5 @@ def _summed_up(terms: Tensor, decay: Tensor) -> Tensor:
 
 
 def _later(tensor: Tensor, by: int) -> Tensor:
-    """What stands so many places further on; 0 beyond the end."""
+    """Shift left by `by` places, filling with 0."""
     return pad(tensor[by:], (0, min(by, len(tensor))))

@@ -1,7 +1,7 @@
-"""Rewards to advantages, before anything is packed or sharded, because the statistics are those of whole groups.
+"""Advantages per rollout, computed before packing because the statistics are over whole groups.
 
-Pure numpy in float64: a few thousand numbers, where rounding would otherwise turn equal rewards into tiny signals. Those of
-single tokens, `gae` and `whiten`, are made of packed rows, in torch (gae.py).
+numpy in float64: a few thousand numbers, and in float32 rounding would turn equal rewards into small signals. Per-token
+advantages are computed from packed rows in torch (gae.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def group_advantages(
     valid: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
 ) -> Floats:
-    """One advantage per rollout; `group_ids` says which rollouts are siblings, `valid` which of them have a reward, and
-    `lengths`, which `length_weighted` needs, how many tokens each has sampled.
+    """Return one advantage per rollout.
 
-    Wherever a statistic of the group is used, a group without spread (all rewards equal, or one valid member) gets
-    exactly 0. Rollouts that are not valid get 0 and appear in no statistic.
+    `group_ids`: rollouts with equal ids are siblings. `valid`: which rollouts have a reward. `lengths`: sampled tokens of
+    each, needed by `length_weighted`. Where a statistic of the group is used, a group without spread (equal rewards, or one
+    valid rollout) gets exactly 0. Rollouts that are not valid get 0 and appear in no statistic.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     is_valid = np.ones(len(rewards), dtype=bool) if valid is None else np.asarray(valid).astype(bool)
@@ -68,8 +68,9 @@ def group_advantages(
 
 
 def whiten_rollouts(advantages: npt.ArrayLike, tokens: npt.ArrayLike, *, eps: float = 1e-8) -> Floats:
-    """Mean 0 and variance 1 over all trained tokens of the batch, where each rollout has `tokens` of them and gives every one
-    its advantage. Rollouts without any appear in no statistic. Exactly 0 where nothing differs.
+    """Normalise to mean 0 and variance 1 over all trained tokens of the batch, where each rollout has `tokens` of them.
+
+    Rollouts without trained tokens appear in no statistic. If all advantages are equal the result is exactly 0.
     """
     advantages, weights = np.asarray(advantages, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
     counted = advantages[weights > 0]
@@ -81,8 +82,8 @@ def whiten_rollouts(advantages: npt.ArrayLike, tokens: npt.ArrayLike, *, eps: fl
 
 
 def overlong_penalty(lengths: npt.ArrayLike, *, max_length: int, buffer: int, factor: float = 1.0) -> Floats:
-    """What to add to the reward of a rollout that sampled so many tokens: nothing until `buffer` tokens before `max_length`,
-    then falling steadily, through -factor at `max_length`.
+    """Return the term added to each reward: 0 up to max_length - buffer sampled tokens, then falling linearly, -factor at
+    `max_length`.
     """
     excess = np.asarray(lengths, dtype=np.float64) - (max_length - buffer)
     return np.minimum(-excess / buffer * factor, 0.0)
@@ -100,7 +101,7 @@ def _baseline(baseline: Baseline, rewards: Floats, siblings: _Statistics, batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Statistics:
-    """Statistics of a rollout's group, spread back over the rollouts."""
+    """Statistics of each rollout's group, one entry per rollout."""
 
     count: Floats
     mean: Floats
@@ -115,7 +116,7 @@ class _Statistics:
         mean = _mean_per_group(rewards, group, valid)
         squares = np.bincount(group, valid * (rewards - mean) ** 2, num_groups)[group]
         std = np.sqrt(squares / np.maximum(count - 1 if unbiased else count, 1))
-        # equality is asked of the rewards themselves: the mean of equal floats need not be that float
+        # compared by the rewards themselves: the mean of equal floats need not equal them
         lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
         np.minimum.at(lowest, group, np.where(is_valid, rewards, np.inf))
         np.maximum.at(highest, group, np.where(is_valid, rewards, -np.inf))
@@ -128,7 +129,7 @@ def _mean_per_group(rewards: Floats, group: Groups, weights: Floats) -> Floats:
 
 
 def _second_per_group(rewards: Floats, group: Groups, is_valid: Bools) -> Floats:
-    """The second best reward of each group that has two; anything elsewhere."""
+    """The second best reward of each group; undefined for groups of one."""
     ranked = np.where(is_valid, rewards, -np.inf)
     order = np.lexsort((ranked, group))
     second = np.maximum(np.cumsum(np.bincount(group)) - 2, 0)

@@ -1,4 +1,4 @@
-"""What each rollout of a step is worth, and whether it is trained on. Rewards are shaped here, before siblings are compared."""
+"""Shaped reward, advantage and trained flag of every rollout of a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from learner.objective import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutCredit:
-    """One entry for every rollout, in the order of the groups."""
+    """One entry per rollout, in the order of the groups."""
 
     rewards: Floats
-    """0 where there is none."""
+    """Shaped rewards; 0 for failed rollouts."""
     advantages: Floats
-    """0 where the objective makes them of single tokens, later."""
+    """Advantages per rollout; 0 if the objective computes them per token."""
     is_trained: Bools
 
 
 def assign_credit(groups: Sequence[TakenGroup], objective: Objective) -> RolloutCredit:
-    """Failed rollouts enter neither baseline nor loss; masked ones, and truncated ones if so configured, only the baseline."""
+    """Shape rewards and compute advantages.
+
+    Failed rollouts enter neither baseline nor loss; masked ones, and truncated ones with `train_truncated: false`, only the
+    baseline.
+    """
     rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
     owners = np.repeat(np.arange(len(groups)), [len(taken.group.rollouts) for taken in groups])
     lengths = np.array([rollout.num_sampled for rollout in rollouts], np.int64)
@@ -57,5 +61,5 @@ def _is_trained(rollout: Rollout, objective: Objective) -> bool:
 
 
 def _trained_tokens(rollout: Rollout) -> int:
-    """A row's first token is predicted by nothing."""
+    """Count the trained tokens; no position predicts a sample's first token."""
     return sum(int(np.count_nonzero(sample.loss_mask[1:])) for sample in rollout.samples)

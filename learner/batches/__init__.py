@@ -1,1 +1,1 @@
-"""From groups to the rows that ranks compute with. Which sequence goes where: `learner/packing/planner.py`."""
+"""From groups to the packed rows that ranks compute with: `batch.py` first. The planner: `learner/packing/`."""

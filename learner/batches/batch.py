@@ -1,4 +1,4 @@
-"""Groups to packed batches: who is trained, what the steps divide by, and which rank runs which bins."""
+"""Pack groups into a batch: which rollouts are trained, the denominators of the loss, and the rows of each rank."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Minibatch", "PackedBatch", "PackedRow", "RankMinibatch", "pack_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMinibatch:
-    """What one data-parallel rank trains in one optimizer update."""
+    """One data-parallel rank's rows of one optimizer update."""
 
     rows: tuple[PackedRow, ...]
     counts: StepCounts
-    """Of the whole update, over all ranks."""
+    """Counts of the whole update, over all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
-    """One optimizer update: a list of bins for every data-parallel rank, all of the same length."""
+    """One optimizer update: for every data-parallel rank the same number of packed rows."""
 
     shards: tuple[tuple[PackedRow, ...], ...]
     counts: StepCounts
@@ -41,11 +41,11 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """One step, ready to run: the updates that its groups are divided into."""
+    """A packed step: the updates that its groups are divided into."""
 
     minibatches: tuple[Minibatch, ...]
     metrics: Mapping[str, float]
-    """How much there is to learn from, and how well the bins are filled."""
+    """`batch/...` metrics: trained tokens, fill and balance of the rows."""
     magnitudes: tuple[float, ...]
     """Mean |advantage| of each group's rollouts."""
 
@@ -66,22 +66,23 @@ def pack_batch(
     bins_multiple: int = 1,
     cost: Cost = TYPICAL,
 ) -> PackedBatch:
-    """Samples of more than `longest` tokens, which the model has no positions for, are dropped and counted; the last three as
-    in `plan`.
+    """Pack the groups of a step. `capacity` is the size of a row in tokens; `multiple`, `bins_multiple`, `cost`: see `plan`.
+
+    Samples of more than `longest` tokens (the model's context) are dropped and counted in `batch/too_long`.
     """
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
-    worth = assign_credit(groups, objective)
+    credit = assign_credit(groups, objective)
     sources = [
         TrainedSample(
             sample=sample,
             trained=trained,
-            advantage=float(worth.advantages[index]),
-            reward=float(worth.rewards[index]),
+            advantage=float(credit.advantages[index]),
+            reward=float(credit.rewards[index]),
             version=groups[place].version_at_take,
             group=place,
         )
         for index, (place, rollout) in enumerate(rollouts)
-        if worth.is_trained[index]
+        if credit.is_trained[index]
         for sample in rollout.samples
         if (trained := int(np.count_nonzero(sample.loss_mask[1:])))
     ]
@@ -90,10 +91,10 @@ def pack_batch(
 
     def schedule(lengths: Sequence[int]) -> list[Bins]:
         planned = plan(lengths, capacity, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
-        # every rank runs at least one backward pass, because the others wait for it there
+        # every rank runs at least one backward pass: the gradient reduction is collective
         return [bins if bins else [[] for _ in range(bins_multiple)] for bins in planned]
 
-    # whole groups stay together: some losses average over the tokens of a group
+    # groups are not split between updates: some losses average over the tokens of a group
     updates = min(minibatches, max(len(groups), 1))
     portions = [[each for each in fitting if each.group * updates // len(groups) == update] for update in range(updates)]
     made = tuple(
@@ -101,9 +102,9 @@ def pack_batch(
         for portion in portions
     )
     owners = np.array([place for place, _ in rollouts], np.int64)
-    magnitudes = tuple(float(np.abs(worth.advantages[owners == place]).mean()) for place in range(len(groups)))
+    magnitudes = tuple(float(np.abs(credit.advantages[owners == place]).mean()) for place in range(len(groups)))
     dropped = {"batch/too_long": float(len(sources) - len(fitting))}
-    metrics = {**_describe(worth.advantages, made, capacity, cost), **dropped}
+    metrics = {**_describe(credit.advantages, made, capacity, cost), **dropped}
     return PackedBatch(minibatches=made, metrics=metrics, magnitudes=magnitudes)
 
 
@@ -145,15 +146,15 @@ def _of_bins(minibatch: Minibatch, measure: Callable[[PackedRow], float]) -> npt
     return np.array([[measure(each) for each in bins] for bins in minibatch.shards], np.float64)
 
 
-# -- one shard as bytes, for the ranks that train it -----------------------------------------------------------------------
+# -- one shard as bytes, to be broadcast to its ranks -----------------------------------------------------------------------
 
 
 _ALIGNMENT = 8
-"""Of columns on the wire."""
+"""Alignment of the header and of every update's columns, in bytes."""
 
 
 def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
-    """The length of a header, the header, and every update's columns: what is large is copied once."""
+    """Serialise one shard: length of the header, header, and the columns of every update, which are copied once."""
     header: list[dict[str, Any]] = []
     columns: list[memoryview | bytes] = []
     for minibatch in batch.minibatches:
@@ -178,6 +179,7 @@ def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
 
 
 def shard_from_bytes(payload: bytes) -> tuple[RankMinibatch, ...]:
+    """Read what `shard_to_bytes` wrote. The arrays are views of `payload`."""
     size = int.from_bytes(payload[:_ALIGNMENT], "little")
     header: list[dict[str, Any]] = msgpack.unpackb(payload[_ALIGNMENT : _ALIGNMENT + size])
     rest = memoryview(payload)[_ALIGNMENT + size + -size % _ALIGNMENT :]

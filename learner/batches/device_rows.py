@@ -1,4 +1,4 @@
-"""A packed bin on the device of the rank that computes with it."""
+"""Packed rows as tensors on the device of a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learner.batches.batch import PackedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceRow:
-    """[T] tokens in [S] sequences, as in PackedRow. What is None has not been computed, or nobody asked for it."""
+    """[T] tokens in [S] sequences, as in PackedRow. Fields that are None were not computed."""
 
     token_ids: Tensor
     positions: Tensor
@@ -35,7 +35,7 @@ class DeviceRow:
     teacher: Tensor | None = None
     """The same under the teacher."""
     values: Tensor | None = None
-    """The critic's, before the step's first update."""
+    """The critic's values before the step's first update."""
     returns: Tensor | None = None
 
     @staticmethod
@@ -44,7 +44,7 @@ class DeviceRow:
             source = _FILLER
 
         def moved(array: np.ndarray) -> Tensor:
-            # the copy makes it writable, which torch insists on
+            # copied because torch requires writable arrays
             return torch.from_numpy(array.copy()).to(device, non_blocking=True)
 
         cu_seqlens = moved(source.cu_seqlens)
@@ -63,7 +63,7 @@ class DeviceRow:
         )
 
     def as_filler(self) -> DeviceRow:
-        """A row that nobody trains on, with all the columns that this one has."""
+        """Return a row without trained tokens that has the same computed columns."""
         nothing = DeviceRow.on_device(_FILLER, self.mask.device)
         more = {name: self.behaviour.new_zeros(1) for name in _COMPUTED if getattr(self, name) is not None}
         return replace(nothing, **more)
@@ -82,4 +82,4 @@ _FILLER = PackedRow(
     cu_seqlens=np.array([0, 1], np.int32),
     group_ids=np.zeros(1, np.int32),
 )
-"""Stands in for an empty bin: one token that nobody trains on, because layers refuse rows without any."""
+"""Replaces an empty row: one token that is not trained, because the layers refuse rows of length 0."""

@@ -1,4 +1,4 @@
-"""Packed bins of numpy arrays, everything aligned to the position that predicts.
+"""Packed rows of numpy arrays. Every column is aligned to the position that predicts the token.
 
 sample      x0  x1  x2  x3          loss_mask  0 0 1 1
 token_ids   x0  x1  x2  x3          the model's input
@@ -23,17 +23,17 @@ from learner.packing import Bins
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedRow:
-    """One packed micro-batch row of T tokens in S sequences. An empty bin has T = S = 0."""
+    """One microbatch: T tokens in S sequences. An empty row has T = S = 0."""
 
     token_ids: Int32s
     positions: Int32s
-    """Counted from 0 in every sequence."""
+    """Position ids, from 0 in every sequence."""
     targets: Int32s
     mask: Mask
     behaviour: Float32s
     advantages: Float32s
     rewards: Float32s
-    """A rollout's reward, where the last trained token of each of its samples is predicted; 0 elsewhere."""
+    """The rollout's reward at the position that predicts a sample's last trained token; 0 elsewhere."""
     ages: Int32s
     """Version being trained minus the version that sampled the target; 0 where nothing is trained."""
     cu_seqlens: Int32s
@@ -58,20 +58,20 @@ assert set(_DTYPES) == {each.name for each in fields(PackedRow)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedSample:
-    """A sample, and what its rollout makes of it."""
+    """A sample to be packed, with the advantage and reward of its rollout."""
 
     sample: Sample
     trained: int
-    """Tokens of it."""
+    """Number of its trained tokens."""
     advantage: float
     reward: float
     version: int
-    """Of the weights that it trains."""
+    """Version of the weights being trained."""
     group: int
 
 
 def fill(sources: Sequence[TrainedSample], planned: Sequence[Bins]) -> tuple[tuple[PackedRow, ...], ...]:
-    """The bins of every shard: windows into one array per column, which hold all of them one after another."""
+    """Build the rows of every shard. They are views of one array per column."""
     bins = list(chain.from_iterable(planned))
     ordered = [sources[index] for index in chain.from_iterable(bins)]
     columns, groups = _columns(ordered), np.array([each.group for each in ordered], np.int32)
@@ -88,7 +88,7 @@ def fill(sources: Sequence[TrainedSample], planned: Sequence[Bins]) -> tuple[tup
 
 
 def _columns(sources: Sequence[TrainedSample]) -> dict[str, Any]:
-    """Of all tokens of all bins."""
+    """Build the columns of all tokens of all rows."""
     samples = [each.sample for each in sources]
     lengths = [len(sample) for sample in samples]
     mask = _predicted([sample.loss_mask for sample in samples], np.uint8)
@@ -110,7 +110,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]
 
 
 def _predicted(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
-    """The value of what each position predicts; 0 at the last."""
+    """Shift by one: the value of the token that each position predicts; 0 at the last."""
     nothing = np.zeros(1, dtype)
     return _joined([piece for array in arrays for piece in (array[1:], nothing)], dtype)
 
@@ -127,22 +127,22 @@ def _rewards(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Float3
 def _ages(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Int32s:
     ages, start = np.zeros(sum(lengths), np.int32), 0
     for each, length in zip(sources, lengths, strict=True):
-        for span in each.sample.versions:  # a token at the very beginning is predicted by nothing
+        for span in each.sample.versions:  # no position predicts a token at the very beginning
             ages[start + max(span.start - 1, 0) : start + span.stop - 1] = each.version - span.version
         start += length
     return ages
 
 
-# -- as bytes, for the ranks that train them --------------------------------------------------------------------------------
+# -- as bytes, to be broadcast to other ranks --------------------------------------------------------------------------------
 
 
 def to_buffers(bins: Sequence[PackedRow]) -> list[memoryview]:
-    """Raw little-endian columns, one after another, each with all the bins."""
+    """Little-endian columns, one after another, each with all rows."""
     return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in _DTYPES.items() for each in bins]
 
 
 def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[PackedRow, ...]:
-    """Windows into the buffer. `tokens` and `sequences` of each bin."""
+    """Read rows as views of the buffer; `tokens` and `sequences` are the sizes of each row."""
     sizes = {"group_ids": sequences, "cu_seqlens": [count + 1 for count in sequences]}
     columns: list[list[npt.NDArray[Any]]] = []
     for name, dtype in _DTYPES.items():

@@ -1,1 +1,1 @@
-"""What the learner remembers: written beside the training, read when it comes back or is asked for an older version."""
+"""Checkpoints of the learner: `checkpointer.py` (one rank) and `schedule.py` (the loop) first."""

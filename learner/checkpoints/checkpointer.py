@@ -1,4 +1,4 @@
-"""What one rank does for the checkpoints of its models. Every rank must call the same, in the same order."""
+"""Save and load one rank's part of a checkpoint. Collective: every rank makes the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 class Checkpointer:
     def __init__(self, models: Mapping[str, TrainingModel], device: torch.device) -> None:
-        """The names are those under which checkpoints keep the models."""
+        """`models` by their names in checkpoints."""
         self._models, self._device = models, device
         self._writer = CheckpointWriter()
 
@@ -49,11 +49,11 @@ class Checkpointer:
         life: int = 0,
         confirm: Callable[[], None] = lambda: None,
     ) -> Future[Written]:
-        """Training may go on when this returns, and the checkpoint is durable when the future is done.
+        """Begin a checkpoint. Training may continue when this returns; the checkpoint is durable when the future is done.
 
-        Then all but the newest `keep`, and one that is rolled back to, are removed; those of a later `life` are newer, whatever
-        their step. `extra` must fit JSON, and like `confirm` counts on rank 0 alone. `confirm` is called, on another thread,
-        when everything is written and before it counts; if it raises, there is no checkpoint.
+        Then all but the newest `keep`, and the one that is served after a rollback, are removed; a checkpoint of a later `life`
+        is newer, whatever its step. `extra` must be JSON; only rank 0's `extra` and `confirm` are used. `confirm` is called on
+        the checkpoint thread after all files are written and before the manifest: if it raises, there is no checkpoint.
         """
         draft, layout = Draft.of(folder, step, life), current_layout()
         facts = {name: training_state.facts_of(model) for name, model in self._models.items()}
@@ -71,12 +71,15 @@ class Checkpointer:
         return self._writer.begin(draft, given, complete)
 
     def load(self, folder: Path, found: Sequence[str]) -> dict[str, Any] | None:
-        """The `extra` of the first of these checkpoints that is whole; None where there are none."""
+        """Restore the first of the checkpoints `found` that is undamaged and return its `extra`; None if there are none.
+
+        Raises CheckpointError if all are damaged.
+        """
         for path in (folder / name for name in found):
             manifest, problem = None, None
             try:
                 manifest = read_manifest(path)
-                # each file is checked once, and then read by whoever needs something of it
+                # each file is verified by one rank, and then read by every rank that needs a part of it
                 check_files(path, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
             except Damaged as error:
                 problem = error
@@ -85,25 +88,25 @@ class Checkpointer:
                 self._restore(path, manifest)
                 return dict(manifest.extra)
             log.warning(
-                f"checkpoint {path.name} is damaged, the one before it is tried", reason=str(problem or "another rank's part")
+                f"checkpoint {path.name} is damaged, trying the one before it", reason=str(problem or "another rank's part")
             )
         if found:
-            raise CheckpointError(f"every checkpoint in {folder} is damaged; move the folder away to begin anew")
+            raise CheckpointError(f"every checkpoint in {folder} is damaged; move the folder away to start from the beginning")
         return None
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written: it needs the process group."""
+        """Wait for a checkpoint that is being written; it needs the process group."""
         self._writer.close()
 
     def _restore(self, path: Path, manifest: Manifest) -> None:
-        """The ranks that wrote it may have been divided otherwise. Random states belong to ranks, so they stay with those."""
+        """Restore models written under any layout. Random states belong to ranks, and need the same layout."""
         found = {name: model for name, model in self._models.items() if name == POLICY or name in manifest.models}
         for name in self._models.keys() - found.keys():
-            log.warning(f"checkpoint {path.name} has no {name}, so it begins anew")
+            log.warning(f"checkpoint {path.name} has no {name}, which starts from its initial weights")
         for name, model in found.items():
             check_model(path, manifest, name, model.shape, head_may_lack=True)
             if lacks_head(manifest.models[name], model.shape):
-                log.warning(f"checkpoint {path.name} has no values of the {name}, so they begin anew")
+                log.warning(f"checkpoint {path.name} has no value head of the {name}, which starts from its initial weights")
         with open_pieces(path, manifest) as pieces:
             for name, model in found.items():
                 training_state.restore(model, pieces, manifest.models[name], name)
@@ -112,6 +115,7 @@ class Checkpointer:
 
 
 def all_succeeded(succeeded: bool) -> bool:
+    """Whether every rank succeeded. Collective."""
     flag = torch.tensor([int(succeeded)])
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag.item())

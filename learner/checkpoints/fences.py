@@ -1,9 +1,9 @@
-"""fences.jsonl: every fence that a learner of this run used, written down before it is used.
+"""fences.jsonl: every fence that a learner of this run used, recorded before its first use.
 
     {"fence": 7, "owner": "gpu-3:4711"}
 
-Redis numbers its learners, but an as_filler or restored one begins anew, and would give a fence that a learner which sleeps
-still holds. So a fence is asked for above all that the run's folder knows, and no two learners claim the same one.
+Redis issues fences, but a Redis that was emptied or restored starts again, and could issue a fence that a paused learner
+still holds. So the learner asks for a fence above all that the run's folder knows, and no two learners claim the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from async_rl.durable.row_file import RowFile, last_rows, rows_of
 from async_rl.errors import CheckpointError, FenceLost
 
 ROWS_READ = 8
-"""Of the end of the journal: fences only grow."""
+"""Rows read from the end of the journal: fences only grow."""
 
 
 class Fences:
@@ -28,7 +28,7 @@ class Fences:
         self._folder, self._path = run_folder, run_folder / "fences.jsonl"
 
     def highest(self) -> int:
-        """The highest fence of any learner so far, by what tells of it: claims, checkpoints, journal. 0 before the first."""
+        """Return the highest fence found in claims, checkpoints and the journal; 0 before the first learner."""
         saves = self._folder / "checkpoints"
         known = [self._claimed()]
         known += [json.loads(row).get("fence", 0) for row in last_rows(self._folder / "trained.jsonl", ROWS_READ)]
@@ -37,13 +37,13 @@ class Fences:
         return max(known)
 
     def claim(self, fence: int, owner: str) -> None:
-        """Returns when the fence is this learner's alone, and on the disk. Raises FenceLost when another one came first."""
+        """Record the fence durably. Raises FenceLost if it or a higher one was claimed, CheckpointError on disk errors."""
         try:
             with self._locked():
                 if (highest := self._claimed()) >= fence:
                     raise FenceLost(
-                        f"learner {highest} of this run began while this one slept; Redis gave it the number {fence}, having "
-                        "lost the later ones"
+                        f"learner {highest} of this run began while this one was paused; Redis issued fence {fence} again, "
+                        "because it lost the later ones"
                     )
                 file = RowFile(self._path, sync=True)
                 try:
@@ -51,7 +51,7 @@ class Fences:
                 finally:
                     file.close()
         except OSError as error:
-            raise CheckpointError(f"the learner cannot write down that it began: {why(error, self._path)}") from error
+            raise CheckpointError(f"the learner cannot record its fence: {why(error, self._path)}") from error
 
     def _claimed(self) -> int:
         return max((json.loads(row)["fence"] for row in rows_of(self._path)), default=0)
@@ -60,5 +60,5 @@ class Fences:
     def _locked(self) -> Generator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "fences.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held for one row, so it is waited for
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held for one write, so waiting is short
             yield

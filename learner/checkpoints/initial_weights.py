@@ -1,4 +1,4 @@
-"""What a model begins with: a Hugging Face folder that a setting names, or what its seed makes of it."""
+"""The initial weights of a model: a Hugging Face folder named by a setting, or random weights from the seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learner.model import FrozenModel, TrainingModel
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialWeights:
     key: str
-    """The setting, of which is said what is wrong with the folder."""
+    """The setting that names the folder, for error messages."""
     folder: Path | None
 
     def or_else(self, other: InitialWeights) -> InitialWeights:
@@ -30,11 +30,11 @@ class InitialWeights:
             return read_shape(self.folder)
 
     def check_vocabulary(self, of_policy: ModelShape) -> None:
-        """Raises ConfigError where this model does not speak of the same tokens. Builds nothing."""
+        """Raise ConfigError if the vocabulary differs from the policy's. Builds no model."""
         if (found := self.shape(of_policy).vocab_size) != of_policy.vocab_size:
             raise ConfigError(
                 f"{self.key}: the vocabulary of {self.folder} has {found} tokens and that of the model "
-                f"{of_policy.vocab_size}; they must speak of the same tokens"
+                f"{of_policy.vocab_size}; they must have the same vocabulary"
             )
 
     def load_into(self, model: TrainingModel | FrozenModel, dtype: torch.dtype) -> None:

@@ -1,10 +1,10 @@
-"""The checkpoints of one learner's life, as its loop sees them: begun between two steps, made to count beside the next ones.
+"""The learner's checkpoints as its loop sees them: begun between two steps, completed while training goes on.
 
-    loop      position, copies ──▶ trains on ...
-    beside               └──▶ files durable ──▶ version live ──▶ groups spent
+    loop          position, copies ──▶ next steps ...
+    background                └──▶ files durable ──▶ version live ──▶ groups spent
 
-A disk may be full for a while: then groups stay unspent, and the next checkpoint takes them along. When it stays full, training
-stands still until a checkpoint is written, or the run ends.
+While the disk refuses a checkpoint its groups stay unspent, and the next checkpoint covers them. After FAILURES_IN_A_ROW
+failures training pauses until a checkpoint is written, or the run ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from learner.versions.publish import Publisher
 define("learner.copied", "learner.durable", "learner.spent")
 
 FAILURES_IN_A_ROW = 3
-"""Stop the training. What a crash would lose grows with each of them, and so does what the buffer must keep."""
+"""Failed checkpoints until training pauses: with each, a crash would lose more, and the buffer holds more groups."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-"""Between two attempts while training stands still."""
+"""Pause between two attempts while training is paused; it doubles from FIRST_PAUSE_S."""
 
 log = structlog.get_logger()
 
@@ -39,31 +39,32 @@ class CheckpointSaver(Protocol):
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
     ) -> Awaitable[Written]:
-        """Returns when training may go on. What it returns is done when the checkpoint is durable."""
+        """Begin a checkpoint; return when training may continue. The returned awaitable ends when it is durable."""
         ...
 
 
 class CheckpointSchedule:
     def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: CheckpointSaver, publisher: Publisher, disk_wait_s: float):
-        """`disk_wait_s` is how long training stands still for a disk that refuses."""
+        """`disk_wait_s`: how long training pauses for a disk that refuses checkpoints."""
         self._disk_wait_s = disk_wait_s
         self._buffer, self._fence = buffer, fence
         self._saver, self._publisher = saver, publisher
         self.saved_step = -1
-        """Of the newest checkpoint, which may still be under way."""
+        """Step of the newest checkpoint, which may still be under way; -1 if there is none or it failed."""
         self._under_way: asyncio.Task[None] | None = None
         self._failures: list[CheckpointError] = []
-        """Since the last one that succeeded."""
+        """Failures since the last success."""
         self._row = {"checkpoint/failed": 0.0}
 
     def row(self) -> dict[str, float]:
-        """Metrics, mostly of the last checkpoint."""
+        """Metrics of the last checkpoint (`checkpoint/...`)."""
         return dict(self._row)
 
     async def begin(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
-        """Returns when training may go on: soon, unless the checkpoint before this one is still under way, or too many failed.
+        """Begin a checkpoint and return when training may continue.
 
-        Raises CheckpointError when the disk has refused them for too long.
+        Waits for the previous checkpoint, and while too many failed in a row. Raises CheckpointError when the disk refused
+        checkpoints for longer than `disk_wait_s`.
         """
         since = time.monotonic()
         await self._settled()
@@ -74,7 +75,7 @@ class CheckpointSchedule:
             self._row["checkpoint/stall_s"] = time.monotonic() - since
 
     async def finish(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
-        """The last one, which nothing can make up for. Returns when it counts."""
+        """Write the last checkpoint of the run. Returns when it is durable and its groups are spent."""
         await self.begin(progress, tasks)
         await self._settled()
         if self._failures:
@@ -82,7 +83,7 @@ class CheckpointSchedule:
 
     async def _insist(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
         since, pause_s = time.monotonic(), FIRST_PAUSE_S
-        log.warning(f"training waits until a checkpoint of step {progress.step} is written: {self._failures[-1]}")
+        log.warning(f"training is paused until a checkpoint of step {progress.step} is written: {self._failures[-1]}")
         while self._failures:
             if (left_s := since + self._disk_wait_s - time.monotonic()) <= 0:
                 raise self._failures[-1]
@@ -100,7 +101,7 @@ class CheckpointSchedule:
         self._under_way = tasks.create_task(self._settle(progress, written), name="checkpoint")
 
     async def _settled(self) -> None:
-        """How the one under way ends is for the task group around it."""
+        """Wait for the checkpoint under way; its exception goes to the task group."""
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
@@ -113,8 +114,8 @@ class CheckpointSchedule:
         self._failures.clear()
         self._row |= {"checkpoint/write_s": done.seconds, "checkpoint/bytes": float(done.bytes)}
         failpoint("learner.durable")
-        # A spent group holds no slot, and slots return only with the version trained on it.
-        if await self._publisher.until_live(progress.version):  # else the next checkpoint, or recovery, takes them along
+        # Spending a group frees its slot, which is allowed only once the version trained on it is live.
+        if await self._publisher.until_live(progress.version):  # else the next checkpoint, or recovery, covers them
             await self._buffer.checkpoint(self._fence, progress.step)
             failpoint("learner.spent")
 

@@ -1,7 +1,7 @@
-"""Which part of which parameter a rank holds, which of it its optimizer updates, and which it gives to a checkpoint.
+"""The parts of parameters that a rank holds, that its optimizer updates, and that it writes to a checkpoint.
 
-Megatron's distributed optimizer lays all parameters end to end and deals the data-parallel ranks equal stretches of that, so
-a rank may update a few elements in the middle of a matrix. What it does not divide, those who hold the same divide here.
+Megatron's distributed optimizer concatenates all parameters and gives each data-parallel rank an equal stretch, so a rank may
+update a few elements in the middle of a matrix. Replicated parameters are split here among the ranks that hold them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from learner.model import TrainingModel
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OptimizerSlice:
-    """What an optimizer updates of a parameter."""
+    """The part of a parameter that this rank's optimizer updates."""
 
     stretch: Stretch
     main: Tensor
@@ -31,12 +31,12 @@ class OptimizerSlice:
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """An optimizer that never stepped has none."""
+        """Adam's moments by name; empty before the first update."""
         known: dict[str, Any] = self.optimizer.state.get(self.main, {})
         return {kind: each for kind, each in known.items() if isinstance(each, Tensor) and each.shape == self.main.shape}
 
     def remember(self, moments: dict[str, Tensor], updates: int) -> None:
-        """How often it updated, torch's Adam counts for each parameter, and the fused ones for a whole group."""
+        """Set moments and update count. torch's Adam counts updates per parameter, the fused optimizers per parameter group."""
         state: dict[str, Any] = self.optimizer.state[self.main]
         state.clear()
         if not moments:
@@ -51,13 +51,15 @@ class OptimizerSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldParameter:
+    """A parameter of this rank."""
+
     parameter: Tensor
     whole: Stretch
-    """All that the parameter is on this rank."""
+    """The part of the parameter on this rank."""
     optimized: OptimizerSlice | None
-    """None where it is frozen, or another rank has all of it in its optimizer."""
-    given: Stretch | None
-    """None where other ranks give the same."""
+    """None if the parameter is frozen, or another rank's optimizer updates all of it."""
+    saved: Stretch | None
+    """The part this rank writes; None if other ranks write it."""
 
 
 def held_parameters(model: TrainingModel) -> Iterator[HeldParameter]:
@@ -69,28 +71,28 @@ def held_parameters(model: TrainingModel) -> Iterator[HeldParameter]:
         whole = Stretch.whole(row, *_place(row))
         optimized = optimizers.find(parameter, whole)
         if is_copy or not _is_first_holder(row):
-            given = None
+            saved = None
         elif optimizers.are_divided and parameter.requires_grad:
-            given = optimized.stretch if optimized is not None else None
+            saved = optimized.stretch if optimized is not None else None
         else:
-            given = whole.share(*_replica(row))
-        yield HeldParameter(parameter=parameter, whole=whole, optimized=optimized, given=given)
+            saved = whole.share(*_replica(row))
+        yield HeldParameter(parameter=parameter, whole=whole, optimized=optimized, saved=saved)
 
 
 def _place(row: Parameter) -> tuple[int, int]:
-    """What is on every tensor rank is on none of them in particular."""
+    """Return tensor rank and size; (0, 1) for parameters that every tensor rank holds whole."""
     if row.split is Split.WHOLE:
         return 0, 1
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
 
 
 def _is_first_holder(row: Parameter) -> bool:
-    """Among the tensor ranks. Those that hold the same expert count as data-parallel instead."""
+    """Whether this is the first tensor rank that holds the parameter. Ranks with the same expert count as data-parallel."""
     return row.split is not Split.WHOLE or row.expert is not None or parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def _replica(row: Parameter) -> tuple[int, int]:
-    """Which of the ranks that hold the same, and of how many."""
+    """Return this rank's index among the replicas of a parameter, and their number."""
     if row.expert is not None:
         return parallel_state.get_expert_data_parallel_rank(), parallel_state.get_expert_data_parallel_world_size()
     return (
@@ -100,7 +102,7 @@ def _replica(row: Parameter) -> tuple[int, int]:
 
 
 class _Optimizers:
-    """Megatron's, which it chains one per kind of parameter."""
+    """The optimizers of a model; Megatron chains one per kind of parameter."""
 
     def __init__(self, model: TrainingModel) -> None:
         real: list[Any] = [each for each in model.optimizers if each.optimizer is not None]
@@ -111,7 +113,7 @@ class _Optimizers:
 
     @property
     def are_divided(self) -> bool:
-        """Among data-parallel ranks."""
+        """Whether optimizer state is sharded over data-parallel ranks."""
         return bool(self._divided)
 
     def find(self, parameter: nn.Parameter, whole: Stretch) -> OptimizerSlice | None:

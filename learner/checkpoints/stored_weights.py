@@ -1,4 +1,4 @@
-"""A checkpoint's weights as one rank's part of a version: read box by box as they are packed, never loaded into the model."""
+"""Read a checkpoint's weights as one rank's part of a version: box by box while packing, without loading the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from async_rl.transport.plan import Box
 
 @contextmanager
 def stored_weights(checkpoint: Path, shape: ModelShape, boxes: Collection[Box]) -> Iterator[Mapping[Box, Tensor]]:
-    """The ranks check the files together, each its share. Raises Damaged and CheckpointError."""
+    """Open a checkpoint's weights by box. Each rank verifies its share of the files. Raises Damaged and CheckpointError."""
     manifest = read_manifest(checkpoint)
     check_files(checkpoint, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
     check_model(checkpoint, manifest, POLICY, shape)

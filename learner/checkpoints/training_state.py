@@ -1,7 +1,7 @@
-"""All that one rank must remember to train on exactly: weights, the optimizer's moments, the place in the schedule.
+"""The state of one rank in a checkpoint: weights, optimizer moments, the number of updates, random states.
 
-It goes by a door of our own: docs/decisions/checkpoints.md says why. Every rank gives the pieces that nobody else gives, and
-takes those that it holds, whoever gave them.
+Every rank writes pieces that no other rank writes, and reads the pieces that it holds, whichever rank wrote them. Why this is
+not Megatron's checkpoint format: docs/decisions/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from learner.model import TrainingModel
 
 
 def capture(model: TrainingModel, name: str = POLICY) -> dict[str, Tensor]:
-    """What this rank gives to a checkpoint, flat. They are views: training on changes them."""
+    """Return the tensors that this rank writes, flat. They are views, which the next update changes."""
     captured: dict[str, Tensor] = {}
     for held in held_parameters(model):
-        if (given := held.given) is None or given.is_empty:
+        if (saved := held.saved) is None or saved.is_empty:
             continue
         start, tensors = 0, {WEIGHT: held.parameter}
         if (optimized := held.optimized) is not None:
             start, tensors = optimized.stretch.start, {WEIGHT: optimized.main, **optimized.moments}
         for kind, tensor in tensors.items():
-            captured[given.key(name, kind)] = tensor.detach().flatten()[given.start - start : given.stop - start]
+            captured[saved.key(name, kind)] = tensor.detach().flatten()[saved.start - start : saved.stop - start]
     return captured
 
 
@@ -34,11 +34,11 @@ def facts_of(model: TrainingModel) -> ModelFacts:
 
 
 def restore(model: TrainingModel, pieces: Pieces, facts: ModelFacts, name: str = POLICY) -> None:
-    """Weights are copied in place. Where no moments were saved, the optimizer begins anew; where no weights, they stay."""
+    """Copy weights and moments in place. Parameters not saved keep their values; without moments Adam starts fresh."""
     kinds = sorted(pieces.kinds(name) - {WEIGHT})
     with torch.no_grad():
         for held in held_parameters(model):
-            if held.whole.row.name not in facts.parameters:  # values that the checkpoint's model did not give yet
+            if held.whole.row.name not in facts.parameters:  # a value head that the checkpoint does not have
                 continue
             held.parameter.copy_(pieces.read(name, WEIGHT, held.whole).view_as(held.parameter))
             if (optimized := held.optimized) is None:

@@ -1,11 +1,11 @@
-"""Checkpoints are written beside the training: every rank copies its pieces, and a thread of its own does the rest.
+"""Write checkpoints while training goes on: every rank copies its pieces, and a background thread writes them.
 
-    rank 0    copy ──▶ trains on                        rank 1+   copy ──▶ trains on
+    rank 0    copy ──▶ next step                        rank 1+   copy ──▶ next step
     thread      └──▶ open ─┬─▶ write ─┬─▶ complete      thread      └───────┬─▶ write ─┐
                            └──────────┴──────────── all threads ────────────┴──────────┘
 
-The threads meet in a process group of their own, for which the training does not wait. What can fail on one rank alone,
-writing files, fails on all of them: then there is no checkpoint, and older ones are untouched.
+The threads use a process group of their own, so training does not wait for them. If writing fails on one rank it fails on
+all: then there is no new checkpoint, and older ones are untouched.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from async_rl.megatron.parallel import GROUP_TIMEOUT
 from async_rl.transport.wire.gloo import closed_listeners
 from learner.lost_peers import naming_lost_peers
 
-_ROOM = 1024
-"""Bytes that one rank says to the others at a time."""
+_MESSAGE_BYTES = 1024
+"""Size of one message between ranks, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +37,17 @@ class Written:
     """A checkpoint that is durable."""
 
     bytes: int
-    """Of all ranks' files."""
+    """Size of all ranks' files."""
     seconds: float
-    """From the copies to durability."""
+    """From the copies until it was durable."""
 
 
 Complete = Callable[[dict[str, FileFacts]], None]
-"""What rank 0 does when all files are there."""
+"""Called on rank 0 when all files are written; it commits the checkpoint."""
 
 
 class CheckpointWriter:
-    """One rank's. Every rank makes one, and begins the same checkpoints in the same order."""
+    """One rank's writer. Every rank constructs one and begins the same checkpoints in the same order."""
 
     def __init__(self) -> None:
         with closed_listeners():
@@ -55,23 +55,23 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[Written] | None = None
         self._pinned: dict[str, Tensor] = {}
-        """Host memory that a GPU copies into quickly. Taking it is slow, so it is kept."""
+        """Pinned host memory for copies from a GPU. Allocating it is slow, so it is kept."""
 
     def begin(self, draft: Draft, tensors: Mapping[str, Tensor], complete: Complete) -> Future[Written]:
-        """When it returns, training may change the tensors. It waits for the checkpoint before this one."""
+        """Copy the tensors and write them in the background; then training may continue. Waits for the previous checkpoint."""
         if self._under_way is not None:
             wait([self._under_way])
-        copies = {name: self._room(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in tensors.items()}
+        copies = {name: self._host_copy(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in tensors.items()}
         if self._pinned:
             torch.cuda.synchronize()
         self._under_way = self._thread.submit(self._write, draft, copies, complete, time.monotonic())
         return self._under_way
 
     def close(self) -> None:
-        """Waits for the checkpoint that is under way."""
+        """Wait for the checkpoint that is under way."""
         self._thread.shutdown()
 
-    def _room(self, name: str, like: Tensor) -> Tensor:
+    def _host_copy(self, name: str, like: Tensor) -> Tensor:
         if not like.is_cuda:
             return torch.empty_like(like)
         if name not in self._pinned:
@@ -82,9 +82,9 @@ class CheckpointWriter:
         rank = dist.get_rank()
         leads = rank == 0
         try:
-            self._together("begin a checkpoint", draft.open if leads else lambda: None)
-            everybodys = self._together("write a checkpoint", lambda: draft.write(rank, tensors).model_dump())
-            files = {file_of(each): FileFacts(**facts) for each, facts in enumerate(everybodys)}
+            self._on_all_ranks("begin a checkpoint", draft.open if leads else lambda: None)
+            facts_of_ranks = self._on_all_ranks("write a checkpoint", lambda: draft.write(rank, tensors).model_dump())
+            files = {file_of(each): FileFacts(**facts) for each, facts in enumerate(facts_of_ranks)}
             if leads:
                 complete(files)
         except OSError as error:
@@ -94,29 +94,29 @@ class CheckpointWriter:
                 draft.discard()
         return Written(bytes=sum(each.bytes for each in files.values()), seconds=time.monotonic() - since)
 
-    def _together(self, what: str, act: Callable[[], object]) -> list[Any]:
-        """What `act` returned on every rank."""
+    def _on_all_ranks(self, what: str, act: Callable[[], object]) -> list[Any]:
+        """Return what `act` returned on every rank. Raises CheckpointError if it raised OSError on any."""
         try:
-            said = {"done": act()}
+            message = {"done": act()}
         except OSError as error:
-            said = {"failed": f"rank {dist.get_rank()}: {error}"[: _ROOM // 4]}
-        everybody = self._exchange(said)
-        if failures := [each["failed"] for each in everybody if "failed" in each]:
+            message = {"failed": f"rank {dist.get_rank()}: {error}"[: _MESSAGE_BYTES // 4]}
+        outcomes = self._exchange(message)
+        if failures := [each["failed"] for each in outcomes if "failed" in each]:
             raise _failed(what, failures)
-        return [each["done"] for each in everybody]
+        return [each["done"] for each in outcomes]
 
-    def _exchange(self, said: Mapping[str, object]) -> list[dict[str, Any]]:
-        packed = msgpack.packb(said)
+    def _exchange(self, message: Mapping[str, object]) -> list[dict[str, Any]]:
+        packed = msgpack.packb(message)
         assert packed is not None
-        own = torch.frombuffer(bytearray(packed.ljust(_ROOM, _NOTHING)), dtype=torch.uint8)
-        heard = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        own = torch.frombuffer(bytearray(packed.ljust(_MESSAGE_BYTES, _PADDING)), dtype=torch.uint8)
+        received = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         with naming_lost_peers():
-            dist.all_gather(heard, own, group=self._group)
-        return [msgpack.unpackb(each.numpy().tobytes().rstrip(_NOTHING)) for each in heard]
+            dist.all_gather(received, own, group=self._group)
+        return [msgpack.unpackb(each.numpy().tobytes().rstrip(_PADDING)) for each in received]
 
 
-_NOTHING = b"\xc1"
-"""Which msgpack never writes."""
+_PADDING = b"\xc1"
+"""Padding: a byte that msgpack never writes."""
 
 
 def _failed(what: str, reasons: list[str]) -> CheckpointError:

@@ -1,1 +1,1 @@
-"""What happens when rollouts say too little about the policy they train: `rule.py` decides, `actions.py` acts."""
+"""The guard against rollouts that are too far from the policy: `rule.py` decides, `actions.py` acts."""

@@ -1,4 +1,4 @@
-"""Acts on what the guard decides: the learning rate of the next steps, the buffer's max_age, the end of the run."""
+"""Apply the guard's decisions: scale the learning rate, lower the buffer's max_age, or end the run."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ STATE = TypeAdapter(GuardState)
 
 class GuardedRanks(Protocol):
     learning_rate_scale: float
-    """What the schedule's learning rate is multiplied with from the next step on."""
+    """Factor on the schedule's learning rate, from the next step on."""
     beside: dict[str, Any]
-    """What its checkpoints carry for others, and the one it went on from has carried."""
+    """Extra state that is saved with every checkpoint, as loaded from the checkpoint the run resumed from."""
 
 
 class TrainingGuard:
     def __init__(self, config: GuardConfig, *, max_age: float, buffer: ReplayBuffer, fence: int, trainer: GuardedRanks):
-        kept = trainer.beside.get("guard", {}).get(config.action)  # what another action has done is none of this one's
+        kept = trainer.beside.get("guard", {}).get(config.action)  # state of another action does not apply to this one
         state = STATE.validate_python(kept) if kept is not None else GuardState()
         self._guard = GuardRule(config=config, configured_max_age=max_age, state=state)
         self._buffer, self._fence, self._trainer = buffer, fence, trainer
 
     async def begin(self) -> None:
-        """What this guard did in an earlier life holds again."""
+        """Apply the state that a resumed run had reached."""
         if self._guard.max_age != self._guard.configured_max_age:
             await self._buffer.set_max_age(self._fence, self._guard.max_age)
         self._tell_trainer()
 
     async def after(self, result: StepResult) -> None:
+        """Check the metrics of a step and act on them. Raises Diverged if the action is `stop`."""
         if result.skipped:
             return
         before = self._guard.max_age

@@ -1,10 +1,10 @@
-"""Keeps training near its own rollouts: a notch tighter after a while too far away, one back after a longer one near.
+"""Decide when to tighten or relax: one notch tighter after `patience` bad steps, one notch looser after `recovery` good ones.
 
-Pure: what a step reported goes in; the guard as it is from now on comes out, with a sentence where it acted.
+Pure: the metrics of a step go in; the next state of the guard comes out, with a sentence if it acted.
 
-    outside of the band    `patience` steps in a row    one notch tighter
-    well inside of it      `recovery` steps in a row    one notch back
-    between the two        both counts begin again
+    outside the band           `patience` steps in a row    one notch tighter
+    inside it by `margin`      `recovery` steps in a row    one notch looser
+    in between                 both counts restart
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from async_rl.config.learner import GuardConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardState:
-    """What a checkpoint keeps."""
+    """The guard's state, as stored in checkpoints."""
 
     notches: int = 0
-    """How far from what is configured."""
+    """How many times the setting was tightened and not relaxed since."""
     outside: int = 0
     inside: int = 0
-    """Steps in a row."""
+    """Steps in a row inside the band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardVerdict:
-    """For people; and whether the run must end, which is then the reason."""
+    """An action of the guard, in a sentence for the log, and whether the run must stop."""
 
     sentence: str
     stop: bool = False
@@ -42,7 +42,7 @@ class GuardRule:
 
     @property
     def learning_rate_scale(self) -> float:
-        """What the schedule's learning rate is multiplied with."""
+        """Factor on the schedule's learning rate."""
         if self.config.action != "lower_learning_rate":
             return 1.0
         return max(self.config.factor**self.state.notches, self.config.lowest_scale)
@@ -55,7 +55,7 @@ class GuardRule:
         return max(self.configured_max_age - self.state.notches, lowest)
 
     def after(self, metrics: Mapping[str, float]) -> tuple[GuardRule, GuardVerdict | None]:
-        """Of a step that changed the weights."""
+        """Return the guard after a step that changed the weights, and what it did, if anything."""
         if self.config.action == "off" or metrics["policy/tokens"] == 0:
             return self, None
         ess, kl = metrics["policy/ess"], metrics["policy/kl_behave"]
@@ -73,7 +73,7 @@ class GuardRule:
         return replace(self, state=state), None
 
     def _broken(self, ess: float, kl: float, *, margin: float) -> list[str]:
-        """Which bounds do not hold, `margin` inside of the band's edges. What is not a number breaks them."""
+        """Return a sentence for each violated bound, with the band narrowed by `margin`. NaN violates every bound."""
         broken: list[str] = []
         if (least := self.config.min_ess) is not None and not ess >= least + margin * (1 - least):
             broken.append(f"policy/ess {ess:.3g} is below learner.guard.min_ess {least:g}")
@@ -86,13 +86,15 @@ class GuardRule:
         if self.config.action == "stop":
             return self, GuardVerdict(sentence=f"{said}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True)
         tighter = replace(self, state=GuardState(notches=self.state.notches + 1))
-        if tighter._setting == self._setting:  # as tight as it gets: one notch more would only have to be undone
+        if tighter._setting == self._setting:  # already at the limit: one notch more would only have to be undone
             return replace(self, state=GuardState(notches=self.state.notches)), None
         return tighter, GuardVerdict(sentence=f"{said}: {tighter._setting}")
 
     def _relaxed(self) -> tuple[GuardRule, GuardVerdict | None]:
         looser = replace(self, state=GuardState(notches=self.state.notches - 1))
-        return looser, GuardVerdict(sentence=f"inside learner.guard's band for {self.config.recovery} steps: {looser._setting}")
+        return looser, GuardVerdict(
+            sentence=f"inside the band of learner.guard for {self.config.recovery} steps: {looser._setting}"
+        )
 
     @property
     def _setting(self) -> str:

@@ -1,4 +1,4 @@
-"""The losses: `functions.py` first, with their formulas; each choice of a policy loss has a file of its own."""
+"""The losses: `functions.py` first, with their formulas; then one file per part of the policy loss."""
 
 from async_rl.config.training import DpoConfig
 from learner.losses.aggregation import StepCounts, count

@@ -1,7 +1,7 @@
-"""What a token counts in the loss of a whole step.
+"""The weight of each token in the loss of a whole step.
 
-Splitting a step into micro-batches and ranks changes nothing, because every part divides by counts of the *whole step*, so
-that the parts add up. What a mask, a veto or a correction removes leaves the numerator and stays in the denominator.
+Splitting a step into microbatches and ranks changes nothing: every part divides by counts of the *whole step*, so the parts
+add up. Tokens removed by a mask, a veto or a correction leave the numerator and stay in the denominator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from learner.losses.segments import Segments
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepCounts:
-    """What an optimizer step divides by: counted once, over all its micro-batches and ranks, before the first of them runs.
+    """The denominators of an optimizer step, counted over all its microbatches and ranks before the first one runs.
 
     Sequences and groups without a trained token are not counted.
     """
@@ -27,12 +27,13 @@ class StepCounts:
     groups: Tensor
     """The ids of the groups, ascending."""
     group_tokens: Tensor
-    """Trained tokens of each."""
+    """Trained tokens of each group."""
 
     def to(self, device: torch.device) -> StepCounts:
         return replace(self, groups=self.groups.to(device), group_tokens=self.group_tokens.to(device))
 
     def normaliser(self, aggregation: Aggregation) -> float:
+        """Return the denominator of an aggregation."""
         match aggregation:
             case TokenMean():
                 return float(self.tokens)
@@ -45,9 +46,9 @@ class StepCounts:
 
 
 Normaliser = StepCounts | float | None
-"""The counts of the whole step; or its denominator as a number; or nothing, where what is given is the whole step.
+"""The counts of the whole step, its denominator as a number, or None if the tensors hold the whole step.
 
-With `prompt_mean`, a number can only be right where each group is whole inside one micro-batch: give the counts.
+With `prompt_mean` pass the counts: a number is right only if no group is split over microbatches.
 """
 
 
@@ -65,7 +66,7 @@ def token_shares(
     dtype: torch.dtype,
     group_ids: Tensor | None = None,
 ) -> Tensor:
-    """What each token's loss is multiplied by, so that their sum over a whole step is its aggregate; 0 where not trained."""
+    """Return the factor of each token's loss, such that the sum over a whole step is the aggregate; 0 where not trained."""
     groups = _groups(segments, group_ids)
     counts = normaliser if isinstance(normaliser, StepCounts) else _counts(segments, groups)
     divisor = float(normaliser) if isinstance(normaliser, int | float) else counts.normaliser(aggregation)
@@ -79,7 +80,7 @@ def token_shares(
 
 
 def _groups(segments: Segments, group_ids: Tensor | None) -> Tensor:
-    """One id per sequence."""
+    """Return one group id per sequence."""
     num_sequences, num_tokens = len(segments.starts), len(segments.sequence)
     if group_ids is None:
         return torch.arange(num_sequences, device=segments.starts.device)

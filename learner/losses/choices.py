@@ -1,8 +1,8 @@
-"""What may stand in each place of a policy loss. What is not listed here is refused by name.
+"""The variants of each part of a policy loss.
 
-Every variant is an object with a `type`; the bare name of a variant stands for it with its defaults. In the formulas r is
-the ratio against the anchor, rho the one against the policy that sampled, w = exp(p - b) what lies between these two, A the
-advantage, c the log-probability, sg() what passes no gradient (see functions.py).
+Every variant is an object with a `type`; the bare name of a variant selects it with its defaults. In the formulas r is the
+ratio against the anchor, rho the ratio against the behaviour policy, w = exp(p - b) the ratio between these two, A the
+advantage, c the current log-probability, sg() stop-gradient (see functions.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pydantic import (
 
 
 class ObjectivePart(BaseModel):
+    """Base class of all sections of an objective."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
@@ -35,11 +37,11 @@ class PpoClip(ObjectivePart):
     clip_low: float = Field(default=0.2, ge=0, le=1)
     clip_high: NonNegativeFloat = 0.28
     dual_clip: float | None = Field(default=None, gt=1)
-    """Where the advantage is negative, the loss of a token is at most this many times -A."""
+    """For negative advantages, bound a token's loss by this many times -A. null: no bound."""
 
 
 class Gspo(ObjectivePart):
-    """PPO's clip on one ratio for the whole sequence: the geometric mean of those of its trained tokens."""
+    """PPO's clip on one ratio per sequence: the geometric mean over its trained tokens."""
 
     type: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0, le=1)
@@ -47,11 +49,11 @@ class Gspo(ObjectivePart):
 
 
 class Cispo(ObjectivePart):
-    """-sg(clip(r, floor, cap)) A c: every token keeps its gradient, none counts for more than `cap`."""
+    """-sg(clip(r, floor, cap)) A c: every token keeps its gradient, with a weight of at most `cap`."""
 
     type: Literal["cispo"] = "cispo"
     cap: PositiveFloat = 5.0
-    """Absolute, not 1 + epsilon."""
+    """Upper bound of the ratio itself, not 1 + epsilon."""
     floor: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
@@ -62,28 +64,28 @@ class Cispo(ObjectivePart):
 
 
 class Dppo(ObjectivePart):
-    """-r A on tokens within a trust region around the policy that sampled, nothing outside; no other bound."""
+    """-r A for tokens inside a trust region around the behaviour policy, 0 outside."""
 
     type: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = "tv"
-    """Of the two-way choice between this token and any other: the difference in probability, or KL(behaviour || current)."""
+    """Measured between this token and all others: difference in probability, or binary KL(behaviour || current)."""
     high: PositiveFloat = 0.2
-    """Where the advantage is positive and the token became more likely."""
+    """Bound for tokens with a positive advantage that became more likely."""
     low: PositiveFloat = 0.2
-    """Where the advantage is not positive and the token became less likely."""
+    """Bound for the other tokens that became less likely."""
 
 
 class Sapo(ObjectivePart):
-    """-(4 / tau) sigmoid(tau (r - 1)) A: a soft clip. Its slope is that of r A where r = 1 and fades on both sides."""
+    """-(4 / tau) sigmoid(tau (r - 1)) A: a soft clip. The slope equals that of r A at r = 1 and fades on both sides."""
 
     type: Literal["sapo"] = "sapo"
     tau_positive: PositiveFloat = 1.0
     tau_negative: PositiveFloat = 1.05
-    """Where the advantage is not positive: what is pushed down fades a little faster."""
+    """tau for advantages that are not positive."""
 
 
 class Topr(ObjectivePart):
-    """-A c where the advantage is positive, else -sg(min(r, cap)) A c: good samples count in full, however unlikely now."""
+    """-A c for positive advantages, else -sg(min(r, cap)) A c: good samples have full weight, however unlikely they became."""
 
     type: Literal["topr"] = "topr"
     cap: PositiveFloat = 1.0
@@ -96,12 +98,12 @@ class Reinforce(ObjectivePart):
 
 
 class Importance(ObjectivePart):
-    """-r A, without any bound."""
+    """-r A, unbounded."""
 
     type: Literal["importance"] = "importance"
 
 
-# -- corrections: from the policy that sampled to the proximal one ------------------------------------------------------
+# -- corrections: from the behaviour policy to the proximal one ------------------------------------------------------
 
 
 class _Interval(ObjectivePart):
@@ -116,7 +118,7 @@ class _Interval(ObjectivePart):
 
 
 class NoCorrection(ObjectivePart):
-    """1: whatever lies between the two policies is ignored."""
+    """Weight 1: the difference between the two policies is ignored."""
 
     type: Literal["none"] = "none"
 
@@ -126,13 +128,13 @@ class Truncate(_Interval):
 
     type: Literal["truncate"] = "truncate"
     level: Literal["token", "sequence"] = "token"
-    """`sequence`: the product of the w of its trained tokens is clipped, and weighs each of them."""
+    """`token`: clip each w. `sequence`: clip the product over the sequence's trained tokens and apply it to each of them."""
     low: NonNegativeFloat = 0.0
     high: PositiveFloat = 2.0
 
 
 class Mask(_Interval):
-    """w where low <= w <= high, else 0 (IcePop)."""
+    """w if low <= w <= high, else 0 (IcePop)."""
 
     type: Literal["mask"] = "mask"
     low: NonNegativeFloat = 0.5
@@ -140,20 +142,20 @@ class Mask(_Interval):
 
 
 class SequenceMask(_Interval):
-    """A sequence stays where low <= statistic <= high; the bounds have no defaults, because they depend on the statistic."""
+    """Keep sequences with low <= statistic <= high. The bounds have no defaults because they depend on the statistic."""
 
     type: Literal["sequence_mask"] = "sequence_mask"
     statistic: Literal["geometric", "product"] = "geometric"
-    """Mean of the w of the sequence's trained tokens (bounds near 1: 0.99 and 1.01), or their product."""
+    """Geometric mean of w over the sequence's trained tokens (bounds near 1, such as 0.99 and 1.01), or their product."""
     weight: Literal["raw", "statistic", "one"] = "raw"
-    """Of the tokens that stay: their own w, the statistic of their sequence, or 1."""
+    """Weight of the kept tokens: their own w, the statistic of the sequence, or 1."""
 
 
 # -- what removes tokens that are too far from the policy that sampled --------------------------------------------------
 
 
 class TotalVariationMask(ObjectivePart):
-    """Drops tokens whose probability already moved this far from the behaviour policy, in the advantage's direction."""
+    """Remove tokens whose probability already moved this far from the behaviour policy in the advantage's direction."""
 
     type: Literal["tv"] = "tv"
     high: PositiveFloat = 0.2
@@ -161,14 +163,14 @@ class TotalVariationMask(ObjectivePart):
 
 
 class OffPolicySequenceMask(ObjectivePart):
-    """Drops the tokens with a negative advantage of sequences that became unlikely: mean of b - c beyond `delta`."""
+    """Remove tokens with a negative advantage in sequences whose mean of b - c is above `delta`."""
 
     type: Literal["off_policy_sequence_mask"] = "off_policy_sequence_mask"
     delta: PositiveFloat
 
 
 class Veto(ObjectivePart):
-    """One token whose probability fell below `min_ratio` times the behaviour policy's removes its whole sequence."""
+    """Remove a whole sequence if one token's rho is below `min_ratio`."""
 
     min_ratio: float = Field(default=1e-4, gt=0, lt=1)
 
@@ -177,14 +179,20 @@ class Veto(ObjectivePart):
 
 
 class TokenMean(ObjectivePart):
+    """Mean over all trained tokens."""
+
     type: Literal["token_mean"] = "token_mean"
 
 
 class SequenceMeanTokenMean(ObjectivePart):
+    """Mean over sequences of the mean over their tokens."""
+
     type: Literal["sequence_mean_token_mean"] = "sequence_mean_token_mean"
 
 
 class SequenceMeanTokenSum(ObjectivePart):
+    """Mean over sequences of the sum over their tokens."""
+
     type: Literal["sequence_mean_token_sum"] = "sequence_mean_token_sum"
 
 
@@ -201,7 +209,7 @@ class PromptMean(ObjectivePart):
     type: Literal["prompt_mean"] = "prompt_mean"
 
 
-# -- in their places ----------------------------------------------------------------------------------------------------
+# -- unions ----------------------------------------------------------------------------------------------------
 
 
 def _named(value: object) -> object:

@@ -1,4 +1,4 @@
-"""What a loss is made of, as people write it. The variants that may stand in each place: choices.py."""
+"""The `policy_loss` and `value_loss` sections of an objective. The variants of each part: choices.py."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from learner.losses.choices import (
 
 
 class Kl(ObjectivePart):
-    """A penalty towards the reference policy, over every trained token, also those that a mask or veto removed."""
+    """KL penalty towards the reference policy, over every trained token, including those removed by a mask or veto."""
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """With D = c - q: D, D^2 / 2, exp(-D) + D - 1. On-policy, only the slope of k2 is that of the divergence by itself."""
+    """With D = c - q: D, D^2 / 2, exp(-D) + D - 1. On-policy, only k2 has the gradient of the divergence without `unbiased`."""
     coefficient: NonNegativeFloat = 0.0
     unbiased: bool = False
-    """Multiply by exp(c - sg(c)): the same value, and the gradient of the expectation over the current policy."""
+    """Multiply by exp(c - sg(c)): same value, with the gradient of the expectation under the current policy."""
 
 
 def _listed(value: object) -> object:
@@ -44,30 +44,32 @@ def _usual_aggregation(chosen: dict[str, Any]) -> Aggregation:
 class PolicyLossConfig(ObjectivePart):
     surrogate: Surrogate = Cispo()
     anchor: Literal["behaviour", "proximal"] = "behaviour"
-    """Whose probability the ratio divides by: the policy that sampled the token, or the one before this optimizer step."""
+    """Denominator of the ratio: the behaviour policy (which sampled the token), or that before this step's first update."""
     proximal_source: Literal["recompute", "loglinear"] = "recompute"
-    """With `anchor: proximal`: one more forward pass, or none and a point between the sampling and the current
-    log-probability, as if the policy had moved evenly from version to version: at age a, (a - 1) / a of the way.
+    """With `anchor: proximal`: `recompute` runs one more forward pass; `loglinear` interpolates between the behaviour and the
+    current log-probability, at (a - 1) / a for a token of age a, which assumes an even change per version.
     """
     correction: Correction = NoCorrection()
-    """The weight that leads from the sampling to the proximal policy."""
+    """Importance weight from the behaviour to the proximal policy. Needs anchor: proximal."""
     aggregation: Aggregation = Field(default_factory=_usual_aggregation)
-    """A mean over tokens; `sequence_mean_token_mean` with `gspo`."""
+    """How token losses are averaged. Default: token_mean; sequence_mean_token_mean with gspo."""
     trust_mask: Annotated[tuple[TrustMask, ...], BeforeValidator(_listed)] = ()
-    """One, or a list: a token stays if all of them keep it."""
+    """One mask or a list; a token is trained only if every mask keeps it."""
     veto: Veto | None = None
+    """Remove sequences with a token that became very unlikely. Unset: off."""
     kl: Kl = Kl()
     entropy_coefficient: NonNegativeFloat = 0.0
+    """Subtract this many times the mean entropy from the loss. 0: off."""
 
     @model_validator(mode="after")
     def _what_belongs_to_the_proximal_policy(self) -> PolicyLossConfig:
         if self.anchor == "behaviour" and not isinstance(self.correction, NoCorrection):
             raise ValueError(
-                "correction leads from the sampling to the proximal policy, and with anchor: behaviour the ratio does so "
-                "already; set anchor: proximal or correction: none"
+                "correction weighs the proximal against the behaviour policy, which with anchor: behaviour the ratio already "
+                "does; set anchor: proximal or correction: none"
             )
         if self.anchor == "behaviour" and self.proximal_source == "loglinear":
-            raise ValueError("proximal_source: loglinear says where the proximal policy comes from; set anchor: proximal")
+            raise ValueError("proximal_source: loglinear needs anchor: proximal")
         return self
 
 
@@ -75,4 +77,4 @@ class ValueLossConfig(ObjectivePart):
     """max((V - G)^2, (V_old + clip(V - V_old, -clip, clip) - G)^2) / 2, mean over the trained tokens"""
 
     clip: PositiveFloat | None = 0.2
-    """How far a value may move in a step and still follow its gradient; `null`: as far as it likes."""
+    """Clip range of the change of a value within a step. `null`: no clipping."""

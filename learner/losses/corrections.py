@@ -1,4 +1,4 @@
-"""The weight of each token for the step from the policy that sampled it to the proximal one, w = exp(p - b)."""
+"""The importance weight of each token from the behaviour to the proximal policy, w = exp(p - b)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learner.losses.tokens import Tokens
 
 
 def correction_weights(correction: Correction, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """The weights, and whose were cut or set to 0."""
+    """Return the weights, and a mask of those that were clipped or set to 0."""
     segments, log_weights = tokens.segments, tokens.anchor - tokens.behaviour
     raw = clamped(log_weights).exp()
     match correction:

@@ -1,4 +1,4 @@
-"""A policy loss of the user's own: a function that gets those arguments of `policy_loss` that it names.
+"""A user's policy loss: a function that receives the arguments of `policy_loss` that it names.
 
 def my_loss(current, behaviour, advantages, mask, normaliser):
     ratio = (current - behaviour).exp()
@@ -24,31 +24,31 @@ from learner.losses.diagnostics import POLICY
 from learner.losses.functions import Loss, policy_loss
 
 ARGUMENTS = tuple(inspect.signature(policy_loss).parameters)[1:]
-"""What a loss may name: all that `policy_loss` gets after its configuration."""
+"""The arguments a loss may name: all of `policy_loss` after its config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoss:
-    """Called as `policy_loss` is."""
+    """A user's loss function, called like `policy_loss`."""
 
     function: Callable[..., object]
-    """Gives a `Loss`, or a differentiable number."""
+    """Returns a `Loss` or a differentiable scalar tensor."""
     takes: frozenset[str]
-    """TotalNames among ARGUMENTS. Who names `proximal`, `reference` or `entropy` makes the learner compute it."""
+    """TotalThe names it takes, a subset of ARGUMENTS. `proximal`, `reference` and `entropy` are computed only if named."""
 
     @staticmethod
     def of(given: object) -> OwnLoss:
-        """From a function, or from `module:function` or `file.py:function`. It is tried before anything is trained with it."""
+        """Load a function, `module:function` or `file.py:function`, and try it on a few tokens. Raises ConfigError."""
         if isinstance(given, OwnLoss):
             return given
         function = load_reference(given) if isinstance(given, str) else given
         name = given if isinstance(given, str) else getattr(function, "__name__", repr(function))
         if not callable(function):
-            raise ConfigError(f"{name} is no function, but {type(function).__name__}")
+            raise ConfigError(f"{name} is not a function, but {type(function).__name__}")
         own = OwnLoss(function=function, takes=_names_of_arguments(name, function))
         try:
             own(**_few_tokens()).loss.backward()
-        except Exception as error:  # it is code of the user's, which may raise anything
+        except Exception as error:  # user code may raise anything
             raise ConfigError(f"{name} fails on a few tokens ({type(error).__name__}: {error})") from error
         return own
 
@@ -63,21 +63,21 @@ def _names_of_arguments(name: str, function: Callable[..., Any]) -> frozenset[st
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} does not say what it takes: {error}") from error
+        raise ConfigError(f"{name} has no readable signature: {error}") from error
     named = {each.name: each for each in parameters.values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
     for unknown in named.keys() - set(ARGUMENTS):
         if named[unknown].default is inspect.Parameter.empty:
             near = get_close_matches(unknown, ARGUMENTS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ARGUMENTS)}"
-            raise ConfigError(f"{name} asks for {unknown!r}, which no loss is given; {hint}")
+            raise ConfigError(f"{name} asks for {unknown!r}, which is not an argument of losses; {hint}")
     return frozenset(named.keys() & set(ARGUMENTS))
 
 
 def _with_diagnostics(loss: object, given: Mapping[str, Any]) -> Loss:
-    """What REINFORCE would report of the same tokens: how far off-policy they are depends on no loss."""
+    """Attach the diagnostics that REINFORCE reports for the same tokens: they do not depend on the loss."""
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         found = f"one of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise TypeError(f"a loss is a tensor without dimensions, not {found}")
+        raise TypeError(f"a loss must be a scalar tensor, not {found}")
     with torch.no_grad():
         plain = policy_loss(PLAIN, **given)
     sums = plain.totals.sums.clone()
@@ -90,7 +90,7 @@ PLAIN = PolicyLossConfig.model_validate({"surrogate": "reinforce"})
 
 
 def _few_tokens() -> dict[str, Any]:
-    """Of two answers, and of a row that holds nothing to train on."""
+    """Arguments for a try-out: two answers, and a sequence without trained tokens."""
     mask, cu_seqlens, group_ids = torch.tensor([1, 1, 0, 1, 0, 0]), torch.tensor([0, 3, 5, 6]), torch.tensor([0, 0, 1])
     behaviour = torch.tensor([-0.5, -1.0, 0.0, -2.0, 0.0, 0.0])
     return {

@@ -1,7 +1,7 @@
-"""What a policy loss reports about a step, as sums and maxima that merge exactly over micro-batches and ranks.
+"""Diagnostics of a policy loss, as sums and maxima that merge exactly over microbatches and ranks.
 
-All of it compares the trained policy with the one that sampled each token; what matters most is told apart by age too,
-because only the tokens of age 0 show what engine and learner disagree about by themselves.
+They compare the current policy with the behaviour policy of each token. The most important ones are also split by age,
+because only tokens of age 0 show the numerical difference between engine and learner alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from learner.losses.tokens import Tokens
 from learner.losses.totals import TotalNames, Totals
 
 AGES = {"0": 0, "1": 1, "2_3": 2, "4_7": 4, "8_up": 8}
-"""The buckets, and the youngest age in each."""
+"""Buckets of ages: name -> lowest age."""
 
 _OF_PARTS = ("loss", "surrogate", "kl_reference", "entropy")
-"""Already divided by the step's denominator: these add up to the step's own."""
+"""Already divided by the step's denominator: the parts of a step add up."""
 _OF_TOKENS = ("tokens", "kept", "below", "above", "ratio", "ratio_squared", "kl_behave", "kl_current", "distance")
-"""Of all tokens, and of those of each age."""
+"""Sums over all tokens, and over those of each age bucket."""
 _OF_ALL_TOKENS = ("moved", "logprob", "entropy_estimate", "weight", "corrected", "kl_proximal")
 _OF_SEQUENCES = ("sequences", "vetoed", "sequence_ratio", "sequence_ratio_squared")
 
@@ -56,7 +56,7 @@ def measure(
         "above": surrogate.above & kept,
         "ratio": ratio,
         "ratio_squared": ratio.square(),
-        # both from the behaviour policy's samples, and never negative
+        # both estimated from samples of the behaviour policy, and never negative
         "kl_behave": divergence("k3", -moved),
         "kl_current": ratio * divergence("k3", moved),
         "distance": moved.abs(),
@@ -86,7 +86,7 @@ def measure(
         columns.sum(dim=1),
         _by_age(columns, ages).flatten(),
     )
-    # 0 is below any ratio, so it stands for "none" in maxima; that of inverses gives the minimum
+    # 0 is below any ratio, so it means "none" in maxima; the maximum of inverses gives the minimum
     maxima = torch.stack([ratio, (-bounded).exp(), moved.abs()]) * segments.trained
     return Totals(names=POLICY, sums=torch.cat(sums), maxima=maxima.amax(dim=1) if len(moved) else maxima.sum(dim=1))
 
@@ -104,11 +104,11 @@ def _by_age(columns: Tensor, ages: Tensor | None) -> Tensor:
     return found.index_add(0, torch.bucketize(ages, older, right=True), columns.T)
 
 
-# -- for people ---------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------------------------
 
 
 def policy_metrics(totals: Totals) -> dict[str, float]:
-    """Without a prefix. A bucket of ages is there if the step has a token of it."""
+    """Turn totals into metrics, without the `policy/` prefix. Age buckets without a token are left out."""
     sums = dict(zip(POLICY.sums, totals.sums.tolist(), strict=True))
     tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
     mean_ratio, smallest = sums["ratio"] / tokens, totals.maximum_of("inverse_ratio")
@@ -154,5 +154,5 @@ def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def _ess(count: float, weights: float, squares: float) -> float:
-    """Effective share of a sample: 1 when all weights are equal."""
+    """Effective sample size as a share of the sample: 1 if all weights are equal."""
     return weights**2 / (count * squares) if squares > 0 else 0.0

@@ -1,10 +1,10 @@
-"""The losses, each a formula: packed tensors in, a differentiable scalar and mergeable totals out.
+"""The loss functions: packed tensors in, a differentiable scalar and mergeable totals out.
 
     c current   b behaviour   p proximal   q reference    log-probabilities of the sampled tokens, [T]
     A advantage   V value   G return   H entropy          [T]; only c, V and H have a gradient
-    r = exp(c - anchor), anchor = b or p                  what the surrogate bounds
-    w = exp(p - b)                                        what a correction weighs, where the anchor is p
-    rho = exp(c - b)                                      what masks, veto and diagnostics look at
+    r = exp(c - anchor), anchor = b or p                  bounded by the surrogate
+    w = exp(p - b)                                        weighted by a correction, if the anchor is p
+    rho = exp(c - b)                                      used by masks, veto and diagnostics
 
     policy         sum share * (kept * v(w) * surrogate(r, A, c) + beta * kl(c - q) - alpha * H)
     value          sum share * max((V - G)^2, (V_old + clip(V - V_old) - G)^2) / 2
@@ -13,9 +13,8 @@
     reward model   mean over pairs of -log sigmoid(s_chosen - s_rejected)
 
 Log-ratios of tokens are clamped to +-20 before exp(), and flat outside. Sequences are delimited by cu_seqlens, [S + 1].
-A token's `share` is 1 / (trained tokens of the step), or what else the aggregation says (aggregation.py); each call returns
-its part of the step's loss, so the parts add up however a step is divided. All functions compute in the dtype of their
-tensors.
+A token's `share` is 1 / (trained tokens of the step), or as the aggregation says (aggregation.py); each call returns its part
+of the step's loss, so the parts add up however a step is divided. All functions compute in the dtype of their tensors.
 """
 
 from __future__ import annotations
@@ -53,11 +52,13 @@ from learner.losses.trust import trusted, vetoed
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loss:
+    """What a loss function returns for one packed row."""
+
     loss: Tensor
     totals: Totals
-    """Of this micro-batch; those of several are merged before they are read."""
+    """Totals of this row; merge those of all rows before reading metrics."""
     describe: Callable[[Totals], dict[str, float]]
-    """What people read of totals."""
+    """Turns totals into metrics."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -79,9 +80,11 @@ def policy_loss(
     group_ids: Tensor | None = None,
     normaliser: Normaliser = None,
 ) -> Loss:
-    """`entropy` is that of the whole distribution which each token was sampled from, with its gradient. `ages` is in
-    versions, from the one that sampled a token to the one being trained: the diagnostics are divided by it, and
-    `proximal_source: loglinear` needs it.
+    """Compute the policy loss of one packed row.
+
+    `entropy`: entropy of the distribution each token was sampled from, with its gradient. `ages`: version being trained minus
+    the version that sampled the token; it splits the diagnostics, and `proximal_source: loglinear` needs it. `normaliser`:
+    counts or denominator of the whole step. Raises ValueError for a missing tensor that the config needs.
     """
     segments = Segments.of(mask, cu_seqlens)
     share = token_shares(config.aggregation, segments, normaliser=normaliser, dtype=current.dtype, group_ids=group_ids)
@@ -125,7 +128,7 @@ def value_loss(
     cu_seqlens: Tensor,
     normaliser: Normaliser = None,
 ) -> Loss:
-    """`old_values` are those before the step's first update."""
+    """Compute the critic's loss. `old_values`: values before the step's first update."""
     segments = Segments.of(mask, cu_seqlens)
     share = token_shares(TokenMean(), segments, normaliser=normaliser, dtype=values.dtype)
     V, V_old, G = segments.only(values), segments.only(old_values.detach()), segments.only(returns.detach())
@@ -143,14 +146,14 @@ def value_loss(
 
 
 def sft_loss(current: Tensor, mask: Tensor, *, normaliser: Normaliser = None) -> Loss:
-    """The mean over the trained tokens; `normaliser` as in `policy_loss`."""
+    """Compute the mean negative log-likelihood of the trained tokens; `normaliser` as in `policy_loss`."""
     c, tokens = torch.where(mask != 0, current, 0.0), (mask != 0).sum()
     loss = -c.sum() / _divisor(normaliser.tokens if isinstance(normaliser, StepCounts) else normaliser, int(tokens))
     return Loss(loss=loss, totals=Totals.of(SFT, {"loss": loss, "tokens": tokens, "nll": -c.sum()}), describe=sft_metrics)
 
 
 def sequence_logprobs(logprobs: Tensor, mask: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sequence, [S]: the sum over its trained tokens, and how many these are."""
+    """Return the sum over trained tokens and their number, for each sequence, [S]."""
     segments = Segments.of(mask, cu_seqlens)
     return segments.sums(segments.only(logprobs)), segments.trained_tokens
 
@@ -166,8 +169,9 @@ def dpo_loss(
     rejected_tokens: Tensor | None = None,
     normaliser: float | None = None,
 ) -> Loss:
-    """[P] pairs, each answer's log-probability summed over its tokens (`sequence_logprobs`). `normaliser`: pairs of the
-    whole step. The numbers of tokens are asked for by `length_normalised` and `nll_coefficient`.
+    """Compute the DPO loss of [P] pairs from each answer's summed log-probability (`sequence_logprobs`).
+
+    `normaliser`: pairs of the whole step. `length_normalised` and `nll_coefficient` need the numbers of tokens.
     """
     d_chosen, d_rejected = chosen - chosen_reference.detach(), rejected - rejected_reference.detach()
     if config.length_normalised:
@@ -191,7 +195,7 @@ def dpo_loss(
 
 
 def reward_model_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, normaliser: float | None = None) -> Loss:
-    """[P] pairs (Bradley-Terry). `normaliser`: pairs of the whole step."""
+    """Compute the Bradley-Terry loss of [P] pairs. `normaliser`: pairs of the whole step."""
     margin = chosen_scores - rejected_scores
     loss = -logsigmoid(margin).sum() / _divisor(normaliser, len(margin))
     sums = {
@@ -207,5 +211,5 @@ def _divisor(normaliser: float | None, count: int) -> float:
 
 def _given(tensor: Tensor | None, name: str, asked_by: str) -> Tensor:
     if tensor is None:
-        raise ValueError(f"the loss asks for {asked_by}, so `{name}` must be given")
+        raise ValueError(f"the loss uses {asked_by}, so `{name}` must be given")
     return tensor

@@ -1,4 +1,4 @@
-"""Log-ratios between policies, and the divergences that are estimated from them."""
+"""Log-ratios between policies, and divergences estimated from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clamped(log_ratio: Tensor) -> Tensor:
 
 
 def divergence(estimator: Literal["k1", "k2", "k3"], log_ratio: Tensor) -> Tensor:
-    """KL(a || b) from tokens that a sampled, and their log a - log b; k2 and k3 are never negative, k3 is unbiased too."""
+    """Estimate KL(a || b) per token from samples of a and log a - log b. k2 and k3 are never negative, k1 and k3 unbiased."""
     distance = clamped(log_ratio)
     match estimator:
         case "k1":
@@ -35,9 +35,9 @@ def kl_penalty(kl: Kl, current: Tensor, reference: Tensor) -> Tensor:
 
 
 def loglinear_proximal(current: Tensor, behaviour: Tensor, ages: Tensor) -> Tensor:
-    """The log-probability one version before the weights being trained, had it moved evenly since the token was sampled.
+    """Estimate the log-probability one version ago, assuming an even change per version since the token was sampled (A-3PO).
 
-    A token of age 0 or 1 keeps the behaviour policy's. This spares the forward pass that would tell (A-3PO).
+    Tokens of age 0 or 1 keep the behaviour policy's. It saves the forward pass of `proximal_source: recompute`.
     """
     versions = ages.to(current.dtype)
     way = ((versions - 1) / versions.clamp(min=1)).clamp(min=0)

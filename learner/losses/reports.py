@@ -1,4 +1,4 @@
-"""What the losses besides the policy's report: totals of an update, and metrics for people, without a prefix."""
+"""Totals and metrics of the value, SFT, DPO and reward-model losses. Metric names have no prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def value_metrics(totals: Totals) -> dict[str, float]:
         "mean": of["values"],
         "return_mean": of["returns"],
         "clip_frac": of["clipped"],
-        # 1: values foretell returns; 0: no better than a constant
+        # 1: values predict returns exactly; 0: no better than a constant
         "explained_variance": 1 - unexplained / spread if spread > 0 else 0.0,
     }
 
@@ -60,6 +60,6 @@ def reward_model_metrics(totals: Totals) -> dict[str, float]:
 
 
 def _means(totals: Totals, over: str) -> dict[str, float]:
-    """Every sum, divided by one of them."""
+    """Return every sum divided by the sum `over`."""
     count = max(totals.sum_of(over), 1.0)
     return {name: total / count for name, total in zip(totals.names.sums, totals.sums.tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""Which packed token belongs to which sequence, and which are trained on: sums and means over sequences."""
+"""Sums and means over the sequences of a packed row, restricted to trained tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Segments:
     trained: Tensor
     """[T], bool."""
     sequence: Tensor
-    """[T]: of each token, the place of its sequence."""
+    """[T]: index of each token's sequence."""
     starts: Tensor
-    """[S]: of each sequence, the place of its first token."""
+    """[S]: index of each sequence's first token."""
     trained_tokens: Tensor
-    """[S]"""
+    """[S]: number of trained tokens of each sequence."""
 
     @staticmethod
     def of(mask: Tensor, cu_seqlens: Tensor) -> Segments:
@@ -32,17 +32,17 @@ class Segments:
         return Segments(trained=trained, sequence=sequence, starts=cu_seqlens[:-1].long(), trained_tokens=counts)
 
     def only(self, per_token: Tensor) -> Tensor:
-        """0 where nothing is trained: neither padding's garbage nor its gradient enters what follows."""
+        """Set tokens that are not trained to 0, which also stops their gradient."""
         return torch.where(self.trained, per_token, 0.0)
 
     def sums(self, per_token: Tensor) -> Tensor:
-        """Over each sequence, of values that are 0 where nothing is trained."""
+        """Sum over each sequence, [S]; untrained tokens must be 0."""
         return per_token.new_zeros(len(self.starts)).index_add(0, self.sequence, per_token)
 
     def means(self, per_token: Tensor) -> Tensor:
-        """The same over its trained tokens; 0 for a sequence without any."""
+        """Mean over each sequence's trained tokens, [S]; 0 for a sequence without any."""
         return self.sums(per_token) / self.trained_tokens.clamp(min=1).to(per_token.dtype)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
-        """To each token what its sequence has."""
+        """Expand [S] to [T]: each token gets its sequence's value."""
         return per_sequence[self.sequence]

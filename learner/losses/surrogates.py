@@ -1,4 +1,4 @@
-"""The loss of each token: what its advantage asks for, and how far it is followed."""
+"""The surrogate loss of each token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from learner.losses.trust import beyond
 class TokenLosses:
     losses: Tensor
     below: Tensor
-    """Where a lower bound took hold of the ratio."""
+    """Tokens whose ratio was limited by a lower bound."""
     above: Tensor
-    """The same of an upper one."""
+    """Tokens whose ratio was limited by an upper bound."""
 
 
 def token_losses(surrogate: Surrogate, tokens: Tokens) -> TokenLosses:
+    """Compute the surrogate of each token; formulas in choices.py."""
     current, advantages = tokens.current, tokens.advantages
     log_ratio = current - tokens.anchor
     ratio = clamped(log_ratio).exp()

@@ -1,4 +1,4 @@
-"""What a loss reports about a step: named sums and maxima that merge exactly over micro-batches and ranks."""
+"""Named sums and maxima of a step that merge exactly over microbatches and ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalNames:
-    """Known before anything is computed, so that a rank with nothing to report can still take part in the reduction."""
+    """Names of sums and maxima, fixed in advance so that a rank without rows can take part in the reduction."""
 
     sums: tuple[str, ...]
     maxima: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class TotalNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Totals:
-    """Two vectors, so that a whole step is reduced with one sum and one maximum."""
+    """Sums and maxima as two vectors, so that a step is reduced with two collectives."""
 
     names: TotalNames
     sums: Tensor
@@ -36,7 +36,7 @@ class Totals:
 
     @staticmethod
     def of(names: TotalNames, sums: Mapping[str, Tensor]) -> Totals:
-        """From one number for each name, in any order. Without maxima."""
+        """Build totals from one scalar per name, without maxima."""
         summed = torch.stack([sums[name].detach().double() for name in names.sums])
         return Totals(names=names, sums=summed, maxima=summed.new_zeros(0))
 
@@ -45,7 +45,7 @@ class Totals:
 
     @staticmethod
     def averaged(several: Sequence[Totals]) -> Totals:
-        """Of several updates, what one of them comes to. Whatever divides one sum by another is then that of all of them."""
+        """Average the sums of several updates and take the maxima; ratios of sums are then those over all updates."""
         together = reduce(Totals.merged, several)
         return replace(together, sums=together.sums / len(several))
 

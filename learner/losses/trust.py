@@ -1,4 +1,4 @@
-"""Which tokens are too far from the policy that sampled them to be learned from. Nothing here has a gradient."""
+"""Masks of tokens that are too far from the behaviour policy. Nothing here has a gradient."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from learner.losses.ratios import clamped
 from learner.losses.tokens import Tokens
 
 _NEVER_ZERO = 1e-8
-"""Added to the probability of all other tokens, which a sure policy leaves none."""
+"""Added to the probability of all other tokens, which may be 0."""
 
 
 def trusted(masks: Sequence[TrustMask], tokens: Tokens) -> Tensor:
-    """The tokens that every mask keeps."""
+    """Return the tokens that every mask keeps."""
     kept = tokens.segments.trained
     for mask in masks:
         match mask:
@@ -31,7 +31,7 @@ def trusted(masks: Sequence[TrustMask], tokens: Tokens) -> Tensor:
 
 
 def beyond(divergence: Literal["tv", "kl"], tokens: Tokens, *, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The tokens that became too unlikely, and too likely, by going where their advantage sends them."""
+    """Return the tokens that became too unlikely and too likely, respectively, in the direction of their advantage."""
     now, then = tokens.now.exp(), tokens.behaviour.exp()
     if divergence == "tv":
         distance = (now - then).abs()
@@ -43,7 +43,7 @@ def beyond(divergence: Literal["tv", "kl"], tokens: Tokens, *, low: float, high:
 
 
 def vetoed(veto: Veto | None, tokens: Tokens) -> Tensor:
-    """[S]: the sequences that one token brings down."""
+    """Return the vetoed sequences, [S]."""
     if veto is None:
         return torch.zeros_like(tokens.segments.trained_tokens, dtype=torch.bool)
     fallen = clamped(tokens.moved).exp() < veto.min_ratio

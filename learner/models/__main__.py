@@ -15,7 +15,7 @@ def main(words: Sequence[str]) -> None:
     guard()
     (verb,) = (verb for verb in VERBS if verb.words == f"model {words[0]}")
     line = read(verb, words[1:])
-    match words[0]:  # imported late: to look at a folder takes no torch
+    match words[0]:  # imported late: inspect needs no torch
         case "import":
             from learner.models.importing import import_folder
 

@@ -1,4 +1,4 @@
-"""A checkpoint of a run becomes a Hugging Face folder."""
+"""`async-rl model export`: write a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export(line: CommandLine) -> None:
 
 
 def _chosen(config: AnyRun, word: str | None) -> tuple[Path, Manifest]:
-    """The checkpoint that was named, or the newest of a folder of them; without a word, of the run."""
+    """Return the named checkpoint, or the newest of a folder, by default of the run's."""
     folder = config.run_folder if word is None or word == NEWEST else Path(word)
     found = found_in(folder)
     if not found:
@@ -54,7 +54,7 @@ def _chosen(config: AnyRun, word: str | None) -> tuple[Path, Manifest]:
 
 
 def _dtype(line: CommandLine, config: AnyRun) -> str:
-    """A learner keeps its weights more precisely than the model came, and than those who use it need them."""
+    """Choose the precision: --dtype, else that of model.folder, else float32. Checkpoints hold float32."""
     asked = line.text("dtype")
     if asked is None and config.model.folder is not None:
         asked = read_dtype(config.model.folder)
@@ -62,7 +62,7 @@ def _dtype(line: CommandLine, config: AnyRun) -> str:
 
 
 def _generation(config: AnyRun, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Which tokens say when to stop: as the model has it that training began from, if it has anything."""
+    """Return generation_config.json: that of model.folder if there is one, else the tokenizer's special tokens."""
     path = config.model.folder / "generation_config.json" if config.model.folder is not None else None
     if path is not None and path.is_file():
         return json.loads(path.read_text())

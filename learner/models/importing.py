@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a checkpoint of step 0: weights alone, that a learner of any layout begins from."""
+"""`async-rl model import`: write a Hugging Face folder as a checkpoint of step 0, for a learner of any layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from async_rl.models.hf_config import family_of, read_dtype, read_shape
 def import_folder(line: CommandLine) -> None:
     folder, to = Path(line.operands[0]), Path(target(line))
     if found := candidates(to):
-        raise ConfigError(f"{to} holds {found[0].name} already, from which a learner would go on; name another folder")
+        raise ConfigError(f"{to} holds {found[0].name} already, which a learner would resume from; name another folder")
     shape, asked = read_shape(folder), line.text("dtype")
     dtype = getattr(torch, asked if asked is not None else read_dtype(folder))
     written = save_checkpoint(to, shape, load_folder(folder, shape, dtype))

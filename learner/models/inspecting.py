@@ -1,4 +1,4 @@
-"""Says what a Hugging Face folder or a checkpoint holds, for people. No torch: an answer within a second."""
+"""`async-rl model inspect`: describe a Hugging Face folder or a checkpoint. Does not import torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _described(shape: ModelShape) -> Iterator[str]:
         idle = sum(prod(row.shape) for row in table(shape) if row.expert is not None) * (1 - experts.per_token / experts.number)
         where = count(len(experts.layers), "layer")
         yield f"{experts.number} experts of {experts.ffn} in {where}, {experts.per_token} for each token"
-        yield f"{total:,} parameters, of which a token meets {total - round(idle):,}"
+        yield f"{total:,} parameters, of which a token uses {total - round(idle):,}"
     tied = "the same matrix for embedding and output" if shape.tied_embeddings else "separate matrices for embedding and output"
     yield f"vocabulary {shape.vocab_size:,}, {tied}"
     stretched = f", stretched {shape.rope_factor:g} times as in Llama 3" if shape.rope_factor is not None else ""
@@ -117,7 +117,7 @@ def count(number: int, noun: str) -> str:
 
 
 def size_of(count: float) -> str:
-    """Bytes for people, in thousands as Hugging Face counts them."""
+    """Format bytes with decimal units, as Hugging Face does."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"

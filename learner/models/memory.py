@@ -1,4 +1,4 @@
-"""What training a model takes of each GPU's memory, under the simplest divisions of some GPUs. Without activations."""
+"""GPU memory needed to train a model under simple parallel layouts, without activations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from async_rl.megatron.parameters.table import Parameter, Split, table
 from async_rl.models.shape import ModelShape
 
 HELD_BYTES = 2 + 4
-"""Per number of a rank: a bfloat16 weight and its float32 gradient."""
+"""Bytes per parameter on a rank: a bfloat16 weight and its float32 gradient."""
 SHARED_BYTES = 4 + 4 + 4
-"""Per number, divided among its data-parallel copies: a float32 copy of the weight and Adam's two moments."""
+"""Bytes per parameter, sharded over data-parallel ranks: a float32 weight and Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ParallelSizes:
 
 
 def layouts(shape: ModelShape) -> Iterator[tuple[ParallelSizes, int]]:
-    """Divisions that are possible, and the bytes that the fullest rank needs."""
+    """Yield possible layouts, and the bytes that the fullest rank needs."""
     for gpus in (1, 2, 4, 8):
         yield ParallelSizes(gpus=gpus), bytes_of(shape, ParallelSizes(gpus=gpus))
         if gpus == 1:
@@ -42,7 +42,7 @@ def layouts(shape: ModelShape) -> Iterator[tuple[ParallelSizes, int]]:
 
 
 def bytes_of(shape: ModelShape, division: ParallelSizes) -> int:
-    """Of the stage that needs most."""
+    """Return the bytes per rank of the pipeline stage that needs most."""
     stages = [0.0] * division.pipeline
     for row in table(shape):
         stages[_stage_of(row, shape, division)] += _bytes_of(row, division)

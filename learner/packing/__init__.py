@@ -1,4 +1,4 @@
-"""Which sequence goes into which row of which rank: `planner.py` first."""
+"""Bin packing: assign sequences to packed rows of ranks. `planner.py` first."""
 
 from learner.packing.planner import Bins, plan
 

@@ -1,13 +1,13 @@
 """Best-fit decreasing, for tens of thousands of sequences in milliseconds. Pure: lengths in, bins out.
 
-Sequences go in classes of alike length, the longest first. In a round every bin takes at most one sequence of the class, and
-all of them find theirs at once, as brackets do:
+Sequences are processed in classes of similar length, longest first. In a round every bin takes at most one sequence of the
+class, and all pairs are found at once by bracket matching:
 
-    length  9  8  8  7  6          a bin opens where its room stands, a sequence closes the bin that opened last:
-    bins    [     [     [          of those that hold it, the one with the least room
+    length  9  8  8  7  6          a bin opens at its remaining room, a sequence closes the bin that opened last:
+    bins    [     [     [          of those that can hold it, the one with the least room
     taken      ]     ]     ]
 
-What is too long for every bin fills new ones. The shortest go one by one: they fill what is left, wherever it is.
+Sequences that fit no bin open new ones. The shortest are placed one by one into the remaining room.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 CLASS = 0.6
-"""A class reaches down to this share of its longest sequence ..."""
+"""The shortest sequence of a class has this share of the longest ..."""
 SMALLEST = 64
-"""... and has at least so many."""
+"""... and a class has at least this many sequences."""
 REST = 1024
-"""So many go one by one."""
+"""This many of the shortest are placed one by one."""
 
 
 def best_fit(sizes: Int64s, capacity: int) -> Int64s:
-    """The bin of each sequence, of descending sizes; bins are counted from 0."""
+    """Return the bin of each sequence, for descending sizes; bins are numbered from 0."""
     packing = _Packing(sizes, capacity)
     packing.open_for_halves()
     while packing.has_a_class:
@@ -40,8 +40,8 @@ def best_fit(sizes: Int64s, capacity: int) -> Int64s:
 def fewest_bins(sizes: Int64s, capacity: int) -> int:
     """Martello and Toth's bound L2 for descending sizes: no packing has fewer bins.
 
-    Whatever K is: what is longer than capacity - K shares its bin with nothing of K or more tokens, halves are never
-    together, and the rest, down to K, must go into their room or into further bins.
+    For every K: sequences longer than capacity - K share no bin with one of K or more tokens, two sequences above half never
+    share one, and the rest down to K must fit into their remaining room or into further bins.
     """
     halves = int(np.searchsorted(-sizes, -(capacity // 2)))
     if halves == len(sizes):
@@ -68,10 +68,10 @@ class _Packing:
         """Of each bin."""
         self._num_bins = 0
         self._next = 0
-        """The first sequence that has no bin yet."""
+        """Index of the first sequence without a bin."""
 
     def open_for_halves(self) -> None:
-        """No two of them fit together."""
+        """Give each sequence above half of the capacity a bin: no two of them fit together."""
         self._next = int(np.searchsorted(-self._sizes, -(self._capacity // 2)))
         if self._next:
             self._open(self._next, np.arange(self._next))
@@ -92,7 +92,7 @@ class _Packing:
             waiting = left
 
     def _open(self, num_bins: int, waiting: Int64s) -> int:
-        """New bins, each with as many neighbours as surely fit. Returns how many sequences they took."""
+        """Open new bins, each with as many neighbours as certainly fit. Returns how many sequences they took."""
         alike = self._capacity // int(self._sizes[waiting[0]])
         taken = waiting[: alike * num_bins]
         self.bin_of[taken] = self._num_bins + np.arange(len(taken)) // alike
@@ -102,7 +102,7 @@ class _Packing:
         return len(taken)
 
     def _pack_round(self, waiting: Int64s) -> Int64s:
-        """Who of them found no bin."""
+        """Run one round; return the sequences that found no bin."""
         wanted = self._sizes[waiting]
         bins = np.flatnonzero(self._room[: self._num_bins] >= wanted[-1])
         bins = bins[descending(self._room[bins], self._capacity)]
@@ -141,13 +141,13 @@ _BIN_MASK = (1 << _BIN_BITS) - 1
 
 
 def brackets(rooms: Int64s, wanted: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs of a bin and a sequence that it takes, from two descending rows. A bin that just holds a sequence does hold it."""
+    """Match bins and sequences, both in descending order; a bin whose room equals a sequence takes it. Returns the pairs."""
     place_of_bin = np.arange(len(rooms)) + np.searchsorted(-wanted, -rooms)
     step = np.full(len(rooms) + len(wanted), -1)
     step[place_of_bin] = 1
     height = np.cumsum(step)
     floor = np.minimum.accumulate(np.minimum(height, 0))
-    depth = height - floor + (step < 0)  # a bracket and its partner have the same
+    depth = height - floor + (step < 0)  # equal for a bracket and its partner
     is_alone = (step < 0) & np.diff(floor, prepend=0).astype(np.bool_)
     depth[is_alone] = 0
     by_depth = np.argsort(depth.astype(np.uint16) if len(rooms) < 2**16 else depth, kind="stable")

@@ -1,4 +1,4 @@
-"""What a sequence costs to train: its tokens, and for attention its tokens squared."""
+"""The cost of training a sequence: linear in its tokens, plus quadratic for attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from async_rl.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """linear x tokens + quadratic x tokens²; only their ratio matters. The defaults are those of a dense model of hidden
-    size 2048: from 24576 tokens on, attention costs a sequence more than everything else.
+    """linear x tokens + quadratic x tokens²; only their ratio matters. The defaults are those of a dense model with hidden
+    size 2048: above 24576 tokens attention costs more than everything else.
     """
 
     linear: float = 24576.0
@@ -28,7 +28,7 @@ TYPICAL = Cost()
 
 
 def cost_of(shape: ModelShape) -> Cost:
-    """Multiplications of a forward pass; the backward pass has twice as many of each kind."""
+    """Return the cost of a model, in multiplications of a forward pass; a backward pass has twice as many of each kind."""
     heads_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = shape.layers * shape.hidden * (2 * heads_width + 2 * kv_width)
     with_experts = 0
@@ -37,6 +37,6 @@ def cost_of(shape: ModelShape) -> Cost:
         weights += with_experts * shape.experts.per_token * 3 * shape.hidden * shape.experts.ffn
     weights += (shape.layers - with_experts) * 3 * shape.hidden * shape.ffn
     weights += shape.hidden * shape.vocab_size if shape.head != "scalar" else 0
-    # scores and the sums that they weigh, with the half of the positions that came before
+    # scores and weighted sums, each over half of the positions (causal)
     pairs = shape.layers * 2 * heads_width / 2
     return Cost(linear=weights / pairs, quadratic=1.0)

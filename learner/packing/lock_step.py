@@ -1,8 +1,8 @@
-"""Bins in rows of like cost: ranks run the bins of a row at the same time, and all wait for its costliest one.
+"""Group bins into rows of similar cost: ranks run the bins of a row at the same time and wait for the costliest.
 
           rank 0      rank 1      rank 2
-row 0    ████████    ██████░░    ███████░     the costliest bin of a row is its ceiling; up to there, the others
-row 1    █████       █████       █████        take sequences (░) of the rows to come, which then need less
+row 0    ████████    ██████░░    ███████░     the costliest bin of a row is its ceiling; up to it the other bins
+row 1    █████       █████       █████        take sequences (░) from later rows, which become cheaper
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from learner.packing.best_fit import Int64s
 
 PATIENCE = 6144
-"""Sequences looked at while rows are topped up, a few milliseconds. Of many rows, those that follow are alike anyway."""
+"""Limit on sequences examined while rows are topped up (a few milliseconds). With many rows, later ones are alike anyway."""
 NO_LIMIT = 2**62
 
 
 def rows_alike(sizes: Int64s, costs: Int64s, capacity: int, *, num_rows: int, width: int) -> Int64s | None:
-    """Each sequence's place, row x width + column. None where evening out does not fit into the capacity.
+    """For descending sizes return each sequence's place, row x width + column; None if balanced bins exceed the capacity.
 
-    Of descending sizes. A row's bins are in order of falling cost.
+    The bins of a row are in order of falling cost.
     """
     places = np.empty_like(sizes)
     rest = np.arange(len(sizes))
@@ -44,7 +44,7 @@ def rows_alike(sizes: Int64s, costs: Int64s, capacity: int, *, num_rows: int, wi
 
 
 def by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]:
-    """The rank of each sequence's bin, the costliest first, and the costs of the bins in this order."""
+    """Return the position of each sequence's bin in order of falling cost, and the costs in that order."""
     loads = np.bincount(bins, weights=costs, minlength=num_bins).astype(np.int64)
     order = np.argsort(-loads, kind="stable")
     rank = np.empty(num_bins, np.int64)
@@ -53,7 +53,7 @@ def by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]
 
 
 def even(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) -> Int64s | None:
-    """Bins of alike cost; None where one of them would overflow."""
+    """Assign sequences to bins of similar cost; None if one of them would overflow."""
     first, others = slice(num_bins), slice(num_bins, None)
     rooms, loads = np.full(num_bins, capacity), np.zeros(num_bins, np.int64)
     rooms[: len(sizes)] -= sizes[first]
@@ -63,11 +63,11 @@ def even(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) -> Int64s |
 
 
 def pour(sizes: Int64s, costs: Int64s, rooms: Int64s, loads: Int64s, *, ceiling: int = NO_LIMIT) -> Int64s:
-    """The longest first, each into the cheapest bin that has room for it and stays below the ceiling; -1 where none does."""
+    """Put each sequence, longest first, into the cheapest bin with room that stays below the ceiling; -1 if there is none."""
     found, room_of = list[int](), rooms.tolist()
     cheapest = [(load << _BIN_BITS) | bin_ for bin_, load in enumerate(loads.tolist())]
     heapify(cheapest)
-    too_full: list[tuple[int, int]] = []  # for the present length; those with the most room are the first to return
+    too_full: list[tuple[int, int]] = []  # for the current length; the bins with the most room return first
     limit = (ceiling + 1) << _BIN_BITS
     for size, cost in zip(sizes.tolist(), costs.tolist(), strict=True):
         while too_full and -too_full[0][0] >= size:

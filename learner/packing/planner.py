@@ -1,7 +1,7 @@
-"""Which sequence goes into which bin of which data-parallel shard. Pure, deterministic, lengths in and indices out.
+"""Assign sequences to the bins (packed rows) of data-parallel shards. Pure and deterministic: lengths in, indices out.
 
-The number of bins is within a few of the best possible. What is left to choose makes ranks that run side by side finish
-together: bins go in rows of like cost, one bin for every shard, and a shard that got more gets the cheapest of its row.
+The number of bins is within a few of the optimum. The remaining freedom balances ranks that run side by side: bins are
+grouped into rows of similar cost, one bin per shard, and the shard with the highest total gets the cheapest bin of a row.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from learner.packing.lock_step import by_cost, even, rows_alike
 Bins = list[list[int]]
 
 EVENED_OUT = 8192
-"""So many sequences are evened out as a whole; of more, the bins of a row are alike anyway."""
+"""Up to this number of sequences bins are balanced jointly; with more, the bins of a row are similar anyway."""
 TIGHT = 0.985
-"""Where bins must be filled to this share, evening out would fail."""
+"""If bins must be filled above this share, balancing them would exceed the capacity."""
 SCALE = 2**40
-"""Of costs as integers, which are exact and quick to compare."""
+"""Scale of costs as integers, which are exact and fast to compare."""
 
 
 def plan(
@@ -35,15 +35,15 @@ def plan(
     bins_multiple: int = 1,
     cost: Cost = TYPICAL,
 ) -> list[Bins]:
-    """shard -> bin -> indices of sequences. No bin exceeds `capacity`, but for a longer sequence, which has one to itself.
-    Every shard has as many bins (some may be empty).
+    """Return shard -> bin -> indices of sequences.
 
-    A sequence takes the room of the next `multiple` of its tokens; a shard has a multiple of `bins_multiple` bins.
+    No bin exceeds `capacity` tokens, except that a longer sequence has a bin of its own. All shards have the same number of
+    bins, a multiple of `bins_multiple`; some may be empty. A sequence's tokens are rounded up to a multiple of `multiple`.
     """
     slots = -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
     if not slots.size:
         return [[] for _ in range(num_shards)]
-    rooms = np.minimum(slots, capacity)  # what is longer leaves no room in its bin
+    rooms = np.minimum(slots, capacity)  # a longer sequence fills its bin
     order = descending(rooms, capacity)
     places, num_rows = _rows(rooms[order], cost.of(slots[order]), capacity, num_shards, bins_multiple)
     of_sequence = np.empty_like(places)
@@ -55,7 +55,7 @@ def plan(
 def _rows(
     sizes: Int64s, exact_costs: npt.NDArray[np.float64], capacity: int, width: int, bins_multiple: int
 ) -> tuple[Int64s, int]:
-    """Of descending sizes: each sequence's place, shard x rows + row, and the number of rows."""
+    """For descending sizes return each sequence's place (shard x rows + row) and the number of rows."""
     costs = np.rint(exact_costs * (SCALE / exact_costs.sum())).astype(np.int64)
     places, num_rows = None, 0
     if width > 1 and len(sizes) <= EVENED_OUT:
@@ -73,7 +73,7 @@ def _up_to(number: int, multiple: int) -> int:
 
 
 def _fullest(sizes: Int64s, costs: Int64s, capacity: int, multiple: int) -> tuple[Int64s, int]:
-    """As few bins as we find, in order of falling cost; what the last of them hold is spread over those that must be."""
+    """Use as few bins as best-fit finds, by falling cost; the content of the last ones is spread over the required number."""
     bins = best_fit(sizes, capacity)
     num_bins = int(bins.max()) + 1
     wanted = _up_to(num_bins, multiple)
@@ -85,9 +85,9 @@ def _fullest(sizes: Int64s, costs: Int64s, capacity: int, multiple: int) -> tupl
 
 
 def _dealt(places: Int64s, costs: Int64s, num_rows: int, width: int) -> Int64s:
-    """From row x width + column to shard x rows + row: of each row, the costliest bin to the lightest shard.
+    """Translate row x width + column to shard x rows + row: the costliest bin of each row goes to the lightest shard.
 
-    The rows that differ most within come first, so that the others can make up for it.
+    Rows with the largest differences are dealt first, so that the others can compensate.
     """
     loads = np.bincount(places, weights=costs, minlength=num_rows * width).reshape(num_rows, width)
     columns = np.argsort(-loads, axis=1, kind="stable")

@@ -1,1 +1,1 @@
-"""Several processes that train one model, and what each of them does."""
+"""The processes (ranks) that train one model: rank_group.py (rank 0's view of all) first."""

@@ -1,4 +1,4 @@
-"""How a process takes its place among the ranks that train one model."""
+"""Initialise torch.distributed and Megatron's process groups for one rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from async_rl.megatron import parallel
 
 
 def init_distributed(run: AnyRun, rendezvous: parallel.Rendezvous | None = None) -> torch.device:
-    """Join the other ranks, if there are any, and return the device of this one. `parallel.shutdown` undoes it."""
+    """Initialise this rank and return its device. Blocks until all ranks have called it. `parallel.shutdown` undoes it."""
     device = parallel.resolve_device(run.device)
     if device.type == "cpu":
-        # small matrices: a second thread costs more than it brings, and the workers need the core
+        # small matrices: a second thread costs more than it gains, and the workers need the core
         torch.set_num_threads(1)
-    torch.manual_seed(run.run.seed)  # torch's own choice differs from process to process
+    torch.manual_seed(run.run.seed)  # torch's default seed differs between processes
     if run.learner.deterministic:
         torch.use_deterministic_algorithms(True)
     sizes = run.learner.parallel

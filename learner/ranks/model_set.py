@@ -1,9 +1,9 @@
-"""Who takes part in a step: the policy, and whom its objective wants to be asked.
+"""The models of a step: the policy, and those that its objective needs.
 
-policy       trained and pushed; with a shared critic, its last layer gives values too
-critic       trained beside it, where it is a model of its own
-reference    the policy as it was before the run, or somebody else: never trained
-teacher      whom the policy comes to resemble: never trained
+policy       trained and pushed to workers; with a shared critic its last layer also gives values
+critic       trained beside the policy, if it is a separate model
+reference    frozen: the initial policy, or the model of learner.reference.folder
+teacher      frozen: the model that the policy is distilled from
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class ModelSet:
     reference: FrozenModel | None = None
     teacher: FrozenModel | None = None
     cold_updates: int = 0
-    """In so many updates a critic of its own learns alone."""
+    """Number of first updates in which only a separate critic is trained (learner.critic.warmup_steps)."""
 
     @property
     def trained(self) -> dict[str, TrainingModel]:
-        """By the names under which checkpoints keep them."""
+        """The trained models by the names they have in checkpoints."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
 
 def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> None:
-    """Raises ConfigError where objective and configuration disagree about who is there. Builds nothing."""
+    """Raise ConfigError if the objective and the `learner` section disagree about which models exist. Builds no model."""
     learner, name = config.learner, config.learner.objective
     for is_needed, is_there, key, example in (
         (objective.needs_values, learner.critic is not None, "critic", "{type: own} or {type: shared}"),
@@ -50,7 +50,7 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
         if is_needed and not is_there and example is not None:
             raise ConfigError(f"learner.objective: {name} needs a {key}; describe it as learner.{key}: {example}")
         if is_there and not is_needed:
-            raise ConfigError(f"learner.{key}: objective {name} has no use for a {key}; remove the section")
+            raise ConfigError(f"learner.{key}: objective {name} does not use a {key}; remove the section")
     for initial in (_critic(learner), _reference(learner), _teacher(learner)):
         initial.check_vocabulary(shape)
     if config.batch.group_size == 1 and objective.needs_siblings:
@@ -65,7 +65,7 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
 
 
 def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> ModelSet:
-    """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses the models."""
+    """Build all models and load their initial weights. `parallel.initialize` must have run on the same thread."""
     check_model_set(config, objective, shape)
     learner, own = config.learner, InitialWeights(key="model.folder", folder=config.model.folder)
     device = parallel.resolve_device(config.device)
@@ -92,7 +92,7 @@ def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
     critic = reference = teacher = None
     if isinstance(learner.critic, OwnCritic):
         initial = _critic(learner).or_else(own)
-        # values need no row of their own for each word: nothing is left to be tied
+        # a scalar head has no row per token, so there is nothing to tie the embedding to
         valued = replace(initial.shape(shape), head="scalar", tied_embeddings=False)
         critic = TrainingModel(valued, learner.critic.optimizer, total_updates=updates, **common)
         initial.load_into(critic, common["dtype"])
@@ -104,7 +104,7 @@ def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
 
 
 class _Common(TypedDict):
-    """What is the same for all models of a learner."""
+    """Arguments shared by all models of a learner."""
 
     device: torch.device
     dtype: torch.dtype

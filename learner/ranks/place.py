@@ -1,4 +1,4 @@
-"""Which of the learner's ranks a process is, from the environment variables that launchers agree on."""
+"""The rank and world size of this process, from the environment variables that launchers set."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class RankPlace:
     rank: int = 0
     world_size: int = 1
     file: Path | None = None
-    """Where ranks meet that `async-rl` started on one machine."""
+    """Path of the file store, if `async-rl` started the ranks on one machine."""
     is_under_torchrun: bool = False
-    """The launcher is torch's own, which brings a store."""
+    """Started by torchrun, which brings its own store."""
     has_master: bool = False
-    """MASTER_ADDR and MASTER_PORT say where rank 0 is to open a store of torch's, under torchrun or another launcher."""
+    """MASTER_ADDR and MASTER_PORT are set: rank 0 opens torch's store there."""
 
 
 def place_from(environ: Mapping[str, str]) -> RankPlace:
-    """Raises ConfigError where the variables contradict each other."""
+    """Read the place from `environ`. Raises ConfigError for variables that are missing or contradict each other."""
     world_size = _number(environ, "WORLD_SIZE", default=1)
     rank = _number(environ, "RANK", default=0 if world_size == 1 else None)
     if not 0 <= rank < world_size:

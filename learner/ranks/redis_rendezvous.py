@@ -1,10 +1,12 @@
-"""How ranks on several machines agree that all of them are there, over a store that dead ranks have written to as well.
+"""The rendezvous of ranks on several machines, over a store in Redis that dead ranks may have written to.
 
-    rank r    here/r = NAME ──────────────▶ rank 0    (a name of this process alone)
-              answer/NAME/LIFE ◀── call/NAME = LIFE   a dead rank's name is called too, and does not answer
-              meets over ranks/LIFE ◀── start/LIFE    once every rank that is here has answered
+Every process registers under a random name, so a restarted rank is never confused with its dead predecessor.
 
-LIFE is the fence of rank 0's lease: no two learners of a run have the same, so no group meets over keys of another one.
+    rank r    here/r = NAME ──────────────▶ rank 0    (a random name of this process)
+              answer/NAME/LIFE ◀── call/NAME = LIFE   a dead rank's name is called too, but never answers
+              uses store ranks/LIFE ◀── start/LIFE    once every registered rank has answered
+
+LIFE is the fence of rank 0's lease. It is unique among the learners of a run, so process groups never share keys.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from torch.distributed import DistStoreError, Store  # pyright: ignore[reportPri
 from async_rl.errors import ConfigError, ServiceStopped
 
 LOOK_AGAIN = timedelta(seconds=1)
-"""A rank that was started again, or a rank 0, comes under another name: who waits for the old one finds it this soon."""
+"""How soon a restarted rank is noticed: it registers under a new name while others wait for the old one."""
 
 
 def wait_for_ranks(store: Store, *, world_size: int, life: int, within: timedelta) -> None:
-    """Rank 0's part: return when every other rank is there. Raises ServiceStopped with the number of one that is not."""
+    """Called by rank 0: return when every other rank has answered. Raises ServiceStopped that names a missing rank."""
     deadline = time.monotonic() + within.total_seconds()
     store.set_timeout(within)
 
@@ -40,7 +42,7 @@ def wait_for_ranks(store: Store, *, world_size: int, life: int, within: timedelt
         store.set(f"call/{name}", f"{life} {world_size}")
         with suppress(DistStoreError):
             store.wait([answer], LOOK_AGAIN)
-        return False  # looked at once more when the others have answered: it may have died meanwhile
+        return False  # checked again after the others have answered: it may have died meanwhile
 
     others = range(1, world_size)
     while sum(has_answered(rank) for rank in others) < len(others):
@@ -49,7 +51,7 @@ def wait_for_ranks(store: Store, *, world_size: int, life: int, within: timedelt
 
 
 def wait_for_rank_0(store: Store, *, rank: int, world_size: int, within: timedelta) -> int:
-    """The other ranks' part: return the life of the rank 0 that has everyone together. Raises ServiceStopped if none has."""
+    """Called by ranks above 0: return the life of the rank 0 that all ranks answered. Raises ServiceStopped on timeout."""
     deadline = time.monotonic() + within.total_seconds()
     store.set_timeout(within)
     name = uuid.uuid4().hex
@@ -70,5 +72,5 @@ def wait_for_rank_0(store: Store, *, rank: int, world_size: int, within: timedel
 
 def _missing_rank(rank: int, world_size: int, within: timedelta) -> ServiceStopped:
     return ServiceStopped(
-        f"rank {rank} of {world_size} has not come within {within.total_seconds():g} s; are all ranks started?"
+        f"rank {rank} of {world_size} has not registered within {within.total_seconds():g} s; are all ranks started?"
     )

@@ -1,4 +1,4 @@
-"""Where the ranks of one learner find each other: in a file on one machine, in the run's Redis across machines."""
+"""Open the store over which the ranks of a learner find each other: a file on one machine, the run's Redis across machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ log = structlog.get_logger("learner")
 
 
 def open_rendezvous(place: RankPlace, stores: GroupStores, *, life: int | None) -> Rendezvous | None:
-    """Blocks until all ranks are there. Rank 0 knows the `life` of its learner, its fence; the others are told."""
+    """Return the rendezvous, or None for a single rank. Blocks until all ranks are there.
+
+    Rank 0 passes its fence as `life`; the other ranks pass None and learn it from rank 0.
+    """
     if place.world_size == 1 or place.file is not None or place.is_under_torchrun:
         return open_local_rendezvous(place)
     board = stores.open("ranks")
@@ -27,7 +30,10 @@ def open_rendezvous(place: RankPlace, stores: GroupStores, *, life: int | None) 
 
 
 def open_local_rendezvous(place: RankPlace) -> Rendezvous | None:
-    """None for a single rank. Raises ConfigError for one of several that has no store: it would train a model of its own."""
+    """The rendezvous of ranks that `async-rl` or a launcher started, None for a single rank.
+
+    Raises ConfigError if one of several ranks has no store: it would train a model of its own.
+    """
     if place.world_size == 1:
         return None
     if place.file is not None:
@@ -37,8 +43,8 @@ def open_local_rendezvous(place: RankPlace) -> Rendezvous | None:
         _warn_of_torchs_store(place)
         return Rendezvous(store=None, rank=place.rank, world_size=place.world_size)
     raise ConfigError(
-        f"this is rank {place.rank} of {place.world_size} (RANK, WORLD_SIZE) and nothing says where it finds the others; set "
-        "MASTER_ADDR and MASTER_PORT to an address of rank 0 in a private network, or let `async-rl` start the ranks"
+        f"this is rank {place.rank} of {place.world_size} (RANK, WORLD_SIZE) and no store for the rendezvous is configured; "
+        "set MASTER_ADDR and MASTER_PORT to an address of rank 0 in a private network, or let `async-rl` start the ranks"
     )
 
 
@@ -47,12 +53,12 @@ def _warn_of_torchs_store(place: RankPlace) -> None:
         return
     if place.is_under_torchrun:
         log.warning(
-            "torchrun's store listens on every address, asks for no password and unpickles what it finds: whoever reaches its "
-            "port can run code here. Let `async-rl` start the ranks, or give torchrun --rdzv-backend=static, which does not "
-            "unpickle (docs/parallelism.md)"
+            "torchrun's store listens on every address, asks for no password and unpickles what it finds: any client that "
+            "reaches its port can run code here. Let `async-rl` start the ranks, or give torchrun --rdzv-backend=static, which "
+            "does not unpickle (docs/parallelism.md)"
         )
     else:
         log.warning(
-            "the ranks meet over torch's store at MASTER_ADDR, which listens on every address and asks for no password: "
-            "whoever reaches its port can disturb them. Let `async-rl` start ranks of one machine (docs/parallelism.md)"
+            "the ranks use torch's store at MASTER_ADDR, which listens on every address and asks for no password: "
+            "any client that reaches its port can disrupt them. Let `async-rl` start ranks of one machine (docs/parallelism.md)"
         )

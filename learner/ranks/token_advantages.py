@@ -1,4 +1,4 @@
-"""What single tokens of a step are worth, once critic, reference and teacher have been asked about its rows."""
+"""Per-token advantages and returns, from rows with the outputs of critic, reference and teacher."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from learner.objective import Objective
 
 
 def assign_token_credit(rows: Sequence[DeviceRow], objective: Objective, group: dist.ProcessGroup | None) -> list[DeviceRow]:
-    """The rows with the advantages, and the returns, that the objective asks for. All ranks of `group` must call it, each
-    with its own rows: they hold one step.
+    """Return the rows with the advantages and returns of the objective. Collective over `group`, whose ranks hold the rows of
+    one step.
     """
     config = objective.advantages
     match config:
-        case GroupAdvantages():  # made of whole rollouts, before the rows were packed
+        case GroupAdvantages():  # computed per rollout before packing
             return [*rows]
         case DistillationAdvantages():
             credited = [replace(row, advantages=_towards_teacher(config, row)) for row in rows]
@@ -32,7 +32,7 @@ def assign_token_credit(rows: Sequence[DeviceRow], objective: Objective, group: 
 
 
 def _towards_teacher(config: DistillationAdvantages, row: DeviceRow) -> Tensor:
-    """Beside it stands what siblings say of the rewards, where the objective compares them: 0 elsewhere."""
+    """Distillation advantages plus the group advantages of the row, which are 0 unless `advantages.rewards` is set."""
     assert row.teacher is not None
     own = distillation_advantages(teacher=row.teacher, student=row.behaviour, mask=row.mask)
     return config.coefficient * own + row.advantages
@@ -57,7 +57,7 @@ def token_advantages(
     cu_seqlens: Tensor,
     values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, and the returns that a critic learns from. Whitening comes after it, over all rows of the step at once."""
+    """Return advantages, and returns for the critic. Whitening is applied later, over all rows of the step."""
     if isinstance(config, ReturnAdvantages):
         return gae(token_rewards, torch.zeros_like(token_rewards), mask, cu_seqlens, gamma=config.gamma)
     if values is None:
@@ -71,7 +71,7 @@ def token_advantages(
 
 
 def _whitened(rows: Sequence[DeviceRow], group: dist.ProcessGroup | None) -> list[DeviceRow]:
-    """The statistics are those of all updates of the step."""
+    """Whiten with statistics over all updates of the step."""
     whole = whiten(torch.cat([row.advantages for row in rows]), torch.cat([row.mask for row in rows]), group=group)
     parts = whole.split([len(row.mask) for row in rows])
     return [replace(row, advantages=part) for row, part in zip(rows, parts, strict=True)]

@@ -1,6 +1,6 @@
-"""What one rank does with its part of a step: ask the models that know something of its rows, then update.
+"""One rank's part of a training step: forward passes of the other models, advantages, then the updates.
 
-rows ──ask──▶ proximal, values, reference, teacher ──▶ advantages ──▶ for each epoch, for each minibatch: update ──▶ result
+rows ──▶ proximal, values, reference, teacher ──▶ advantages ──▶ for each epoch, for each minibatch: update ──▶ result
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ class RankTrainer:
 
     @property
     def models(self) -> Mapping[str, TrainingModel]:
-        """All that learn."""
+        """The trained models by name."""
         return self._model_set.trained
 
     def step(self, minibatches: Sequence[RankMinibatch]) -> StepResult:
         """One update for each minibatch, as often as there are epochs. Every rank of the learner must call it."""
         device = self._model_set.policy.device
         rows = [DeviceRow.on_device(each, device) for minibatch in minibatches for each in minibatch.rows]
-        rows = self._asked(rows, num_updates=len(minibatches) * self._epochs)
-        if parallel_state.is_pipeline_last_stage():  # the others compute no losses
+        rows = self._with_model_outputs(rows, num_updates=len(minibatches) * self._epochs)
+        if parallel_state.is_pipeline_last_stage():  # only these ranks compute losses
             rows = assign_token_credit(rows, self._objective, data_group())
         remaining = iter(rows)
         shares = [
-            _Share(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
+            _DeviceMinibatch(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
             for minibatch in minibatches
         ]
         done = [self._update(share) for _ in range(self._epochs) for share in shares]
-        of_policy = _reported("policy", [policy for policy, _ in done], self._policy_loss(shares[0]))
-        of_critic = [critic for _, critic in done if critic is not None]
-        if not of_critic:
-            return of_policy
-        critic = _reported("value", of_critic, self._value_loss(shares[0]))
+        policy_result = _reported("policy", [policy for policy, _ in done], self._policy_loss(shares[0]))
+        critic_updates = [critic for _, critic in done if critic is not None]
+        if not critic_updates:
+            return policy_result
+        critic = _reported("value", critic_updates, self._value_loss(shares[0]))
         beside = {"value/grad_norm": critic.grad_norm, "value/lr": critic.learning_rate}
-        return replace(of_policy, metrics={**of_policy.metrics, **critic.metrics, **beside})
+        return replace(policy_result, metrics={**policy_result.metrics, **critic.metrics, **beside})
 
-    # -- asking ---------------------------------------------------------------------------------------------------------
+    # -- forward passes before the first update -------------------------------------------------------------------------------
 
-    def _asked(self, rows: list[DeviceRow], *, num_updates: int) -> list[DeviceRow]:
-        """What was said before the step's first update, on the ranks that hold the last layers."""
+    def _with_model_outputs(self, rows: list[DeviceRow], *, num_updates: int) -> list[DeviceRow]:
+        """Add the outputs of all models before the step's first update, on the ranks that hold the last layers."""
         model_set, is_shared = self._model_set, isinstance(self._critic, SharedCritic)
         wants_proximal = self._objective.needs_proximal and num_updates > 1
 
@@ -85,18 +85,18 @@ class RankTrainer:
 
     # -- updating -------------------------------------------------------------------------------------------------------
 
-    def _update(self, share: _Share) -> tuple[Update, Update | None]:
-        """The policy's, and that of a critic of its own."""
+    def _update(self, share: _DeviceMinibatch) -> tuple[Update, Update | None]:
+        """Update the policy and, if separate, the critic."""
         policy, critic, loss = self._model_set.policy, self._model_set.critic, self._policy_loss(share)
         if critic is None:
             return update(policy, loss, share.rows), None
         if critic.updates < self._model_set.cold_updates:
-            of_policy = Update(totals=evaluate_loss(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
+            policy_result = Update(totals=evaluate_loss(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
         else:
-            of_policy = update(policy, loss, share.rows)
-        return of_policy, update(critic, self._value_loss(share), share.rows)
+            policy_result = update(policy, loss, share.rows)
+        return policy_result, update(critic, self._value_loss(share), share.rows)
 
-    def _policy_loss(self, share: _Share) -> PolicyRowLoss | SharedRowLoss:
+    def _policy_loss(self, share: _DeviceMinibatch) -> PolicyRowLoss | SharedRowLoss:
         alone = PolicyRowLoss(
             loss=self._objective.loss,
             counts=share.counts,
@@ -107,14 +107,14 @@ class RankTrainer:
             return alone
         return SharedRowLoss(policy=alone, value=self._value_loss(share), coefficient=self._critic.coefficient)
 
-    def _value_loss(self, share: _Share) -> ValueRowLoss:
+    def _value_loss(self, share: _DeviceMinibatch) -> ValueRowLoss:
         assert self._objective.value_loss is not None
         return ValueRowLoss(config=self._objective.value_loss, counts=share.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Share:
-    """What this rank does for one update."""
+class _DeviceMinibatch:
+    """This rank's rows of one update, on its device."""
 
     rows: list[DeviceRow]
     counts: StepCounts

@@ -1,1 +1,1 @@
-"""What the learner says of its steps and its fleet: metrics, samples, the journal of what was trained."""
+"""Metrics, samples, the journal of trained groups, and reports of workers and evaluators."""

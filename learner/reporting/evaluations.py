@@ -1,4 +1,4 @@
-"""What evaluators found, on its way into the run's metrics: each result once, in the row of the step that comes next."""
+"""Results of evaluators, added to the run's metrics: each once, in the row of the next step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from async_rl.protocols import Board
 log = structlog.get_logger("learner")
 
 UNREAD = 100
-"""Results that wait for a row; of more, the oldest are forgotten. They also lie in the run's folder, eval/."""
+"""Results kept until a row shows them; older ones are dropped (the run's folder eval/ has all)."""
 
 
 class Evaluations:
@@ -37,14 +37,14 @@ class Evaluations:
                     self._news.notify_all()
 
     def row(self) -> dict[str, float]:
-        """The oldest result that no row has shown yet; empty when there is none."""
+        """Return the oldest result that no row has shown yet, or an empty row."""
         if not self._unreported:
             return {}
         result = self._unreported.popleft()
         return {**result.metrics, "eval/step": result.record.step, "eval/version": result.record.version}
 
-    async def settle(self, first: int, last: int, stop: asyncio.Event) -> None:
-        """At the end of steps first + 1 ... last: wait for the evaluation of the last one due among them."""
+    async def wait_for_last(self, first: int, last: int, stop: asyncio.Event) -> None:
+        """Wait after the last step for the last evaluation due in steps first + 1 ... last, for at most `evaluation.wait_s`."""
         every = self._settings.every
         due = last - last % every if every else 0
         if due <= first or self._newest_step >= due or stop.is_set():

@@ -1,4 +1,4 @@
-"""What the workers say of themselves, added up. Workers post snapshots of counters; rates come from their differences."""
+"""Metrics of all workers together. Workers post snapshots of counters; rates come from their differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_rl.protocols import Board
 from async_rl.telemetry import WORKER_METRICS
 
 FORGET_S = 10 * HEARTBEAT_S
-"""A worker that says nothing for so long is not counted any more."""
+"""A worker that posted nothing for this long is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class WorkerCounters:
 class FleetMetrics:
     def __init__(self, board: Board):
         self._board = board
-        self._heard: dict[str, WorkerCounters] = {}
+        self._workers: dict[str, WorkerCounters] = {}
         self._reported: dict[str, tuple[float, float]] = {}
-        """Each worker's scored episodes and the sum of their rewards, when the last row was made."""
+        """Per worker: scored episodes and the sum of their rewards at the last row."""
 
     async def run(self) -> None:
         """consumes: snapshots (board.read)    produces: the latest of each worker    unblocked by: any worker"""
@@ -46,12 +46,12 @@ class FleetMetrics:
         while True:
             for at, message in await self._board.read(WORKER_METRICS, after=position, wait_s=HEARTBEAT_S):
                 position = at
-                self._hear(message["worker"], message["counters"])
+                self._add(message["worker"], message["counters"])
 
-    def _hear(self, worker: str, counters: Mapping[str, float]) -> None:
+    def _add(self, worker: str, counters: Mapping[str, float]) -> None:
         now = CounterSnapshot(at=time.monotonic(), counters=counters)
-        last = self._heard.get(worker)
-        self._heard[worker] = WorkerCounters(before=last.now if last is not None else now, now=now)
+        last = self._workers.get(worker)
+        self._workers[worker] = WorkerCounters(before=last.now if last is not None else now, now=now)
 
     @property
     def num_workers(self) -> int:
@@ -59,28 +59,28 @@ class FleetMetrics:
 
     def _recent(self) -> list[WorkerCounters]:
         since = time.monotonic() - FORGET_S
-        return [heard for heard in self._heard.values() if heard.now.at > since]
+        return [worker for worker in self._workers.values() if worker.now.at > since]
 
     def _new_episodes(self) -> dict[str, float]:
-        """The mean reward of the episodes that ended since the last row; empty where none did."""
+        """Return the mean reward of the episodes that ended since the last row; empty if none did."""
         count = total = 0.0
-        for worker, heard in self._heard.items():
-            scored, rewards = (_sum_of(heard.now.counters, prefix) for prefix in ("scored/", "reward_sum/"))
+        for worker, worker in self._workers.items():
+            scored, rewards = (_sum_of(worker.now.counters, prefix) for prefix in ("scored/", "reward_sum/"))
             scored_before, rewards_before = self._reported.get(worker, (0.0, 0.0))
             count, total = count + scored - scored_before, total + rewards - rewards_before
             self._reported[worker] = (scored, rewards)
         return {"rollout/reward": total / count} if count > 0 else {}
 
     def row(self) -> dict[str, float]:
-        """One row for the fleet, from those heard of lately."""
+        """Return the metrics of the workers that reported recently."""
         fleet = self._recent()
 
         def total(counter: str) -> float:
-            return sum(heard.now.counters.get(counter, 0.0) for heard in fleet)
+            return sum(worker.now.counters.get(counter, 0.0) for worker in fleet)
 
         def named(prefix: str) -> dict[str, float]:
-            """Totals of the counters that begin so, by the rest of their names."""
-            names = {name.removeprefix(prefix) for heard in fleet for name in heard.now.counters if name.startswith(prefix)}
+            """Return totals of the counters with this prefix, by the rest of their names."""
+            names = {name.removeprefix(prefix) for worker in fleet for name in worker.now.counters if name.startswith(prefix)}
             return {name: total(prefix + name) for name in names}
 
         scored, kv_blocks, left_behind = named("scored/"), total("kv_blocks"), named("left_behind/")
@@ -88,7 +88,7 @@ class FleetMetrics:
             "rollout/workers": len(fleet),
             **self._new_episodes(),
             "rollout/inflight": total("inflight"),
-            "rollout/tok_s": sum(heard.rate("tokens") for heard in fleet),
+            "rollout/tok_s": sum(worker.rate("tokens") for worker in fleet),
             "rollout/episodes": total("episodes"),
             "rollout/forked": total("forked"),
             "rollout/refills": total("refills"),

@@ -1,4 +1,4 @@
-"""trained.jsonl: which groups each step trained. With it anybody can check that no group was trained twice, or lost.
+"""trained.jsonl: the groups that each step trained. `async-rl audit` checks with it that no group was trained twice or lost.
 
     {"resumed_after": 0, "version": 0, "timeline": "3d13b251", "fence": 1, "lost": 0}
     {"step": 1, "version": 1, "timeline": "3d13b251", "fence": 1,
@@ -6,11 +6,10 @@
                  "oldest_version": 0}, ...]}
     {"rolled_back_to": 1, "served_as": 8, "version": 9, "timeline": "3d13b251", "fence": 1}
 
-As in metrics.jsonl, `resumed_after` supersedes every row above that step before it: the weights of those steps are gone.
-`lost` says how many of their groups Redis no longer had, because the checkpoint that contained them is damaged or was moved
-away: their tasks are rolled again, the other groups train again. A row is on the disk before its version can be seen and
-before the checkpoint that contains its step, so neither a version that was used nor a step that a resume keeps is ever
-missing here.
+As in metrics.jsonl, a row with `resumed_after` supersedes the earlier rows above that step, whose weights are gone. `lost` is
+the number of their groups that Redis no longer had because the checkpoint that contained them is damaged or was moved: their
+tasks are rolled out again, the other groups train again. A row is durable before its version can be seen and before
+the checkpoint of its step, so no version that was used and no step that a resume keeps is ever missing here.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from learner.progress import Progress
 
 NAME = "trained.jsonl"
 RETRY_S = 1.0
-"""Between two attempts to write on a disk that refuses."""
+"""Seconds between two attempts to write to a disk that refuses."""
 ROWS_READ = 8
-"""Of the end of a journal: versions only grow."""
+"""Rows read from the end of a journal: versions only grow."""
 
 log = structlog.get_logger(__name__)
 
 
 class Journal:
-    """Appended to by one learner."""
+    """The journal, appended to by one learner."""
 
     def __init__(self, run_folder: Path, *, fence: int, disk_wait_s: float, meanwhile: Callable[[], Awaitable[None]]) -> None:
-        """A row that the disk refuses is tried again for `disk_wait_s`; `meanwhile` is called between two attempts."""
+        """A row that the disk refuses is retried for `disk_wait_s`; `meanwhile` is called between two attempts."""
         self._path, self._fence = run_folder / NAME, fence
         self._disk_wait_s, self._meanwhile = disk_wait_s, meanwhile
         self._file: RowFile | None = None
 
     @staticmethod
     def highest_version(run_folder: Path) -> int:
-        """That anybody may have seen; -1 before the first. A Redis that was as_filler or set back does not know it any more."""
+        """Return the highest version that may have been seen, -1 before the first. A restored Redis may not know it."""
         return max((json.loads(row)["version"] for row in last_rows(run_folder / NAME, ROWS_READ)), default=-1)
 
     def __enter__(self) -> Self:
@@ -62,10 +61,11 @@ class Journal:
             self._file.close()
 
     async def begin(self, start: Progress, *, lost: int = 0) -> None:
-        """`lost` groups are rolled again, because they were trained in steps that no checkpoint contains any more."""
+        """Record a start. `lost`: groups trained in steps that no checkpoint contains; their tasks are rolled out again."""
         await self._append({"resumed_after": start.step, **self._at(start), "lost": lost})
 
     async def add(self, progress: Progress, step_batch: StepBatch) -> None:
+        """Record the groups of a step."""
         groups = [
             {
                 "id": taken.group.id,
@@ -80,7 +80,7 @@ class Journal:
         await self._append({"step": progress.step, **self._at(progress), "groups": groups})
 
     async def add_rollback(self, served: VersionRecord, version: int) -> None:
-        """`version` is the number under which what is trained goes on."""
+        """Record a rollback. `version`: the version of the weights being trained from here on."""
         at = {"version": version, "timeline": served.timeline, "fence": self._fence}
         await self._append({"rolled_back_to": served.step, "served_as": served.version, **at})
 
@@ -88,7 +88,7 @@ class Journal:
         return {"version": progress.version, "timeline": progress.timeline, "fence": self._fence}
 
     async def _append(self, row: Mapping[str, object]) -> None:
-        """Returns when the row is on the disk. Raises CheckpointError when the disk refused it for too long."""
+        """Return when the row is durable. Raises CheckpointError when the disk refused it for `disk_wait_s`."""
         data, since = json.dumps(row).encode(), time.monotonic()
         problem: OSError | None = None
         while True:

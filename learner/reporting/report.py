@@ -1,4 +1,4 @@
-"""What a step says of itself: one flat row of metrics, and a few rollouts for people to read."""
+"""The row of metrics of each step, and samples of rollouts (samples.jsonl)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SAMPLES_PER_STEP = 2
 
 
 class Reporter:
-    """Rank 0's view of the run: totals so far, and the row of each step."""
+    """Writes the metrics row of each step, with totals of the run."""
 
     def __init__(self, *, sink: MetricsSink, samples: BestEffortRows, publisher: Publisher, before: Mapping[str, float]):
-        """`before` is the last row that counts from an earlier life of the run: totals go on from it."""
+        """`before`: the last row of a resumed run; totals continue from it."""
         self._sink, self._publisher = sink, publisher
         self._samples = samples
         self._tokens = before.get("progress/tokens", 0.0)
         self._rollouts = before.get("progress/samples", 0.0)
         self._reward: float | None = None
-        """Of the last step that was reported."""
+        """Mean reward of the last reported step."""
         self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
 
     def write(self, finished: FinishedStep, buffer: BufferStats, workers: Mapping[str, float]) -> None:
@@ -41,10 +41,10 @@ class Reporter:
         self._tokens += tokens
         self._rollouts += len(rollouts)
         row = {
-            **of_rewards(groups),
-            **of_environments(groups),
-            **of_episodes(rollouts),
-            **of_ages(groups),
+            **reward_metrics(groups),
+            **environment_metrics(groups),
+            **episode_metrics(rollouts),
+            **age_metrics(groups),
             **finished.result.metrics,
             "optim/lr": finished.result.learning_rate,
             "optim/grad_norm": finished.result.grad_norm,
@@ -59,30 +59,30 @@ class Reporter:
             "samples/dropped": self._samples.dropped,
             "weights/version": finished.progress.version,
             **finished.checkpoint,
-            **of_pushes(self._publisher),
-            **of_buffer(buffer),
+            **push_metrics(self._publisher),
+            **buffer_metrics(buffer),
             **workers,
         }
         self._sink.log(finished.step_batch.step, row)
         self._reward = row["reward/mean"]
         self._keep_samples(finished)
 
-    def last_words(self, step: int, steps: int) -> str:
-        """One sentence for the end of the learner's life."""
+    def closing_sentence(self, step: int, steps: int) -> str:
+        """Return a closing sentence for the log."""
         took = duration(time.monotonic() - self._started)
         reward = f", reward {self._reward:.3f} in the last of them" if self._reward is not None else ""
-        again = "" if step >= steps else "; start the learner again to go on from its last checkpoint"
+        again = "" if step >= steps else "; start the learner again to resume from its last checkpoint"
         return f"ends after step {step} of {steps}, {took} of training{reward}{again}"
 
     def _keep_samples(self, finished: FinishedStep) -> None:
         for taken in finished.step_batch.groups[:SAMPLES_PER_STEP]:
             first = taken.group.rollouts[0]
-            asked, said = split_conversation(first.conversation)
+            prompt, answer = split_conversation(first.conversation)
             row = {
                 "step": finished.step_batch.step,
                 "environment": taken.group.task.environment,
-                "prompt": asked,
-                "text": said,
+                "prompt": prompt,
+                "text": answer,
                 "reward": first.reward if math.isfinite(first.reward) else None,
                 "age": taken.age,
             }
@@ -90,14 +90,14 @@ class Reporter:
 
 
 def split_conversation(conversation: Sequence[Message]) -> tuple[str, str]:
-    """What the model was asked, without instructions that stand before every task, and all from its first answer on."""
+    """Split a conversation into the prompt (without system messages) and everything from the first answer on."""
     first = next((place for place, each in enumerate(conversation) if each.role == "assistant"), len(conversation))
     asked = [message.content for message in conversation[:first] if message.role != "system"]
     told = asked if asked else [message.content for message in conversation[:first]]
     return "\n".join(told), " ".join(message.content for message in conversation[first:])
 
 
-def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:
+def reward_metrics(groups: list[TakenGroup]) -> dict[str, float]:
     scored = [
         (taken.group.task.environment, rollout)
         for taken in groups
@@ -114,13 +114,13 @@ def of_rewards(groups: list[TakenGroup]) -> dict[str, float]:
     return row | {name: float(np.mean(values)) for name, values in named.items()}
 
 
-def of_environments(groups: list[TakenGroup]) -> dict[str, float]:
-    """What the mix comes to, once quick and slow environments have raced for the batch."""
+def environment_metrics(groups: list[TakenGroup]) -> dict[str, float]:
+    """Return the share of each environment in the batch."""
     counts = Counter(taken.group.task.environment for taken in groups)
     return {f"environment/{name}/share": count / len(groups) for name, count in counts.items()}
 
 
-def of_episodes(rollouts: list[Rollout]) -> dict[str, float]:
+def episode_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     count = len(rollouts)
     return {
         "episode/length": sum(rollout.num_sampled for rollout in rollouts) / count,
@@ -130,7 +130,7 @@ def of_episodes(rollouts: list[Rollout]) -> dict[str, float]:
     }
 
 
-def of_ages(groups: list[TakenGroup]) -> dict[str, float]:
+def age_metrics(groups: list[TakenGroup]) -> dict[str, float]:
     ages = np.array([taken.age for taken in groups])
     row = {
         "staleness/mean": float(ages.mean()),
@@ -142,7 +142,7 @@ def of_ages(groups: list[TakenGroup]) -> dict[str, float]:
     return row | {f"staleness/age_{age}": float(count) for age, count in sorted(Counter(ages.tolist()).items())}
 
 
-def of_pushes(publisher: Publisher) -> dict[str, float]:
+def push_metrics(publisher: Publisher) -> dict[str, float]:
     row = {
         "weights/pushes": float(publisher.pushes),
         "weights/coalesced": float(publisher.coalesced),
@@ -160,7 +160,7 @@ def of_pushes(publisher: Publisher) -> dict[str, float]:
     }
 
 
-def of_buffer(stats: BufferStats) -> dict[str, float]:
+def buffer_metrics(stats: BufferStats) -> dict[str, float]:
     return {
         "buffer/depth": stats.ready,
         "buffer/again": stats.again,

@@ -1,4 +1,4 @@
-"""What workers report, on the learner's console: each cause once, and again with its count at ten, a hundred, a thousand."""
+"""Notes of workers in the learner's log: each cause once, and again with its count at 10, 100, 1000, ..."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from async_rl.protocols import Board
 log = structlog.get_logger("learner")
 
 FORGET_S = 60.0
-"""A worker that was blocked and says no more is no explanation any longer: it was ended, or it goes on."""
+"""A report of a blocked worker is dropped after this time: the worker was ended, or it continued."""
 
 
 class WorkerReports:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._times: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        """By environment and cause: how often in each worker."""
+        """(environment, cause) -> worker -> count."""
         self._told: dict[tuple[str, str], int] = {}
         self._blocked: dict[str, tuple[float, WorkerBlocked]] = {}
-        """By worker."""
+        """Worker -> time and report."""
 
     async def run_notes(self) -> None:
-        """consumes: notes (board.read)    produces: lines on the console    unblocked by: any worker"""
+        """consumes: notes (board.read)    produces: log lines    unblocked by: any worker"""
         inbox = await Inbox.open(self._board, NOTES, NOTE_MESSAGES)
         while True:
             for note in await inbox.read():
                 self._count(note)
 
     async def run_blocked(self) -> None:
-        """consumes: reports of blocked workers (board.read)    produces: lines on the console    unblocked by: any worker"""
+        """consumes: reports of blocked workers (board.read)    produces: log lines    unblocked by: any worker"""
         inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES)
         while True:
             for report in await inbox.read():
@@ -43,7 +43,7 @@ class WorkerReports:
 
     @property
     def blocked(self) -> str:
-        """What holds up the worker that was heard of last, in a sentence; empty when none was blocked lately."""
+        """A sentence about the worker that reported last that it is blocked; empty if none did lately."""
         since = time.monotonic() - FORGET_S
         recent = [(at, str(report)) for at, report in self._blocked.values() if at > since]
         others = f"; {len(recent) - 1} more were blocked in the last minute" if len(recent) > 1 else ""

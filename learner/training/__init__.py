@@ -1,5 +1,5 @@
-"""`async-rl train`: supervised training, preferences, reward models and distillation, from tables of examples.
+"""`async-rl train`: SFT, DPO, reward models and distillation from tables of examples. `trainer.py` first.
 
-Begin with trainer.py. Every rank reads the same table in the same order and takes its own part of each step, so no rank
-leads; they only have to agree when to stop.
+Every rank reads the same table in the same order and takes its own part of each step, so no rank leads; they only agree when
+to stop.
 """

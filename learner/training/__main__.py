@@ -1,4 +1,4 @@
-"""One rank of `async-rl train`, one of several or the only one: config -> objects -> run."""
+"""Composition root of `async-rl train`, for one rank: config -> objects -> run."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def main() -> None:
         configure_logs("train")
         arm_from(os.environ)
         place = place_from(os.environ)
-        if place.is_under_torchrun:  # an orphaned rank would go on writing beside its own successor
+        if place.is_under_torchrun:  # an orphaned rank would keep writing beside its successor
             die_with_parent()
         train(config, place)
 
 
 def train(config: TrainingConfig, place: RankPlace) -> None:
-    """What a person did wrong with files is said before a model is built."""
+    """Train until the last step or a signal. Errors in the config and the table are raised before a model is built."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     check(config, shape)
@@ -76,7 +76,7 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
         checkpoints = TrainingCheckpoints(checkpointer, config.run_folder, keep=config.learner.keep_checkpoints)
         start = checkpoints.load()
         if start.step > 0:
-            log.info(f"goes on from step {start.step}")
+            log.info(f"resumes from step {start.step}")
         report = ending.enter_context(open_report(config, len(table), start)) if dist.get_rank() == 0 else None
         TableTrainer(
             config,

@@ -1,4 +1,4 @@
-"""The checkpoints of a training: weights, optimizer, and the position in the table."""
+"""Checkpoints of `async-rl train`: weights, optimizer, and the position in the table."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from learner.checkpoints.writing import Written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableProgress:
+    """Position of a run."""
+
     step: int
     place: int
-    """In the table: epochs follow each other."""
+    """Rows read so far; it keeps counting over epochs."""
 
 
 class TrainingCheckpoints:
-    """One rank's. Every rank calls the same."""
+    """One rank's checkpoints. Collective: every rank makes the same calls."""
 
     def __init__(self, checkpointer: Checkpointer, run_folder: Path, *, keep: int) -> None:
         self._checkpointer, self._folder, self._keep = checkpointer, run_folder / "checkpoints", keep
         self._under_way: Future[Written] | None = None
 
     def load(self) -> TableProgress:
-        """Where the newest checkpoint stands, or the beginning."""
+        """Restore the newest checkpoint and return its position, or the beginning."""
         extra = self._checkpointer.load(self._folder, [path.name for path in candidates(self._folder)])
-        if not extra:  # there is none, or it is a model that was imported, which stands nowhere
+        if not extra:  # no checkpoint, or an imported model, which has no position
             return TableProgress(step=0, place=0)
         if "place" not in extra:
             raise CheckpointError(f"{self._folder} belongs to a run of another kind; choose another run.name")
         return TableProgress(step=extra["step"], place=extra["place"])
 
     def begin(self, progress: TableProgress) -> None:
-        """Training may go on when this returns. Raises CheckpointError for the one before, if that failed."""
+        """Begin a checkpoint; training may continue on return. Raises CheckpointError if the previous one failed."""
         self.finish()
         self._under_way = self._checkpointer.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
 
     def finish(self) -> None:
-        """Returns when the last one is durable."""
+        """Wait until the last checkpoint is durable. Raises CheckpointError if it failed."""
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None

@@ -1,4 +1,4 @@
-"""Learning to say what a teacher would: the divergence of whole distributions, at each token that the model is meant to say."""
+"""Distillation from a teacher: the divergence of whole distributions at each trained token."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class DistillationRowLoss:
     """A RowLoss over logits."""
 
     teacher: Callable[[TextRow], Tensor]
-    """Its logits. Asked row by row, because those of a whole step would fill the memory."""
+    """Returns the teacher's logits of a row. Called row by row, because the logits of a whole step would not fit in memory."""
     direction: Direction
     temperature: float
     vocab_size: int
     counts: ExampleCounts
-    """Of the update."""
+    """Counts of the whole update."""
 
     @property
     def names(self) -> TotalNames:
         return SFT
 
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:
-        apart = divergence(
+        divergences = divergence(
             output,
             self.teacher(row),
             vocab_size=self.vocab_size,
             direction=self.direction,
             temperature=self.temperature,
         )
-        is_said = row.mask != 0
-        loss = torch.where(is_said, apart, 0.0).sum() / max(self.counts.tokens, 1)
+        is_trained = row.mask != 0
+        loss = torch.where(is_trained, divergences, 0.0).sum() / max(self.counts.tokens, 1)
         with torch.no_grad():
             logprobs = token_logprobs(output, row.targets, vocab_size=self.vocab_size)
-        sums = {"loss": loss, "tokens": is_said.sum(), "nll": -torch.where(is_said, logprobs, 0.0).sum()}
+        sums = {"loss": loss, "tokens": is_trained.sum(), "nll": -torch.where(is_trained, logprobs, 0.0).sum()}
         return loss, Totals.of(SFT, sums)
 
     def metrics(self, totals: Totals) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""From a row of a table to what is learned from it: texts, and in each of them which tokens the model is meant to say."""
+"""From a row of a table to an example: tokenized texts with a mask of the trained tokens."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """What one row of the table teaches."""
+    """An example: the texts of one row of the table."""
 
     texts: tuple[Text, ...]
-    """They are compared with each other, so they stay in one packed row: a single one, or the chosen and the rejected one."""
+    """One text, or the chosen and the rejected one. They stay in one packed row."""
 
     def __len__(self) -> int:
         return sum(len(text) for text in self.texts)
 
 
 class RowFormat(Protocol):
-    """Of rows."""
+    """The columns of a table and how they become texts."""
 
     @property
     def wanted(self) -> str:
-        """The columns, for people."""
+        """The needed columns, for error messages."""
         ...
 
     def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
-        """None where columns are missing. Raises ValueError."""
+        """Return the texts of a row, None if columns are missing. Raises ValueError."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReader:
+    """Reads rows of a table as examples."""
+
     kind: RowFormat
     columns: Mapping[str, str]
-    """What the table calls ours."""
+    """Our column names -> those of the table (data.columns)."""
 
     def __call__(self, row: Mapping[str, Any]) -> Example:
-        """Raises ValueError, in a sentence that goes on after the place of the row."""
+        """Read a row. Raises ValueError; its message continues a sentence that begins with the row's place."""
         names = {ours: self.columns.get(ours, ours) for ours in COLUMNS}
         texts = self.kind.texts({ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None})
         if texts is None:
             raise ValueError(f"has the columns {', '.join(row)}; needed are {self.kind.wanted} (data.columns renames them)")
         if any(text.num_said == 0 for text in texts):
-            raise ValueError("has nothing for the model to say")
+            raise ValueError("has no token to train on")
         return Example(texts=texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionFormat:
-    """One text to learn by heart."""
+    """A text for supervised training or distillation."""
 
     manner: Manner
     wanted = "prompt and response, or messages, or text"
@@ -73,7 +75,7 @@ class CompletionFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceFormat:
-    """A better and a worse answer."""
+    """A better and a worse answer, for DPO and reward models."""
 
     manner: Manner
     wanted = "chosen and rejected, and prompt where these do not contain it"

@@ -1,4 +1,4 @@
-"""What each method does with a step's rows: ask the models that must be asked first, and choose the loss."""
+"""The training methods: forward passes of other models over a step's rows, and the loss."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from learner.training.supervised import SupervisedRowLoss
 
 class Method(Protocol):
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
-        """With what other models say of them. Every rank must call it."""
+        """Return the rows with the outputs of other models. Collective."""
         ...
 
     def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:
-        """Of an update with so many tokens and examples."""
+        """Return the loss of an update with these counts."""
         ...
 
 
@@ -55,7 +55,7 @@ class Dpo:
 
     def prepared(self, rows: Sequence[TextRow]) -> Sequence[TextRow]:
         seen = map_outputs(self.reference.chunks, rows, self._logprobs)
-        # where the last layers are elsewhere nothing is seen, and no loss is computed
+        # ranks without the last layers get no outputs and compute no loss
         return [replace(row, reference=each) for row, each in zip(rows, seen, strict=True)] if seen else rows
 
     def loss(self, counts: ExampleCounts) -> RowLoss[TextRow]:

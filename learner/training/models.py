@@ -1,4 +1,4 @@
-"""The model that is trained, and whom its method asks."""
+"""The trained model, and the reference or teacher of its method."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervis
 
 
 def check(config: TrainingConfig, shape: ModelShape) -> None:
-    """Raises ConfigError where another model does not speak of the same tokens. Builds nothing."""
-    if (asked := _asked(config)) is not None:
-        asked.check_vocabulary(shape)
+    """Raise ConfigError if the reference or teacher has another vocabulary. Builds no model."""
+    if (other := _other_model(config)) is not None:
+        other.check_vocabulary(shape)
 
 
-def _asked(config: TrainingConfig) -> InitialWeights | None:
-    """Whom the method asks, beside the model that is trained."""
+def _other_model(config: TrainingConfig) -> InitialWeights | None:
+    """The reference or teacher of the method, if it has one."""
     match config:
         case DpoTraining(dpo=dpo):
             return InitialWeights(key="dpo.reference", folder=dpo.reference)
@@ -30,7 +30,7 @@ def _asked(config: TrainingConfig) -> InitialWeights | None:
 
 
 class Builder:
-    """`async_rl.megatron.parallel.initialize` must have run, on the thread that uses the models."""
+    """Builds the models. `async_rl.megatron.parallel.initialize` must have run on the thread that uses them."""
 
     def __init__(self, config: TrainingConfig, shape: ModelShape, device: torch.device) -> None:
         self._config, self._shape, self._device = config, shape, device
@@ -63,9 +63,9 @@ class Builder:
                 return RewardModel() if self._config.head == "scalar" else Supervised(vocab_size=self._shape.vocab_size)
 
     def _frozen(self) -> FrozenModel:
-        """Whom the method asks; without a folder of its own, what the trained model began with."""
-        asked = _asked(self._config)
-        initial = asked.or_else(self._own) if asked is not None else self._own
+        """Build the reference or teacher; without a folder of its own, from the trained model's initial weights."""
+        other = _other_model(self._config)
+        initial = other.or_else(self._own) if other is not None else self._own
         model = FrozenModel(
             initial.shape(self._shape),
             device=self._device,

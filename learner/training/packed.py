@@ -1,4 +1,4 @@
-"""Examples to packed rows, everything aligned to the position that predicts, as in learner/batches/batch.py."""
+"""Pack examples into rows. Columns are aligned to the predicting position, as in learner/batches/packed_rows.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TextRow:
     positions: Tensor
     targets: Tensor
     mask: Tensor
-    """1 where the model is meant to say the target."""
+    """1 where the target is trained."""
     cu_seqlens: Tensor
     packing: PackedSeqParams
     reference: Tensor | None = None
@@ -32,7 +32,7 @@ class TextRow:
 
     @staticmethod
     def of(texts: Sequence[Text], device: torch.device) -> TextRow:
-        """Of no texts: one token that nobody trains on, because layers refuse rows without any."""
+        """Build a row; without texts it is one untrained token, because the layers refuse rows of length 0."""
         lengths = [len(text) for text in texts] if texts else [1]
         total = sum(lengths)
         token_ids, targets, mask = (np.zeros(total, np.int64) for _ in range(3))
@@ -59,16 +59,16 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleCounts:
-    """What a step divides by: over all its rows, on all ranks."""
+    """Denominators of a step, over all its rows on all ranks."""
 
     tokens: int
-    """That the model is meant to say."""
+    """Trained tokens."""
     examples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExamples:
-    """A step of all ranks, as texts; `rows` makes those of one."""
+    """The packed texts of a step for all ranks; `rows` builds those of one."""
 
     shards: tuple[tuple[tuple[Text, ...], ...], ...]
     """shard -> row -> texts"""
@@ -92,7 +92,7 @@ class PackedExamples:
 
 
 def pack(examples: Sequence[Example], *, capacity: int, num_shards: int) -> PackedExamples:
-    """Examples stay whole. Every shard has as many rows, and at least one: a rank without any would keep the others waiting."""
+    """Pack examples without splitting them. Every shard has the same number of rows, at least one: updates are collective."""
     planned = plan([len(example) for example in examples], capacity, num_shards)
     return PackedExamples(
         shards=tuple(

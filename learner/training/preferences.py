@@ -1,7 +1,6 @@
-"""Learning which of two answers is the better one: by the policy itself (DPO), or as a score (a reward model).
+"""Losses of preference pairs: DPO, and reward models.
 
-In a row the texts of pairs alternate: chosen, rejected, chosen, rejected. A row that stands for an empty one has a single
-text, and so no pair.
+In a row the texts of pairs alternate: chosen, rejected, chosen, rejected. A filler row has a single text, and so no pair.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class DpoRowLoss:
     config: DpoConfig
     vocab_size: int
     counts: ExampleCounts
-    """Of the update."""
+    """Counts of the whole update."""
 
     @property
     def names(self) -> TotalNames:
@@ -59,7 +58,7 @@ class RewardModelRowLoss:
     """A RowLoss over scores, [T, 1]. A text's score is that of its last token."""
 
     counts: ExampleCounts
-    """Of the update."""
+    """Counts of the whole update."""
 
     @property
     def names(self) -> TotalNames:

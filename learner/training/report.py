@@ -1,4 +1,4 @@
-"""What a step says of itself: one flat row of metrics."""
+"""The metrics row of each step of `async-rl train`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learner.training.trainer import TrainedStep
 
 class TrainingReport:
     def __init__(self, sink: MetricsSink, *, table_rows: int, before: Mapping[str, float]) -> None:
-        """`before` is the last row that counts from an earlier life of the run: totals go on from it."""
+        """`before`: the last row of a resumed run; totals continue from it."""
         self._sink, self._table_rows = sink, table_rows
         self._tokens = before.get("progress/tokens", 0.0)
         self._examples = before.get("progress/samples", 0.0)

@@ -1,4 +1,4 @@
-"""Learning texts by heart: the mean of -log-probability over what the model is meant to say."""
+"""Supervised fine-tuning: mean negative log-likelihood of the trained tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from learner.training.packed import ExampleCounts, TextRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedRowLoss:
-    """A RowLoss."""
+    """A RowLoss over logits."""
 
     vocab_size: int
     counts: ExampleCounts
-    """Of the update."""
+    """Counts of the whole update."""
 
     @property
     def names(self) -> TotalNames:

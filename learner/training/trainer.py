@@ -3,7 +3,7 @@
     table ──▶ pack ──▶ rows of this shard ──▶ other models ──▶ forward, loss, backward ──▶ optimizer ──▶ checkpoint
       (step n+1, while n computes)                                                      (with the position in the table)
 
-What a run is after a step depends on its configuration and the table alone, so it may stop after any step and go on later.
+The state after a step depends only on the config and the table, so a run may stop after any step and be resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from learner.training.table import Table, TableSlice
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedStep:
-    """What one step did: all that a report needs."""
+    """The outcome of a step, for reports."""
 
     progress: TableProgress
     portion: TableSlice
@@ -42,7 +42,7 @@ class TrainedStep:
 
 
 class StepReporter(Protocol):
-    """What rank 0 tells people."""
+    """Receives the results on rank 0."""
 
     def trained(self, trained: TrainedStep) -> None: ...
 
@@ -51,10 +51,10 @@ class StepReporter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldOutSet:
-    """Rows that nobody trains on."""
+    """The held-out rows, which are evaluated every few steps."""
 
     rows: Sequence[TextRow]
-    """Of this rank."""
+    """This rank's rows."""
     counts: ExampleCounts
     every: int
 
@@ -73,18 +73,18 @@ class TableTrainer:
         report: StepReporter | None,
         stop: threading.Event,
     ) -> None:
-        """`report` is None on all ranks but the first; any rank's `stop` stops all of them after their step."""
+        """`report` is None on ranks above 0. `stop` of any rank stops all of them after the current step."""
         self._batch, self._learner, self._steps = config.batch, config.learner, steps
         self._model, self._method, self._table = model, method, table
         self._checkpoints, self._report, self._stop = checkpoints, report, stop
         self._shard = parallel_state.get_data_parallel_rank()
         self._bad_steps = 0
-        self._exam = self._exam_of(config, held_out) if held_out is not None else None
+        self._held_out = self._pack_held_out(config, held_out) if held_out is not None else None
 
     def run(self, start: TableProgress) -> TableProgress:
         progress, saved = start, start
         if start.step == 0:
-            self._examine(start)
+            self._evaluate_held_out(start)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="table") as ahead:
             prefetch = ahead.submit(self._fetch, start.place)
             while progress.step < self._steps and not _any_rank(self._stop.is_set()):
@@ -94,8 +94,8 @@ class TableTrainer:
                 prefetch = ahead.submit(self._fetch, portion.end)
                 progress = TableProgress(step=progress.step + 1, place=portion.end)
                 self._train(progress, portion, packed, waited_s)
-                if self._exam is not None and (progress.step == self._steps or progress.step % self._exam.every == 0):
-                    self._examine(progress)
+                if self._held_out is not None and (progress.step == self._steps or progress.step % self._held_out.every == 0):
+                    self._evaluate_held_out(progress)
                 if progress.step % self._learner.checkpoint_every == 0:
                     self._checkpoints.begin(progress)
                     saved = progress
@@ -106,8 +106,8 @@ class TableTrainer:
         return progress
 
     def _fetch(self, place: int) -> tuple[TableSlice, PackedExamples]:
-        """The next step's part of the table, for all ranks."""
-        portion = self._table.portion(place, self._batch.examples_per_step)
+        """Read and pack the examples of a step, for all ranks."""
+        portion = self._table.slice_at(place, self._batch.examples_per_step)
         if not portion.examples:
             raise ConfigError(
                 f"all {portion.dropped} examples of a step are too long; raise batch.bin_tokens ({self._batch.bin_tokens})"
@@ -133,25 +133,25 @@ class TableTrainer:
                 TrainedStep(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
             )
 
-    def _exam_of(self, config: TrainingConfig, table: Table) -> HeldOutSet:
+    def _pack_held_out(self, config: TrainingConfig, table: Table) -> HeldOutSet:
         held_out = config.data.held_out
         assert held_out is not None
         most = min(len(table), held_out.examples) if held_out.examples is not None else len(table)
-        packed = self._packed(table.portion(0, most))
+        packed = self._packed(table.slice_at(0, most))
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
         return HeldOutSet(rows=rows, counts=packed.counts, every=held_out.every)
 
-    def _examine(self, progress: TableProgress) -> None:
-        if self._exam is None:
+    def _evaluate_held_out(self, progress: TableProgress) -> None:
+        if self._held_out is None:
             return
-        loss = self._method.loss(self._exam.counts)
-        totals = evaluate_loss(self._model.chunks, loss, self._exam.rows)
+        loss = self._method.loss(self._held_out.counts)
+        totals = evaluate_loss(self._model.chunks, loss, self._held_out.rows)
         if self._report is not None:
             self._report.held_out(progress.step, loss.metrics(totals))
 
 
 def _any_rank(wants: bool) -> bool:
-    """Whether any rank does: they stop together, or the others would wait for it for ever."""
+    """Whether `wants` is true on any rank. Collective."""
     flag = torch.tensor([int(wants)])
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag.item())

@@ -93,7 +93,9 @@ def test_a_critic_that_was_not_saved_begins_anew(rank_group: RankGroup, tmp_path
     before = {name: tensor.clone() for name, tensor in critic.gather().items()}
     with structlog.testing.capture_logs() as logged:
         Checkpointer({"policy": successor().model, "critic": critic.model}, rank_group.device).load(tmp_path, NEWEST)
-    assert [each["event"] for each in logged] == ["checkpoint step-00000001 has no critic, so it begins anew"]
+    assert [each["event"] for each in logged] == [
+        "checkpoint step-00000001 has no critic, which starts from its initial weights"
+    ]
     assert all(torch.equal(tensor, before[name]) for name, tensor in critic.gather().items())
 
 
@@ -114,7 +116,9 @@ def test_a_critic_that_shares_the_layers_may_be_left_and_may_begin_anew(rank_gro
     before = model.gather() or {}
     with structlog.testing.capture_logs() as logged:
         Checkpointer({"policy": model}, rank_group.device).load(tmp_path, [imported.name])
-    assert [each["event"] for each in logged] == ["checkpoint step-00000000 has no values of the policy, so they begin anew"]
+    assert [each["event"] for each in logged] == [
+        "checkpoint step-00000000 has no value head of the policy, which starts from its initial weights"
+    ]
     assert all(torch.equal(tensor, {**before, **found}[name]) for name, tensor in (model.gather() or {}).items())
     with pytest.raises(CheckpointError, match="belongs to another model: 2 parameters differ, the first is value_head"):
         load_checkpoint(imported, read_manifest(imported), replace(plain, head="both"), torch.float32)

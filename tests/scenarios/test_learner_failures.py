@@ -22,4 +22,4 @@ def test_a_rank_that_rank_0_deserted_ends_by_itself(tmp_path: Path) -> None:
     leader, follower = run_ranks("deserted", tmp_path)
     assert leader.returncode == 99
     assert follower.returncode == ServiceStopped.exit_code, follower.stderr
-    assert "learner rank 1 hears no more of the other ranks" in follower.stderr
+    assert "learner rank 1 lost its connection to the other ranks" in follower.stderr

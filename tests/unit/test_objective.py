@@ -80,7 +80,7 @@ def test_a_file_of_code_needs_a_name_in_it() -> None:
         ("advantages: gae", "add `value_loss: {}`"),
         ("value_loss: {}", "only advantages of type gae have one"),
         ("kl_in_reward: 0.1", "set policy_loss.kl.coefficient"),
-        ("own_loss: math:sqrt", "own_loss .*: math:sqrt asks for 'x', which no loss is given"),
+        ("own_loss: math:sqrt", "own_loss .*: math:sqrt asks for 'x', which is not an argument of losses"),
         ("rewards: {overlong: {max_length: 4, buffer: 5}}", r"rewards.overlong .*: buffer \(5\) must not be above max_length"),
         ("policy_loss: [", "not valid YAML"),
     ],
@@ -130,7 +130,7 @@ def test_a_file_can_put_a_loss_of_ones_own_beside_settings(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("haff", "has no 'haff' .did you mean 'half'"), ("nonsense", "is no function, but int")],
+    [("haff", "has no 'haff' .did you mean 'half'"), ("nonsense", "is not a function, but int")],
 )
 def test_a_mistake_in_a_name_of_code_is_one_sentence(tmp_path: Path, name: str, sentence: str) -> None:
     file = written(tmp_path, CODE, "mine.py")
@@ -140,7 +140,7 @@ def test_a_mistake_in_a_name_of_code_is_one_sentence(tmp_path: Path, name: str, 
 
 def test_one_cannot_have_both_losses(tmp_path: Path) -> None:
     file = written(tmp_path, CODE, "mine.py")
-    with pytest.raises(ConfigError, match="own_loss stands in place of policy_loss; remove one of them"):
+    with pytest.raises(ConfigError, match="own_loss replaces policy_loss; remove one of them"):
         load_objective(written(tmp_path, f"own_loss: {file}:half\npolicy_loss: {{surrogate: cispo}}"))
 
 

@@ -79,13 +79,16 @@ def test_the_learner_computes_what_a_loss_names() -> None:
 @pytest.mark.parametrize(
     ("loss", "sentence"),
     [
-        (lambda current, behavior: current.sum(), "asks for 'behavior', which no loss is given; did you mean 'behaviour'"),
-        (lambda current: 3.0, "fails on a few tokens .TypeError: a loss is a tensor without dimensions, not 3.0"),
-        (lambda current: current, r"a tensor without dimensions, not one of shape \[6\]"),
+        (
+            lambda current, behavior: current.sum(),
+            "asks for 'behavior', which is not an argument of losses; did you mean 'behaviour'",
+        ),
+        (lambda current: 3.0, "fails on a few tokens .TypeError: a loss must be a scalar tensor, not 3.0"),
+        (lambda current: current, r"must be a scalar tensor, not one of shape \[6\]"),
         (lambda current: current.detach().sum(), "fails on a few tokens .RuntimeError: .* does not require grad"),
         (lambda current, mask: current[mask].no_such_thing, "fails on a few tokens"),
-        (5, "5 is no function, but int"),
-        ("builtins:type", "builtins:type does not say what it takes"),
+        (5, "5 is not a function, but int"),
+        ("builtins:type", "builtins:type has no readable signature"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_trained(loss: Any, sentence: str) -> None:

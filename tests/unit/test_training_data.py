@@ -137,7 +137,7 @@ def test_a_bad_row_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, 
     good = {"prompt": "3=", "chosen": "4", "rejected": "5"} if pairs else {"prompt": "3=", "response": "4"}
     path.write_text("\n".join([json.dumps(good), "", json.dumps(row)]))  # an empty line is nothing, and counts
     with pytest.raises(ConfigError, match=sentence) as caught:
-        table(path, pairs=pairs).portion(0, 2)
+        table(path, pairs=pairs).slice_at(0, 2)
     assert str(caught.value).startswith(f"{path}:3")
     assert "\n" not in str(caught.value)
 
@@ -156,7 +156,7 @@ def write(path: Path, lengths: Sequence[int]) -> Path:
 
 def test_what_is_too_long_can_be_left_out(tmp_path: Path):
     """Its place in the order stays, so that the position means the same."""
-    portion = table(write(tmp_path / "rows.jsonl", [3, 18, 4, 12]), too_long="drop").portion(0, 4)
+    portion = table(write(tmp_path / "rows.jsonl", [3, 18, 4, 12]), too_long="drop").slice_at(0, 4)
     assert [example.texts[0].num_said for example in portion.examples] == [4, 5]
     assert (portion.dropped, portion.end) == (2, 4)
 
@@ -165,7 +165,7 @@ def test_every_epoch_has_an_order_of_its_own_and_a_place_says_where_it_stands(tm
     path = write(tmp_path / "rows.jsonl", list(range(1, 11)))
 
     def lengths(start: int, count: int, seed: int = 0) -> list[int]:
-        portion = table(path, shuffle=True, seed=seed).portion(start, count)
+        portion = table(path, shuffle=True, seed=seed).slice_at(start, count)
         return [example.texts[0].num_said for example in portion.examples]
 
     assert sorted(lengths(0, 10)) == sorted(lengths(10, 10)) == list(range(2, 12))
