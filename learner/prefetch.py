@@ -64,7 +64,7 @@ class Prefetcher:
             cost=cost,
         )
 
-    async def next(self, step: int, version: int) -> StepBatch:
+    async def fetch(self, step: int, version: int) -> StepBatch:
         """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""
         groups = await self._take(step, version)
         started = time.monotonic()

@@ -64,11 +64,11 @@ class FleetMetrics:
     def _new_episodes(self) -> dict[str, float]:
         """Return the mean reward of the episodes that ended since the last row; empty if none did."""
         count = total = 0.0
-        for worker, worker in self._workers.items():
+        for name, worker in self._workers.items():
             scored, rewards = (_sum_of(worker.now.counters, prefix) for prefix in ("scored/", "reward_sum/"))
-            scored_before, rewards_before = self._reported.get(worker, (0.0, 0.0))
+            scored_before, rewards_before = self._reported.get(name, (0.0, 0.0))
             count, total = count + scored - scored_before, total + rewards - rewards_before
-            self._reported[worker] = (scored, rewards)
+            self._reported[name] = (scored, rewards)
         return {"rollout/reward": total / count} if count > 0 else {}
 
     def row(self) -> dict[str, float]:
