@@ -69,7 +69,7 @@ class PolicyLossConfig(ObjectivePart):
                 "does; set anchor: proximal or correction: none"
             )
         if self.anchor == "behaviour" and self.proximal_source == "loglinear":
-            raise ValueError("proximal_source: loglinear needs anchor: proximal")
+            raise ValueError("proximal_source: loglinear is for a proximal policy; set anchor: proximal")
         return self
 
 

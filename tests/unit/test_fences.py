@@ -51,7 +51,7 @@ def test_a_learner_that_slept_cannot_claim_what_its_successor_has(tmp_path: Path
     """Both were given fence 5, because the server was emptied in between."""
     claims(tmp_path, 4)
     claims(tmp_path, 5)
-    with pytest.raises(FenceLost, match="learner 5 of this run began while this one slept"):
+    with pytest.raises(FenceLost, match="learner 5 of this run began while this one was paused"):
         claims(tmp_path, 5)
     with pytest.raises(FenceLost):
         claims(tmp_path, 3)
@@ -75,5 +75,5 @@ def test_of_several_that_claim_at_once_one_succeeds(tmp_path: Path):
 
 def test_a_learner_that_cannot_write_its_fence_down_does_not_begin(tmp_path: Path):
     (tmp_path / "fences.jsonl").mkdir()
-    with pytest.raises(CheckpointError, match="the learner cannot write down that it began"):
+    with pytest.raises(CheckpointError, match="the learner cannot record its fence"):
         claims(tmp_path, 1)

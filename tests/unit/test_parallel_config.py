@@ -68,7 +68,7 @@ def test_ranks_that_cannot_be_divided_are_refused() -> None:
     ("settings", "complaint"),
     [
         ({"precision": "fp8"}, "learner.precision: fp8 needs a GPU"),
-        ({"optimizer": {"offload": True}}, "without a GPU switch it off"),
+        ({"optimizer": {"offload": True}}, "set it to false without a GPU"),
     ],
 )
 def test_what_needs_a_gpu_is_refused_without_one(settings: dict[str, Any], complaint: str) -> None:

@@ -22,7 +22,7 @@ def step_batch(*magnitudes: float) -> Any:
         TakenGroup(group=group(f"t{number:09d}", versions=(number,)), version_at_commit=number, version_at_take=4)
         for number in range(len(magnitudes))
     ]
-    return SimpleNamespace(groups=groups, batch=SimpleNamespace(magnitudes=magnitudes))
+    return SimpleNamespace(groups=groups, packed=SimpleNamespace(magnitudes=magnitudes))
 
 
 def test_by_advantage_nobody_loses_every_chance():

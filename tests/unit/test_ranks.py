@@ -175,7 +175,7 @@ def test_a_process_learns_its_place_from_any_launcher() -> None:
         ({"RANK": "1", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE 2"),
         ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE 1"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "this is rank 1 of 2 .* nothing says where it finds the others"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "this is rank 1 of 2 .* no store for the rendezvous is configured"),
     ],
 )
 def test_a_rank_that_would_train_alone_is_refused(environment: dict[str, str], sentence: str) -> None:
