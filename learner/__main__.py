@@ -278,8 +278,8 @@ async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder:
         )
     if recovery.lost:
         log.warning(
-            f"the checkpoint of a later step is damaged or gone: {recovery.lost} groups trained since are lost from the "
-            "weights, and their tasks are rolled out again"
+            f"the checkpoint of a later step is damaged or gone: {recovery.lost} groups that it contained are lost "
+            "from the weights, and their tasks are rolled out again"
         )
     return progress, recovery
 

@@ -184,7 +184,7 @@ def test_entropy_is_measured_where_it_is_asked_for() -> None:
             {},
             r"learner\.objective: ppo needs a critic; describe it as learner\.critic: \{type: own\} or \{type: shared\}",
         ),
-        ("grpo", {"critic": OWN}, r"learner\.critic: objective grpo has no use for a critic; remove the section"),
+        ("grpo", {"critic": OWN}, r"learner\.critic: objective grpo does not use a critic; remove the section"),
         (
             "on_policy_distill",
             {},
@@ -229,7 +229,7 @@ def test_equal_rewards_must_not_be_dropped_where_they_teach() -> None:
 
 def test_a_reference_that_nothing_asks_is_refused(teacher: Path) -> None:
     under = learner_config(reference={"folder": teacher}, objective="grpo")
-    with pytest.raises(ConfigError, match=r"learner\.reference: objective grpo has no use for a reference; remove the section"):
+    with pytest.raises(ConfigError, match=r"learner\.reference: objective grpo does not use a reference; remove the section"):
         check_model_set(under, load_objective("grpo"), shape(under))
 
 

@@ -63,7 +63,7 @@ def test_ranks_follow_the_newest_rank_0(redis_server: str, run_name: str, tmp_pa
 
 def test_a_missing_rank_is_named(redis_server: str, run_name: str, tmp_path: Path) -> None:
     with stores(redis_server, run_name, tmp_path, 2) as (store, other), ThreadPoolExecutor() as pool:
-        with pytest.raises(ServiceStopped, match=r"rank 1 of 2 has not come within 0\.5 s"):
+        with pytest.raises(ServiceStopped, match=r"rank 1 of 2 has not registered within 0\.5 s"):
             wait_for_ranks(store, world_size=2, life=7, within=SHORT)
         with pytest.raises(ServiceStopped, match="rank 0 of 2 has not come"):
             wait_for_rank_0(store, rank=1, world_size=2, within=SHORT)

@@ -56,7 +56,7 @@ def test_stopped_and_killed_it_ends_like_an_uninterrupted_run(tmp_path: Path, mo
     with program(tmp_path, "train", "dpo", "@", folder / "config.yaml", "--learner.steps", steps) as second:
         assert second.exit_code() == 0, second.output
     assert "learner was ended by SIGKILL" in second.output
-    assert second.output.count("goes on from step") == 2
+    assert second.output.count("resumes from step") == 2
     assert second.output.strip().endswith(str(folder / "summary.json"))
 
     uninterrupted = config("dpo", run=run_section, learner={**learner, "steps": steps})
