@@ -48,7 +48,7 @@ class RedisConfig(Section):
         credentials = place.partition("/")[0].rpartition("@")[0]
         if "+sentinel" not in url.partition("://")[0] and (":" in credentials or "password=" in query):
             raise ValueError(
-                "redis.url holds a password, which visible to all who see this configuration or the command line: put it "
+                "redis.url holds a password, visible to all who see this configuration or the command line: put it "
                 "into a file named by redis.password_file, or into the environment variable ASYNC_RL_REDIS_PASSWORD"
             )
         return url

@@ -1,4 +1,4 @@
-"""Services beside a finite piece of work, inside one process: no failure is lost and nothing outlives its parent."""
+"""Runs services (endless tasks) beside a finite task in one process, so that no failure is lost and no task outlives its parent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Run = Callable[[], Awaitable[object]]
 
 
 async def run_with(main: Callable[[], Awaitable[ResultT]], **services: Run) -> ResultT:
-    """The result of `main`, while the services run beside it.
+    """Run `main` beside the services and return its result.
 
-    When `main` ends, the services are cancelled. A service that fails or ends first is a failure: `main` is cancelled
-    and the cause raised, in an exception group.
+    When `main` ends, the services are cancelled. If a service fails or ends first, `main` is cancelled and the cause is raised in
+    an exception group.
     """
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(forever(name, run), name=name) for name, run in services.items()]
@@ -27,6 +27,6 @@ async def run_with(main: Callable[[], Awaitable[ResultT]], **services: Run) -> R
 
 
 async def forever(name: str, run: Run) -> NoReturn:
-    """A service may only end by being cancelled or by raising."""
+    """Run a service. Raises ServiceStopped if it returns."""
     await run()
     raise ServiceStopped(f"the service {name!r} ended although it should run for as long as its process")

@@ -88,7 +88,7 @@ def test_an_address_that_everybody_reaches_is_refused(wire: dict[str, object], c
         ({"model": {"size": {"hidden": 30, "layers": 1, "heads": 4}}}, "multiple of heads"),
         ({"model": {}}, "exactly one"),
         ({"learner": {"parallel": {"tensor": 2, "processes": 3}}}, "multiple of tensor x pipeline"),
-        ({"replay": {"max_uses": 4}, "staleness": {"max_age": 2}}, "lets it train 3 steps at most"),
+        ({"replay": {"max_uses": 4}, "staleness": {"max_age": 2}}, "in at most 3 steps"),
         ({"replay": {"max_uses": 2, "samples_per_insert": 3}}, "above replay.max_uses"),
         ({"replay": {"max_uses": 2, "samples_per_insert": 2, "error_buffer": 2}}, "would wait for each other"),
         ({"replay": {"samples_per_insert": 1, "min_groups": 99}}, "above the buffer's 24 slots"),
@@ -129,7 +129,7 @@ def test_ordinary_names_are_names(name: str):
     "url", ["redis://me:secret@h:6379/0", "rediss://:secret@h", "unix:///s?password=secret", "redis+cluster://:secret@a,b"]
 )
 def test_a_password_in_the_address_of_redis_is_refused(url: str):
-    with pytest.raises(ValidationError, match=r"put it into a file and name that in redis\.password_file"):
+    with pytest.raises(ValidationError, match=r"put it into a file named by redis\.password_file"):
         config(redis={"url": url})
 
 

@@ -440,7 +440,7 @@ threading.Event().wait(60)
     [
         ("raise KeyError('layout')", "the thread 'errands' must run for as long as its process, but KeyError: 'layout'"),
         ("raise SystemExit(0)", "the thread 'errands' must run for as long as its process, but SystemExit: 0"),
-        ("pass", "the thread 'errands' must run for as long as its process, but it ended"),
+        ("pass", "the thread 'errands' must run for as long as its process, but it returned"),
         ("time.sleep(600)", "the thread 'errands' has been at an errand for"),
     ],
 )

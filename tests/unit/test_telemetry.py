@@ -210,7 +210,7 @@ def test_prometheus_serves_the_newest_values(tmp_path: Path) -> None:
             text = answer.read().decode()
     assert 'async_rl_reward_mean{run="here"} 0.75' in text
     assert 'async_rl_buffer_bytes{run="here"} 10.0' in text
-    assert "# HELP async_rl_buffer_bytes payload bytes held [bytes]" in text
+    assert "# HELP async_rl_buffer_bytes size of stored payloads [bytes]" in text
 
 
 def test_prometheus_answers_beyond_this_machine_only_whoever_brings_the_token(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Blocking code beside the event loop that may never come back."""
+"""Runs blocking code that may never return beside the event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """As asyncio.to_thread, but a thread that hangs takes no place from others and does not keep the process from ending.
+    """Like asyncio.to_thread, but a thread that hangs neither blocks a pool nor keeps the process from ending.
 
-    Cancelling this leaves the thread to itself: threads cannot be stopped.
+    Cancellation abandons the thread, which cannot be stopped.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -43,7 +43,7 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
 
 def as_exception(raised: BaseException) -> Exception:
-    """What a future may carry: it takes no StopIteration, and a SystemExit would take the event loop along."""
+    """Wrap what a future cannot carry: StopIteration, and SystemExit, which would end the event loop."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     error = RuntimeError(f"{type(raised).__name__}: {raised}")

@@ -1,4 +1,4 @@
-"""How a process ends that has been in foreign code with threads of its own."""
+"""Ends a process whose libraries have threads that may hang."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def leave_at_once() -> Generator[None, None, None]:
-    """The process ends with the block: with its exit handlers, but without taking the interpreter apart.
+    """End the process with the block: run exit handlers, but skip the interpreter's finalization.
 
-    A thread that hangs in torch, waiting for a worker that is gone, cannot be stopped. If it comes back to an interpreter
-    that is being taken apart, the C++ around it aborts the process, or the process waits for it for ever.
+    A thread that hangs in torch, waiting for a worker that is gone, cannot be stopped. If it returned during finalization, C++
+    code would abort the process; if it did not, the process would wait for it forever.
     """
     code = 0
     try:
@@ -26,17 +26,17 @@ def leave_at_once() -> Generator[None, None, None]:
     except BaseException:
         traceback.print_exc()
         code = 1
-    # What the interpreter itself does first: threads that are not daemons end, exit handlers run.
+    # As the interpreter does: join non-daemon threads, run exit handlers.
     threading._shutdown()  # pyright: ignore
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a log on a full disk is no reason to end with another exit code
+        with suppress(OSError):  # a log on a full disk must not change the exit code
             stream.flush()
     os._exit(code)
 
 
 def _status(code: object) -> int:
-    """As the interpreter understands what SystemExit carries."""
+    """The exit status of SystemExit.code, as the interpreter interprets it."""
     if code is None or isinstance(code, int):
         return code if code is not None else 0
     print(code, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Short pauses, where an event loop lives beside a thread that computes: each would wait long for the other by default."""
+"""Short interpreter pauses for processes with an event loop and a compute thread."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gc
 import sys
 
 SWITCH_S = 0.0005
-"""So long a loop that wakes up waits for the interpreter while the other thread computes. Between the end of one group and the
-beginning of the next lie a dozen wake-ups; with Python's 5 ms the engine runs half empty meanwhile."""
+"""Switch interval: how long a thread that wakes up waits for the GIL while the other computes. A dozen wake-ups lie between the
+end of one group and the start of the next; with Python's default of 5 ms the engine would be half empty meanwhile."""
 
 
 def keep_pauses_short() -> None:
-    """Call it when all is there that lives as long as the process. Collecting garbage then no longer looks through it, half a
-    million objects of the imported libraries, for which both threads would stand still for 0.3 s.
+    """Lower the switch interval and exclude existing objects from garbage collection. Call it after imports and start-up: a full
+    collection over half a million objects of libraries would pause both threads for 0.3 s.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

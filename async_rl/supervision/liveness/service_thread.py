@@ -1,4 +1,4 @@
-"""A thread that lives as long as its owner: its death, or work without an end, ends the process with the thread's name."""
+"""A thread that must run as long as its owner. If it ends or hangs, the process ends with the thread's name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from async_rl.supervision.liveness.whereabouts import frame_of_thread, location_
 
 
 class ServiceThread:
-    """Runs `work(thread)` until `stop` was called. Returning or raising before that is a failure, and so is work that lasts
-    longer than `deadline_s`: `on_failure` is called with one sentence, by default `end_process`.
+    """Runs `work(thread)` until `stop` is called. If `work` returns or raises before, or one unit of work exceeds `deadline_s`,
+    `on_failure` is called with a ServiceStopped; by default it ends the process.
 
-    A thread that waits has no deadline. Around what it does between two waits stands `with thread.working("the parcel"):`;
-    long work calls `beat` on its way, which gives it the whole deadline again.
+    Waiting has no deadline. Wrap each unit of work in `with thread.working("the parcel"):`; long work calls `beat`, which restarts
+    the deadline.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ServiceThread:
         self._work, self._deadline_s, self._on_failure = work, deadline_s, on_failure
         self._stopping = threading.Event()
         self._busy: tuple[str, float] | None = None
-        """With what, and since when."""
+        """Current unit of work and its start time."""
         self._watch = ExitStack()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -45,20 +45,20 @@ class ServiceThread:
 
     @property
     def is_stopping(self) -> bool:
-        """For loops: `while not thread.is_stopping`."""
+        """Whether `stop` was called; for loops: `while not thread.is_stopping`."""
         return self._stopping.is_set()
 
     def pause(self, seconds: float) -> bool:
-        """Wait; True as soon as the thread is to stop."""
+        """Wait up to `seconds`. Returns True as soon as `stop` is called."""
         return self._stopping.wait(seconds)
 
     def stop(self) -> None:
-        """From now on it may end. What it waits for must be ended by whoever calls this."""
+        """Allow the thread to end. The caller must unblock what it waits for."""
         self._stopping.set()
         self._watch.close()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Whether it has ended."""
+        """Wait for the thread; returns whether it ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -75,7 +75,7 @@ class ServiceThread:
             self._busy = (self._busy[0], time.monotonic())
 
     def _run(self) -> None:
-        reason = "it ended"
+        reason = "it returned"
         try:
             self._work(self)
         except BaseException as error:
@@ -93,5 +93,5 @@ class ServiceThread:
             self._busy = None
             place = location_of(frame_of_thread(self._thread.ident)) if self._thread.ident is not None else None
             self._on_failure(
-                ServiceStopped(f"the thread {self.name!r} has been at {what} for {seconds:.0f} s without an end, at {place}")
+                ServiceStopped(f"the thread {self.name!r} has worked on {what} for {seconds:.0f} s without finishing, at {place}")
             )

@@ -1,8 +1,8 @@
-"""A process shows its supervisor that it lives: a byte a second through an inherited pipe, from the thread that watches it.
+"""Heartbeats of a child process: its watchdog thread writes one byte per second into a pipe inherited from the supervisor.
 
-    child: watchdog ── a byte a second ──▶ pipe ──▶ supervisor: Child     silent for `silence_s`: killed, and started again
+    child: watchdog ── a byte a second ──▶ pipe ──▶ supervisor: Child     silent for `silence_s`: killed and restarted
 
-A process that is stopped, or whose interpreter is held by foreign code, cannot report itself.
+This detects a process that is stopped (SIGSTOP) or whose GIL is held by native code.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Self
 from async_rl.supervision.liveness.watchdog import watched
 
 PIPE = "ASYNC_RL_SIGN_OF_LIFE"
-"""The environment variable that tells a child the supervisor's process id and the number of its end of the pipe."""
+"""Environment variable with the supervisor's process id and the descriptor of the child's end of the pipe."""
 
 
 @contextmanager
 def signs_of_life(environment: Mapping[str, str]) -> Generator[None]:
-    """Around all that a process does. Without a supervisor that listens it does nothing."""
+    """Send heartbeats while inside. Does nothing without a listening supervisor."""
     parent, _, number = environment.get(PIPE, "").partition(":")
-    if parent != str(os.getppid()):  # meant for whoever started this process' parent
+    if parent != str(os.getppid()):  # inherited from the parent, which was the intended child
         yield
         return
     pipe = int(number)
@@ -31,7 +31,7 @@ def signs_of_life(environment: Mapping[str, str]) -> Generator[None]:
     os.set_blocking(pipe, False)
 
     def beat() -> None:
-        with suppress(OSError):  # the supervisor is gone, or reads late
+        with suppress(OSError):  # the supervisor is gone, or the pipe is full
             os.write(pipe, b".")
 
     beat()
@@ -40,10 +40,10 @@ def signs_of_life(environment: Mapping[str, str]) -> Generator[None]:
 
 
 class Listener:
-    """The supervisor's end of one child's pipe. `with` stands around the child's life."""
+    """The supervisor's end of a child's pipe; use it as a context manager around the child's life."""
 
     def __init__(self, silence_s: float, on_silence: Callable[[], None]) -> None:
-        """A child that has never shown a sign of life is not missed: it may be a program that shows none."""
+        """`on_silence` is called after `silence_s` without a heartbeat, but not before the first one: a program may send none."""
         self._silence_s, self._on_silence = silence_s, on_silence
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class Listener:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the child, which also needs `number` among its open files."""
+        """Environment variables for the child, which must also inherit descriptor `number`."""
         return {PIPE: f"{os.getpid()}:{self.number}"}
 
     def _heard(self) -> None:

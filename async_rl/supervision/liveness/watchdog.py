@@ -1,8 +1,8 @@
-"""One thread that sees whether everything else in the process still moves: event loops, long-lived threads.
+"""The watchdog thread of a process: detects blocked event loops and hanging threads.
 
-Each thing to be watched is a check that the thread calls again and again. What stands still is told, and past its deadline
-the process ends with its name: a supervisor starts it again, and what it held in Redis is released by leases. The same thread
-gives the process' sign of life to its supervisor (processes/children.py), so that its own death is noticed too.
+What is watched is a check that the thread calls periodically. A stall is reported; past its deadline the process ends with an error
+that names it. Its supervisor restarts it, and what it held in Redis is released when leases expire. The same thread sends the
+process' heartbeat to its supervisor (sign_of_life.py), so that its own death is noticed too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ REPORT_AFTER_S = 5.0
 IMPORTS = 5
 
 Check = Callable[[], None]
-"""Quick. What it raises ends the process."""
+"""Must return quickly. An exception ends the process."""
 
 
 class _Watchdog:
-    """The process' one; its thread lives while there is something to watch."""
+    """The watchdog of the process; its thread runs while there are checks.
+
+    waits for:    the shortest interval of its checks
+    unblocked by: `add`; `remove`
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._checks: dict[object, tuple[Check, float]] = {}
         self._thread: threading.Thread | None = None
         self._running: object | None = None
-        """The key of the check that is being made."""
+        """The key of the check that is running."""
 
     def add(self, key: object, check: Check, every_s: float) -> None:
         with self._changed:
@@ -49,7 +53,7 @@ class _Watchdog:
             self._changed.notify_all()
 
     def remove(self, key: object) -> None:
-        """Waits for this check, if it is being made, and for the thread, if it was the last one."""
+        """Remove a check. Blocks until it has returned if it is running, and until the thread has ended if it was the last one."""
         with self._changed:
             self._checks.pop(key, None)
             self._changed.notify_all()
@@ -77,7 +81,7 @@ class _Watchdog:
                         self._changed.notify_all()
 
     def _due(self) -> dict[object, Check] | None:
-        """After a pause, or when checks come and go; None when nothing is left to be watched."""
+        """Wait for the interval, or until checks are added or removed, and return the checks; None to end the thread."""
         with self._changed:
             pause_s = min((every_s for _, every_s in self._checks.values()), default=BEAT_S)
             if self._thread is threading.current_thread():
@@ -101,7 +105,7 @@ _watchdog = _Watchdog()
 
 @contextmanager
 def watched(check: Check, *, every_s: float = BEAT_S) -> Generator[None]:
-    """While inside, the process' watchdog calls `check`; what it raises ends the process with its sentence and exit code."""
+    """Let the watchdog call `check` while inside. An exception ends the process with its message and exit code."""
     key = object()
     _watchdog.add(key, check, every_s)
     try:
@@ -111,9 +115,9 @@ def watched(check: Check, *, every_s: float = BEAT_S) -> Generator[None]:
 
 
 def end_process(error: AsyncRLError) -> NoReturn:
-    """At once and from any thread: one sentence on stderr, and the exit code of the error.
+    """End the process at once, from any thread: print the error to stderr and exit with its code.
 
-    Nothing is drained: whoever calls this has found that what would drain does not move.
+    Nothing is drained, because what would drain hangs.
     """
     try:
         print(f"{_program()}: {error}", file=sys.stderr, flush=True)
@@ -131,27 +135,27 @@ def _program() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStall:
-    """An event loop that does not turn: a blocking call on it stops everything else in the process, silently."""
+    """A blocked event loop."""
 
     seconds: float
     place: CodeLocation | None
-    """The line that blocks; None where it cannot be told."""
+    """The line that blocks; None if unknown."""
     task: asyncio.Task[Any] | None
-    """The one that runs it, unless a callback does."""
+    """The running task; None for a callback."""
     is_importing: bool
-    """A module is being imported."""
+    """Whether a module is being imported."""
 
     def exceeds(self, limit_s: float) -> bool:
-        """Importing a large library may take five times as long: it happens once in a process."""
+        """Whether the stall is longer than the limit, or five times the limit while a module is imported."""
         return self.seconds >= limit_s * (IMPORTS if self.is_importing else 1)
 
     def __str__(self) -> str:
         running = f", in {self.task.get_name()!r}" if self.task is not None else ""
-        return f"The event loop has stood still for {self.seconds:.0f} s at {self.place}{running}"
+        return f"The event loop has been blocked for {self.seconds:.0f} s at {self.place}{running}"
 
 
 def ends_after(limit_s: float) -> Callable[[LoopStall], None]:
-    """For `on_beat`: raises ServiceStopped, which ends the process, once the loop has stood still for so long."""
+    """An `on_beat` that ends the process (ServiceStopped) once the loop has been blocked for `limit_s`."""
 
     def judge(stall: LoopStall) -> None:
         if stall.exceeds(limit_s):
@@ -168,8 +172,8 @@ def stall_watchdog(
     on_stall: Callable[[LoopStall], None] = lambda stall: None,
     on_beat: Callable[[LoopStall], None] = lambda stall: None,
 ) -> Generator[None]:
-    """For the running loop. Once a stall, after `report_after_s`, all stacks are written to stderr and `on_stall` is called;
-    from then on `on_beat` is called every second. Both are called on the watchdog's thread and may block for a while.
+    """Watch the running event loop. When it is blocked for `report_after_s`, write all stacks to stderr and call `on_stall` once;
+    then call `on_beat` every second. Both run on the watchdog's thread and may block for a while.
     """
     watch = _LoopWatch(report_after_s, file if file is not None else sys.stderr, on_stall, on_beat)
     with watched(watch.check, every_s=min(BEAT_S, report_after_s / 5)):
@@ -192,7 +196,7 @@ class _LoopWatch:
         seconds = time.monotonic() - self._asked_at
         if self._turned.is_set():
             if self._is_told:
-                self._write(f"The event loop turns again after {seconds:.1f} s\n")
+                self._write(f"The event loop runs again after {seconds:.1f} s\n")
             self._is_told = False
             self._ask()
         elif seconds >= self._report_after_s:
@@ -209,7 +213,7 @@ class _LoopWatch:
     def _see(self, stall: LoopStall) -> None:
         if not self._is_told:
             self._is_told = True
-            self._write(f"{stall}; it is here:\n")
+            self._write(f"{stall}; stacks of all threads:\n")
             faulthandler.dump_traceback(self._file, all_threads=True)
             self._on_stall(stall)
         self._on_beat(stall)
@@ -219,7 +223,7 @@ class _LoopWatch:
         self._asked_at = time.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._turned.set)
-        except RuntimeError:  # the loop was closed: nothing stands still any more
+        except RuntimeError:  # the loop was closed
             self._turned.set()
 
     def _write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a thread stands at the moment: the line of a person's code that holds it up."""
+"""Locates the code that a thread is executing, preferably the user's own line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-Author = Literal["person", "package", "ours", "python"]
+Author = Literal["user", "package", "ours", "python"]
 
 _HERE = Path(__file__).resolve().parents[3]
 _OURS = tuple(f"{_HERE / name}/" for name in ("async_rl", "buffer", "learner", "rollout_workers"))
@@ -28,33 +28,38 @@ class CodeLocation:
         """`file.py:12 in reward`"""
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
+    @property
+    def with_path(self) -> str:
+        """`/path/to/file.py:12 in reward`"""
+        return f"{self.file}:{self.line} in {self.function}"
+
 
 def frame_of_thread(ident: int) -> FrameType | None:
-    """The innermost one; None once the thread has ended."""
+    """The innermost frame of a thread; None if it has ended."""
     return sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]
 
 
 def location_of(frame: FrameType | None) -> CodeLocation | None:
-    """The innermost line that a person wrote: a blocking request is seen where it is made, not inside of its library.
+    """The innermost line of user code, so that a blocking request is located where it is made and not inside its library.
 
-    Where no frame is a person's, one of an installed package counts, then one of ours, then one of Python itself.
+    Without user code in the stack: the innermost line of an installed package, else of this project, else of Python.
     """
     innermost: dict[Author, FrameType] = {}
     for each in _outwards(frame):
         innermost.setdefault(_author(each.f_code.co_filename), each)
-    for author in ("person", "package", "ours", "python"):
+    for author in ("user", "package", "ours", "python"):
         if (found := innermost.get(author)) is not None:
             return CodeLocation(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
     return None
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: what a library does when it is first used happens once in a process."""
+    """Whether a module is being imported, which happens only once per process."""
     return any(each.f_code.co_filename.startswith("<frozen importlib") for each in _outwards(frame))
 
 
 def is_in_package(frame: FrameType | None) -> bool:
-    """Whether an installed package is at work there, perhaps by means of Python's library."""
+    """Whether an installed package is executing, directly or through the standard library."""
     authors = (_author(each.f_code.co_filename) for each in _outwards(frame))
     return next((author for author in authors if author != "python"), None) == "package"
 
@@ -62,9 +67,9 @@ def is_in_package(frame: FrameType | None) -> bool:
 def _author(file: str) -> Author:
     if file.startswith(_OURS):
         return "ours"
-    if file.startswith(_PACKAGES):  # a folder of Python's library
+    if file.startswith(_PACKAGES):  # checked first: it lies inside the standard library's folder
         return "package"
-    return "python" if file.startswith(_PYTHON) else "person"
+    return "python" if file.startswith(_PYTHON) else "user"
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

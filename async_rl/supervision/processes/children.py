@@ -1,4 +1,4 @@
-"""One child process: started in a session of its own, restarted when it crashes, gone when its supervisor goes."""
+"""A supervised child process: runs in its own session, is restarted when it crashes, and is killed when its supervisor dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class FatalExit(Exception):
-    """A child ended in a way that no restart would change."""
+    """A child process ended and will not be restarted."""
 
     def __init__(self, spec: ChildSpec, *, status: int, how: str, exit_code: int, reason: str) -> None:
         super().__init__(f"{spec.name} {how}, {reason}")
@@ -43,16 +43,20 @@ class ChildSpec:
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path | None
-    """Where its output goes; None leaves it on the terminal."""
+    """File for its output; None: the terminal."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     inherits: Sequence[int] = ()
-    """Open files and sockets that it finds under the same numbers."""
+    """File descriptors that it inherits under the same numbers."""
     grace_s: float = 60.0
-    """How long it may take to end once it is asked to."""
+    """Seconds that it may take to end after SIGTERM."""
 
 
 class Child:
-    """`supervise` runs it; `terminate` asks it to drain and stops restarting it; `kill` ends it and all it started."""
+    """A child process. `supervise` runs it; `terminate` sends SIGTERM and stops restarts; `kill` kills its process tree.
+
+    waits for:    the process to end, or `silence_s` without a heartbeat
+    unblocked by: exit of the process; `terminate`; `kill`; cancellation
+    """
 
     def __init__(self, spec: ChildSpec, on_start: Callable[[str, int], None]) -> None:
         self.spec = spec
@@ -63,9 +67,9 @@ class Child:
         self._was_silent = False
 
     async def supervise(self) -> int:
-        """Start it, restart it when it crashes, and return the code it ended with: 0, or any once it drains.
+        """Start it, restart it when it crashes, and return its exit code: 0, or any code after `terminate`.
 
-        Raises FatalExit. Cancelling this kills the process.
+        Raises FatalExit if it is not to be restarted. Cancellation kills the process.
         """
         try:
             while True:
@@ -99,12 +103,12 @@ class Child:
             self._signal_process(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Also ends what it started itself."""
+        """Kill the process and all its descendants."""
         self._draining.set()
         process, self._process = self._process, None
         if process is None:
             return
-        kill_tree(process.pid)  # what it started may have sessions of its own
+        kill_tree(process.pid)
 
     def last_lines(self, count: int) -> list[str]:
         if self.spec.log is None or not self.spec.log.exists():
@@ -113,7 +117,7 @@ class Child:
 
     async def _run_once(self) -> int:
         self._was_silent = False
-        with Listener(self.spec.policy.silence_s, self._kill_the_silent) as listener:
+        with Listener(self.spec.policy.silence_s, self._kill_silent) as listener:
             return await self._run_heard(listener)
 
     async def _run_heard(self, listener: Listener) -> int:
@@ -137,7 +141,7 @@ class Child:
             self._signal_process(signal.SIGTERM)
         return await self._process.wait()
 
-    def _kill_the_silent(self) -> None:
+    def _kill_silent(self) -> None:
         if self._is_running():
             assert self._process is not None
             self._was_silent = True
@@ -145,7 +149,7 @@ class Child:
 
     def _end(self, status: int) -> str:
         if self._was_silent:
-            return f"showed no sign of life for {self.spec.policy.silence_s:g} s and was killed"
+            return f"sent no heartbeat for {self.spec.policy.silence_s:g} s and was killed"
         return how_it_ended(status)
 
     def _open_log(self) -> IO[bytes] | None:
@@ -155,18 +159,18 @@ class Child:
             self.spec.log.parent.mkdir(parents=True, exist_ok=True)
             return self.spec.log.open("ab")
         except OSError as error:
-            log.warning(f"{why(error, self.spec.log)}; what {self.spec.name} says is lost until it is started again")
+            log.warning(f"{why(error, self.spec.log)}; the output of {self.spec.name} is lost until its next restart")
             return Path(os.devnull).open("ab")
 
     def _tie_to_supervisor(self) -> Callable[[], None] | None:
         if sys.platform != "linux":
             return None
-        # Loaded here: between fork and exec as little as possible may happen.
+        # Loaded here, because little is safe between fork and exec.
         supervisor, libc = os.getpid(), ctypes.CDLL(None)
 
         def tie() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != supervisor:  # it died before the tie was made
+            if os.getppid() != supervisor:  # the supervisor died before prctl
                 os._exit(1)
 
         return tie

@@ -1,4 +1,4 @@
-"""How many files and sockets a process may have open."""
+"""The limit of open file descriptors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def raise_descriptor_limit() -> None:
-    """To what the system allows. The default of 1,024 is for programs that use select(), which ours do not; a learner has tens
-    of descriptors for each process group, and gloo ends the process that has none left.
+    """Raise the limit to what the system allows. The default of 1,024 exists for select(), which we do not use; a learner needs
+    tens of descriptors per process group, and gloo aborts a process without free ones.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -16,7 +16,7 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_are_scarce() -> bool:
-    """More than half of what this process may have open is open. False where the system does not say."""
+    """Whether more than half of the descriptors are in use. False if the system does not tell."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return soft != resource.RLIM_INFINITY and 2 * sum(1 for _ in Path("/proc/self/fd").iterdir()) > soft

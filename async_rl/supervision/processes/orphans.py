@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""Parent and child lifetimes (Linux): die with the parent, adopt orphaned descendants."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
-    """From now on the kernel kills this process when its parent is gone, however that ends (Linux only)."""
+    """Let the kernel kill this process when its parent dies. Does nothing elsewhere than on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def adopt_orphans() -> None:
-    """From now on what its children leave behind becomes this process' own, so that it is found below it (Linux only)."""
+    """Become the parent of orphaned descendants, so that `descendants_of` finds them. Does nothing elsewhere than on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

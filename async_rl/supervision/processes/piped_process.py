@@ -1,6 +1,6 @@
-"""A child process that is spoken to over pipes, and that can be ended at any time with all it started.
+"""A child process with messages over pipes, which can be killed with all its descendants at any time.
 
-Frames: four bytes of length, then msgpack. Nothing is unpickled, on neither side.
+Frames: four bytes of length, then msgpack. Neither side unpickles anything.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from async_rl.supervision.processes.children import how_it_ended
 from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
 from async_rl.supervision.processes.process_tree import kill_tree
 
-LARGEST = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 
 class ProcessEnded(Exception):
-    """It is gone, or says what nobody can read."""
+    """The process ended, or sent an invalid message."""
 
 
 class PipedProcess:
-    """The parent's end. Whoever starts one awaits `kill` in the end."""
+    """The parent's end. Its owner must await `kill`."""
 
     running: ClassVar[set[int]] = set()
-    """Of this process: whoever looks for children that nobody cares for leaves these alone."""
+    """Ids of the running ones of this process; a search for leaked processes must skip them."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -37,17 +37,17 @@ class PipedProcess:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> PipedProcess:
-        """`python -m module arguments`, which answers through `ChildPipe`. Its output goes to stderr."""
+        """Start `python -m module arguments`, which must use `ChildPipe`. Its output goes to stderr."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", module, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C on the terminal reaches its parent alone
+            start_new_session=True,  # Ctrl-C on the terminal reaches only the parent
         )
         return cls(process)
 
     async def send(self, message: object) -> None:
-        """Raises TypeError for what is no plain value."""
+        """Send plain values (numbers, text, lists, dicts). Raises TypeError for others, ProcessEnded if it is gone."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(encode(message))
@@ -56,17 +56,18 @@ class PipedProcess:
             raise await self._ended() from None
 
     async def receive(self) -> Any:
+        """Block until there is a message. Raises ProcessEnded."""
         assert self._process.stdout is not None
         try:
             (length,) = _LENGTH.unpack(await self._process.stdout.readexactly(_LENGTH.size))
-            if length > LARGEST:
-                raise ProcessEnded(f"announces a message of {length} bytes")
+            if length > MAX_MESSAGE_BYTES:
+                raise ProcessEnded(f"announced a message of {length} bytes")
             return _decode(await self._process.stdout.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._ended() from None
 
     async def kill(self) -> None:
-        """It and all it started. Safe to repeat."""
+        """Kill the process and all its descendants. Safe to repeat."""
         if self._process.returncode is None:
             kill_tree(self._process.pid)
         await self._process.wait()
@@ -77,7 +78,7 @@ class PipedProcess:
 
 
 class ChildPipe:
-    """The child's end: takes the place of its stdin and stdout, so that nothing else gets between the frames."""
+    """The child's end. Takes over stdin and stdout, so that other output cannot corrupt the frames."""
 
     def __init__(self) -> None:
         die_with_parent()
@@ -86,7 +87,7 @@ class ChildPipe:
         self._answers = _moved(1, os.dup(2), "wb")
 
     def receive(self) -> Any:
-        """Raises EOFError once the parent is gone."""
+        """Block until there is a message. Raises EOFError if the parent is gone."""
         head = self._requests.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             raise EOFError
@@ -102,7 +103,7 @@ def encode(message: object) -> bytes:
         body: bytes = msgpack.packb(message)  # pyright: ignore
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"only plain values travel between processes (numbers, text, lists, dicts): {error}") from error
-    if len(body) > LARGEST:
+    if len(body) > MAX_MESSAGE_BYTES:
         raise TypeError(f"a message of {len(body)} bytes is too large to travel between processes")
     return _LENGTH.pack(len(body)) + body
 
@@ -112,7 +113,7 @@ def _decode(body: bytes) -> Any:
 
 
 def _moved(number: int, replacement: int, mode: str) -> BinaryIO:
-    """The file under `number`, out of reach of code that uses that number; `replacement` stands there from now on."""
+    """Move the file at descriptor `number` to a new one, and put `replacement` in its place."""
     moved = os.dup(number)
     os.dup2(replacement, number)
     os.close(replacement)

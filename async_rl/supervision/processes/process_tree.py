@@ -1,4 +1,4 @@
-"""A process and all that it started: found and ended through /proc (on Linux; elsewhere only its process group is)."""
+"""Finds and kills process trees through /proc. Elsewhere than on Linux only the process group is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that any of its threads started and that have not been waited for."""
+    """Child processes of any of its threads that have not been waited for."""
     found: list[int] = []
-    with suppress(OSError):  # it is gone, or this is not Linux
+    with suppress(OSError):  # the process is gone, or this is not Linux
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
                 found += map(int, (thread / "children").read_text().split())
@@ -21,7 +21,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def children_of_this_thread() -> list[int]:
-    """Those of this process that the calling thread started, or inherited from a thread that has ended."""
+    """Child processes started by the calling thread, or inherited from a thread that ended."""
     with suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()]
     return []
@@ -32,7 +32,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def kill_tree(leader: int) -> None:
-    """A process group, by its leader, and what stands below that in groups and sessions of its own."""
+    """Kill a process group by its leader's id, and all descendants, including those in other groups and sessions."""
     below = descendants_of(leader)
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)

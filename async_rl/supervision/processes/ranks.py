@@ -1,7 +1,7 @@
 """The parent of ranks that share one machine: python -m async_rl.supervision.processes.ranks RANKS LOGS MODULE ARGUMENTS...
 
-The ranks find each other over a file that only this user can reach: no port is opened for that. Rank 0 keeps the terminal, the
-others write to LOGS. The group lives and dies as one: what ends one rank ends the others, and its exit code is the group's.
+The ranks rendezvous over a private file, without a port. Rank 0 writes to the terminal, the others to LOGS. When one rank ends,
+the others are ended too, and its exit code becomes the group's.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from async_rl.supervision.processes.restarts import RestartPolicy
 from async_rl.supervision.processes.signals import drain_on_signals
 
 STORE_VARIABLE = "ASYNC_RL_RANKS_STORE"
-"""The file over which ranks on one machine meet (torch's FileStore)."""
+"""Path of the file over which ranks on one machine rendezvous (torch's FileStore)."""
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", STORE_VARIABLE)
-"""What says to a process that it is one of several ranks."""
+"""Environment variables that make a process one of several ranks."""
 
 LEFT_ALONE_S = 5.0
-"""Ranks that lose one notice, say so and end by themselves; and a mistake that all of them find is told by rank 0."""
+"""Seconds that ranks get to end by themselves after one ended, so that they can report why."""
 TERMINATION_S = 5.0
-"""Between SIGTERM and SIGKILL, for ranks that did not."""
+"""Seconds between SIGTERM and SIGKILL for ranks that did not."""
 LINES_SHOWN = 30
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 def specs(command: Sequence[str], ranks: int, *, store: Path, logs: Path, inherited: Mapping[str, str]) -> list[ChildSpec]:
-    """The ranks of `command`, as processes."""
+    """One child process per rank."""
     group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_VARIABLE: str(store)}
     shared = {"GLOO_SOCKET_IFNAME": _LOOPBACK, **inherited, **group}
     return [
@@ -42,23 +42,23 @@ def specs(command: Sequence[str], ranks: int, *, store: Path, logs: Path, inheri
             command=command,
             environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             log=logs / f"rank-{rank}.log" if rank > 0 else None,
-            policy=RestartPolicy(limit=0),  # they start again together, which is for their supervisor to decide
+            policy=RestartPolicy(limit=0),  # only the group as a whole is restarted, by its supervisor
         )
         for rank in range(ranks)
     ]
 
 
 class RankProcesses:
-    """`run` once. All ranks get SIGTERM when `stop` is set; rank 0 decides how the group drains."""
+    """Runs all ranks once. When `stop` is set, all get SIGTERM; rank 0 decides how the group drains."""
 
     def __init__(self, specs: Sequence[ChildSpec]) -> None:
         self._children = [Child(spec, on_start=lambda _name, _pid: None) for spec in specs]
         self._statuses: dict[int, int] = {}
-        """In the order in which the ranks ended."""
+        """Exit statuses in the order in which the ranks ended."""
         self._breaks_up = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> int:
-        """The exit code of the rank that failed first, as a shell would say it; 0 when none did."""
+        """Return the exit code of the rank that failed first (128 + N for signal N), 0 if none failed."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._keep(rank)) for rank in range(len(self._children))]
             stopping = tasks.create_task(self._end_on(stop))
@@ -94,7 +94,7 @@ class RankProcesses:
             child.terminate()
 
     def _explain(self, rank: int, status: int) -> None:
-        """Rank 0 has told what happened to it, and what every rank finds wrong."""
+        """Print why a rank failed, unless rank 0 ended in the same way and has printed it."""
         if self._statuses[0] == status:
             return
         child = self._children[rank]

@@ -1,4 +1,4 @@
-"""Pure: what to do when a child process has ended."""
+"""Decides, without I/O, what to do when a child process ended."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ FATAL_EXIT_CODES = frozenset(
         ConfigError,
         LearnerAlreadyRunning,
         FleetMismatch,
-        BufferUnreachable,  # it was waited for already, as long as redis.connect_timeout_s says
+        BufferUnreachable,  # the process has waited for redis.connect_timeout_s already
         Diverged,
         FailureBudgetSpent,
         RestartLimit,
         IntruderPackage,
     )
 )
-"""Another attempt would end the same way, so these are never restarted."""
+"""Exit codes that are never restarted, because another attempt would end in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     """At most `limit` restarts within `window_s`, the n-th of them after `backoff_s` x 2^(n-1).
 
-    A process without a sign of life for `silence_s` is killed, which counts as any other crash.
+    A process without a heartbeat for `silence_s` is killed, which counts as a crash.
     """
 
     limit: int = 3
@@ -50,14 +50,14 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """It ended well."""
+    """The process ended successfully."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     after_s: float
     counts: bool = True
-    """Among the restarts that a process has within its window."""
+    """Whether it counts towards the policy's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class GiveUp:
 
 
 def decide(exit_code: int, *, restarts: Sequence[float], now: float, policy: RestartPolicy) -> Finish | Restart | GiveUp:
-    """`exit_code` is negative for a signal, as asyncio reports it; `restarts` are the times of earlier ones."""
+    """Decide from the exit code (negative for a signal, as in asyncio) and the times of earlier restarts."""
     if exit_code == 0:
         return Finish()
-    if exit_code == EnvironmentBlocked.exit_code:  # it was recorded which one: the next worker leaves that one alone
+    if exit_code == EnvironmentBlocked.exit_code:  # the environment is recorded; the next worker pauses it
         return Restart(after_s=0.0, counts=False)
     if exit_code in FATAL_EXIT_CODES:
         return GiveUp(exit_code=exit_code, reason="which no restart would change")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks the process to drain, the second ends it at once."""
+"""SIGTERM and SIGINT: the first asks the process to drain, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from types import FrameType
 
 
 class Drain(asyncio.Event):
-    """Set by the loop once it turns; `was_asked` is true from the signal on, also while the loop stands still."""
+    """Set on the event loop after the first signal; `was_asked` is True from the signal on, even while the loop is blocked."""
 
     was_asked = False
 
 
 def drain_on_signals() -> Drain:
-    """An event that the first signal sets; the next signal ends the process. For the main thread, inside its loop.
+    """Return an event that the first signal sets; the next signal ends the process. Call it on the main thread, in its loop.
 
-    The handlers are the interpreter's rather than the loop's, and are gone after the first signal: so the second one ends
-    a process whatever it is stuck in.
+    The handlers are the interpreter's, not the loop's, and are removed after the first signal, so that the second one ends the
+    process even if the loop is blocked.
     """
     loop = asyncio.get_running_loop()
     draining = Drain()
 
     def ask() -> None:
         draining.was_asked = True
-        with suppress(RuntimeError):  # the loop has ended, and with it what could be drained
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(draining.set)
 
     _on_first_signal(ask)
@@ -36,7 +36,7 @@ def drain_on_signals() -> Drain:
 
 
 def drain_flag() -> threading.Event:
-    """The same for a main thread without a loop, which looks at the event where it can stop."""
+    """Like `drain_on_signals` for a main thread without an event loop, which polls the event between units of work."""
     draining = threading.Event()
     _on_first_signal(draining.set)
     return draining
@@ -44,7 +44,7 @@ def drain_flag() -> threading.Event:
 
 def _on_first_signal(ask: Callable[[], None]) -> None:
     def first(_number: int, _frame: FrameType | None) -> None:
-        # A container's first process is shielded from the signals that it does not handle.
+        # Process 1 of a container ignores signals without a handler.
         install(signal.SIG_DFL if os.getpid() > 1 else second)
         ask()
 
