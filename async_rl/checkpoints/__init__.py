@@ -1,1 +1,1 @@
-"""The format of checkpoints on disk, without torch: `manifest.py` first."""
+"""The checkpoint format on disk, without torch except in `draft.py`: `manifest.py` first."""

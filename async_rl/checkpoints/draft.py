@@ -1,7 +1,7 @@
-"""A checkpoint while it is being written, beside the name that it will get.
+"""Writes a checkpoint folder atomically.
 
-The folder is written under another name, every file and the folder itself are flushed, and the rename comes last: what
-bears the final name is complete. A reader still checks every file against the manifest, because disks fail too.
+It is written under a temporary name, every file and the folder are fsynced, and the rename comes last, so a folder with the
+final name is complete. Readers still check files against the manifest, because disks fail.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Draft:
         return Draft(final=root / folder_of(step, life))
 
     def open(self) -> None:
-        """By one of the writers, before the others begin. What interrupted attempts left is removed."""
+        """Create the folder and remove remains of interrupted attempts. Called by one writer, before the others begin."""
         own = life_of_draft(self.folder)
         for leftover in self.final.parent.glob(".step-*.partial"):
-            if life_of_draft(leftover) <= own:  # a later life may be writing
+            if life_of_draft(leftover) <= own:  # a later learner may be writing
                 shutil.rmtree(leftover)
         self.folder.mkdir(parents=True)
         failpoint("checkpoint.opened")
@@ -53,24 +53,25 @@ class Draft:
         return facts
 
     def commit(self, manifest: Manifest) -> None:
-        """By the one who opened it, after everybody wrote. When it returns, the checkpoint is durable."""
+        """Write the manifest and rename the folder; then the checkpoint is durable. Called by the writer that opened it, after
+        all have written."""
         write_whole(self.folder / MANIFEST, manifest.model_dump_json(indent=2))
         failpoint("checkpoint.complete")
         if self.final.exists():
-            # a step is saved a second time only after a resume from before it, because this one was damaged
+            # a step is written twice only after a resume from before it, because this checkpoint was damaged
             shutil.rmtree(self.final)
         self.folder.rename(self.final)
         failpoint("checkpoint.renamed")
         sync_folder(self.final.parent)
 
     def discard(self) -> None:
-        """What came to nothing: a disk that was full needs the room. Nothing is left to discard of what became a checkpoint."""
+        """Delete an unfinished draft to free its disk space. Does nothing after `commit`."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
-    """A safetensors file, digested on its way to the disk: nothing is copied or read again, and other threads go on."""
-    # the widest first: then each stands where its type may stand in memory
+    """Write a safetensors file and digest it on the way, without copies and without holding the GIL for long."""
+    # widest types first, so that every tensor is aligned
     ordered = sorted(tensors.items(), key=lambda named: -named[1].element_size())
     header: dict[str, object] = {}
     end = 0

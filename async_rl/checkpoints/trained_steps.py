@@ -1,7 +1,7 @@
-"""Reading trained.jsonl: which steps each learner trained, and which of them the weights of a checkpoint have seen.
+"""Reads the journal trained.jsonl: the steps of each learner, and which of them the weights of a checkpoint contain.
 
-learner/reporting/journal.py writes it and says what stands in its rows. Nothing here asks the buffer: the journal is the
-second opinion. A row that cannot be read is passed over and named in `damage`.
+learner/reporting/journal.py writes it and documents its rows. Independent of the buffer, so that it can verify the buffer's
+state. An unreadable row is skipped and named in `damage`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _RolledBack(_Row):
 
 
 class TrainedGroup(BaseModel):
-    """A group as its step trained it."""
+    """A group in the row of a step."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -43,9 +43,9 @@ class TrainedGroup(BaseModel):
     task: str
     oldest_version: int
     task_index: int | None = None
-    """Its task's place in the run's stream; None in journals of older releases."""
+    """Index of its task in the run's stream; None in journals of older releases."""
     attempt: int = 1
-    """Of its ticket."""
+    """The attempt of its ticket."""
 
 
 class _Step(_Row):
@@ -62,37 +62,37 @@ _ROW: TypeAdapter[_Resumed | _RolledBack | _Step] = TypeAdapter(
 class TrainedStep:
     number: int
     trained: int
-    """The version of the weights that the groups trained."""
+    """Version of the weights that the groups trained."""
     version: int
-    """Of the weights that came out; the same as `trained` where the step was skipped."""
+    """Version of the resulting weights; equal to `trained` if the step was skipped."""
     groups: tuple[TrainedGroup, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class LearnerLife:
-    """What one learner process wrote."""
+    """The rows of one learner process."""
 
     resumed_after: int
-    """The step of the checkpoint that it began with; 0 for none."""
+    """Step of the checkpoint it resumed from; 0 for none."""
     version: int
-    """Of the weights that it began with."""
+    """Version of the weights it started with."""
     timeline: str
     fence: int | None
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
     newest: int
-    """The highest version that it issued."""
+    """Highest version that it issued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSteps:
-    """The whole journal. Lives stand in the order in which they began."""
+    """The whole journal; lives are ordered by their start."""
 
     lives: Sequence[LearnerLife]
     damage: Sequence[str]
-    """One sentence per row that cannot be read."""
+    """One sentence per unreadable row."""
 
     def behind(self, timeline: str, step: int) -> list[TrainedStep] | None:
-        """The steps that the weights of a timeline have seen at `step`, in order; None for a timeline of another journal."""
+        """The steps contained in the weights of a timeline at `step`, in order; None if the timeline is not in this journal."""
         found: list[TrainedStep] = []
         for life in self.lives:
             found = [each for each in found if each.number <= life.resumed_after]
@@ -102,8 +102,8 @@ class TrainedSteps:
         return None
 
     def undone(self, step: int) -> list[UndoneGroup]:
-        """The groups that the latest learner's weights had seen, and its weights of `step` had not: a resume from there undoes
-        their training. Those that trained before, too, are not among them.
+        """The groups whose training a resume from `step` would undo: trained by the latest learner after `step`, and not before
+        as well.
         """
         steps = self.in_force()
         kept = {group.id for each in steps if each.number <= step for group in each.groups}
@@ -114,7 +114,7 @@ class TrainedSteps:
         ]
 
     def in_force(self) -> list[TrainedStep]:
-        """The steps behind the weights that the latest learner held last."""
+        """The steps contained in the latest learner's last weights."""
         if not self.lives:
             return []
         last = self.lives[-1]
@@ -123,7 +123,7 @@ class TrainedSteps:
 
 
 def read_trained(run_folder: Path) -> TrainedSteps | None:
-    """None where no learner has begun. May be called while a learner writes: a last row without an end is not there yet."""
+    """Read the journal; None if there is none. May be called while a learner writes: a partial last row is skipped."""
     path = run_folder / FILE
     if not path.exists():
         return None
@@ -146,7 +146,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife]) -> None:
-    """A learner that lost its fence may still write a row after its successor began, so rows go by their timeline."""
+    """Add a row to its life, found by timeline: a learner that lost its fence may still write after its successor started."""
     if isinstance(row, _Resumed):
         lives[row.timeline] = LearnerLife(
             resumed_after=row.resumed_after, version=row.version, timeline=row.timeline, fence=row.fence, newest=row.version

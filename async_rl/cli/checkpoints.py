@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from async_rl.checkpoints.manifest import MANIFEST, Damaged, Manifest, check_files, check_sizes, found_in, read_manifest, remove
+from async_rl.checkpoints.manifest import (
+    MANIFEST,
+    DamagedCheckpoint,
+    Manifest,
+    check_files,
+    check_sizes,
+    found_in,
+    read_manifest,
+    remove,
+)
 from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.train import load_any
 from async_rl.errors import CheckpointError, ConfigError
@@ -84,7 +93,7 @@ def _checked(path: Path, check: Callable[[Path, Manifest], None]) -> CheckedChec
     try:
         manifest = read_manifest(path)
         check(path, manifest)
-    except (Damaged, CheckpointError) as error:
+    except (DamagedCheckpoint, CheckpointError) as error:
         return CheckedCheckpoint(path=path, manifest=manifest, problem=str(error))
     return CheckedCheckpoint(path=path, manifest=manifest)
 

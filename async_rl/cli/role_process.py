@@ -1,10 +1,10 @@
-"""Turns this process into a role's. So its signals and its exit code are the role's own."""
+"""Replaces this process by a role's, so that signals and the exit code are the role's own."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 from async_rl.cli.grammar import CommandLine
@@ -13,7 +13,7 @@ from async_rl.config.training import AnyRun
 from async_rl.launch.commands import Role, command, environment
 
 
-def become(command_line: Sequence[str], config: AnyRun | None = None) -> NoReturn:
+def become(command_line: list[str], config: AnyRun | None = None) -> NoReturn:
     """Replace this process by the command; with `config`, in the environment that the run needs."""
     sys.stdout.flush()
     os.execve(command_line[0], command_line, environment(config, os.environ) if config is not None else os.environ)

@@ -1,4 +1,4 @@
-"""Rows that are worth less than the run that writes them: what the disk refuses is dropped, counted, and missed once aloud."""
+"""Append-only row files that must not stop a run: rows that cannot be written are dropped, counted, and reported once."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BestEffortRows:
-    """A row file of at most `max_bytes`, half of it in PATH.1: what is older is deleted."""
+    """A row file of at most `max_bytes`: at half of that it is rotated to PATH.1, which replaces the previous one."""
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
         self._path, self._half = path, max_bytes // 2
         self._file: RowFile | None = None
         self._is_refused = False
         self.dropped = 0
-        """Rows, since the process started."""
+        """Dropped rows, since the process started."""
 
     def add(self, row: bytes) -> bool:
         """Append a row. False when it was dropped; never raises OSError."""
         try:
             if self._file is not None and self._file.size + len(row) >= self._half:
-                self._turn()
+                self._rotate()
             if self._file is None:
                 self._file = RowFile(self._path, sync=False)
             self._file.append(row)
@@ -38,7 +38,7 @@ class BestEffortRows:
             self.dropped += 1
             self.close()
             if not self._is_refused:
-                log.warning(f"{why(error, self._path)}; {self._path.name} is not written until that is over, training goes on")
+                log.warning(f"{why(error, self._path)}; rows of {self._path.name} are dropped until then, training continues")
             self._is_refused = True
             return False
         if self._is_refused:
@@ -52,20 +52,20 @@ class BestEffortRows:
             with suppress(OSError):
                 file.close()
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         self.close()
         self._path.replace(older(self._path))
 
 
 def read_best_effort(path: Path) -> list[bytes]:
-    """The rows that are left, oldest first. May be called while they are written."""
-    newer = list(rows_of(path))  # read first: what moves to the older file meanwhile comes twice, and nothing is missing
+    """The rows of both files, oldest first. May be called while they are written."""
+    newer = list(rows_of(path))  # read first: if the file is rotated meanwhile, rows come twice and none is missing
     return [*rows_of(older(path)), *newer]
 
 
 @contextmanager
 def missed_aloud(path: Path, say: Callable[[str], object]) -> Generator[None]:
-    """Go on when a file that the run can do without cannot be written, and say so."""
+    """Report an OSError of an optional file through `say` and continue."""
     try:
         yield
     except OSError as error:
@@ -73,12 +73,12 @@ def missed_aloud(path: Path, say: Callable[[str], object]) -> Generator[None]:
 
 
 def older(path: Path) -> Path:
-    """Where the rows before those in `path` are."""
+    """The path of the rotated file."""
     return path.with_name(f"{path.name}.1")
 
 
 def why(error: OSError, path: Path) -> str:
-    """Why a file cannot be written, with what to do about it."""
+    """Explain why a file cannot be written, and what to do about it."""
     if error.errno in NO_ROOM:
         return f"the disk of {path.parent} is full ({error.strerror}): make room there"
-    return f"{path} cannot be written ({error.strerror}): look after its disk"
+    return f"{path} cannot be written ({error.strerror}): check its disk"

@@ -1,13 +1,13 @@
-"""Named places where a process may be told to die or to meet a failing disk, so that a test can strike between any two changes.
+"""Fault injection: named points at which a process can be killed or get an OSError, between any two changes of state.
 
     define("archive.written")                        at import: the name stands in the coverage report
-    failpoint("archive.written")                     where it may die; does nothing unless armed
-    ASYNC_RL_FAILPOINT=archive.written:3             a program dies (kill -9) the third time it gets there
-    ASYNC_RL_FAILPOINT=archive.written:3=ENOSPC      the third time, it meets an OSError instead
-    ASYNC_RL_FAILPOINT=archive.written:3-5=EIO       the third, fourth and fifth time
-    ASYNC_RL_FAILPOINT_LOG=points.log                which points were passed, and where it died
+    failpoint("archive.written")                     the point; does nothing unless armed
+    ASYNC_RL_FAILPOINT=archive.written:3             SIGKILL on the third pass
+    ASYNC_RL_FAILPOINT=archive.written:3=ENOSPC      OSError on the third pass
+    ASYNC_RL_FAILPOINT=archive.written:3-5=EIO       OSError on the third, fourth and fifth pass
+    ASYNC_RL_FAILPOINT_LOG=points.log                logs which points were passed, and where it died
 
-Several orders are separated by commas. One process dies at most once, so several deaths are alternatives.
+Separate several orders by commas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _armed: _Armed | None = None
 
 
 def define(*names: str) -> None:
-    """Say which points a module has."""
+    """Register the points of a module."""
     _known.update(names)
 
 
@@ -42,20 +42,20 @@ def known() -> frozenset[str]:
 
 
 def failpoint(name: str) -> None:
-    """Die here, if that is the order. One comparison when nothing is armed."""
+    """Die or raise OSError here if so ordered. Costs one comparison when nothing is armed."""
     if _armed is not None:
         _armed.reach(name)
 
 
 def arm(orders: str, log: Path | None = None) -> None:
-    """Obey `name:count[=ERROR][,...]`; note in `log` what is passed. Replaces what was armed before; "" disarms."""
+    """Arm `name:count[=ERROR][,...]`, replacing earlier orders, and log passed points to `log`. "" disarms."""
     global _armed
     wanted = [_order(text.strip()) for text in orders.split(",") if text.strip()]
     _armed = _Armed(wanted, log) if wanted or log is not None else None
 
 
 def arm_from(environ: Mapping[str, str]) -> None:
-    """For entry points: what the environment orders. A name that only another program has is none of our business."""
+    """Arm what the environment orders; call it in entry points. Names of other programs' points are ignored."""
     log = environ.get(LOG, "")
     arm(environ.get(ORDERS, ""), Path(log) if log else None)
 
@@ -66,7 +66,7 @@ class _Order:
     first: int
     last: int
     error: int | None
-    """None to die."""
+    """errno of the OSError; None: SIGKILL."""
 
 
 def _order(text: str) -> _Order:
@@ -81,12 +81,12 @@ def _order(text: str) -> _Order:
 class _Armed:
     def __init__(self, wanted: Sequence[_Order], log: Path | None) -> None:
         self._wanted = wanted
-        # One short append per line: it is complete even when the next instruction is the last.
+        # One short append per line, so that it is complete even if the process dies right after it.
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
         self._reached: Counter[str] = Counter()
 
     def reach(self, name: str) -> None:
-        if name not in _known:  # else the coverage report would not miss it
+        if name not in _known:  # the coverage report would not know about it
             raise LookupError(f"failpoint {name!r} was never defined")
         self._reached[name] += 1
         times = self._reached[name]
@@ -106,4 +106,4 @@ class _Armed:
 
 def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody outlives SIGKILL")
+    raise AssertionError("unreachable after SIGKILL")

@@ -1,4 +1,4 @@
-"""What a run writes is its owner's alone: rollouts, weights, logs and passwords lie in it."""
+"""File modes of a run's files, which contain rollouts, weights, logs and passwords: readable by the owner only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def keep_files_private() -> None:
-    """From here on, this process and those that it starts make files of mode 0600 and folders of mode 0700."""
+    """Set the umask of this process and its children: files get mode 0600, folders 0700."""
     os.umask(0o077)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Also where it was there before, if it is ours."""
+    """Create a folder of mode 0700, or change the mode of an existing one that we own."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_mode & 0o077 and found.st_uid == os.getuid():

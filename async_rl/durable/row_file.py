@@ -1,7 +1,7 @@
-"""A file that grows by rows, one line each, and holds nothing but whole ones.
+"""A durable append-only file of rows, one per line, without partial rows.
 
-A full disk takes a part of a row before it refuses the rest, and a crash cuts the last one. Such a piece is cut off: at once
-after a failed write, else when the file is opened next. So a row never merges with the one after it.
+A full disk may accept only part of a row, and a crash may cut the last one. A partial row is truncated: at once after a failed
+write, else when the file is next opened. So it never merges with the row after it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _TAIL = 4 << 20
 
 
 class RowFile:
-    """May be used by several threads; each `append` is one change."""
+    """Thread-safe; each `append` is atomic."""
 
     def __init__(self, path: Path, *, sync: bool) -> None:
-        """With `sync`, a row that was appended survives a power loss; without, a crash of the process. Raises OSError."""
+        """With `sync` (fsync), appended rows survive a power loss; without, a crash of the process. Raises OSError."""
         self._point, self._sync = f"append.{path.name}", sync
         define(self._point)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class RowFile:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         self._lock = threading.Lock()
         self._torn: tuple[int, int] | None = None
-        """Where a piece of a row begins and ends that a failed write left."""
+        """Start and end of a partial row left by a failed write."""
         try:
             size = os.fstat(self._file).st_size
             if (whole := end_of_rows(self._file, size)) < size:
@@ -47,7 +47,7 @@ class RowFile:
         return os.fstat(self._file).st_size
 
     def append(self, row: bytes) -> None:
-        """Write a row, which holds no line break. After an OSError nothing of it is in the file."""
+        """Append a row, which must not contain a line break. After an OSError the file is unchanged."""
         with self._lock:
             self._cut()
             before, written, line = os.fstat(self._file).st_size, 0, memoryview(row + b"\n")
@@ -59,25 +59,25 @@ class RowFile:
                     os.fsync(self._file)
             except OSError:
                 self._torn = before, before + written
-                with suppress(OSError):  # then the next append cuts it, or fails too
+                with suppress(OSError):  # the next append truncates it
                     self._cut()
                 raise
 
     def close(self) -> None:
-        """Waits for a thread that appends."""
+        """Close the file, after an append in progress."""
         with self._lock:
             os.close(self._file)
 
     def _cut(self) -> None:
         if self._torn is not None:
             begin, end = self._torn
-            if os.fstat(self._file).st_size == end:  # else another process has appended a row, which must not go with it
+            if os.fstat(self._file).st_size == end:  # else another process has appended a row meanwhile, which must stay
                 os.ftruncate(self._file, begin)
             self._torn = None
 
 
 def end_of_rows(file: int, size: int) -> int:
-    """Where the last whole row of an open file ends; what follows was cut by a crash."""
+    """The offset at which the last whole row of an open file ends."""
     for start in range((size - 1) // _BLOCK * _BLOCK, -1, -_BLOCK) if size else ():
         if (found := os.pread(file, min(_BLOCK, size - start), start).rfind(b"\n")) >= 0:
             return start + found + 1
@@ -85,7 +85,7 @@ def end_of_rows(file: int, size: int) -> int:
 
 
 def rows_of(path: Path) -> Iterator[bytes]:
-    """The whole rows of a file, without their line breaks. One that is being written, or was cut, is passed over."""
+    """The whole rows of a file, without line breaks. A partial last row is skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -95,11 +95,11 @@ def rows_of(path: Path) -> Iterator[bytes]:
 
 
 def last_rows(path: Path, most: int) -> list[bytes]:
-    """At most so many rows of the end of a file, the oldest first; all within its last few MiB."""
+    """The last `most` rows of a file, oldest first; only the last 4 MiB are searched."""
     if not path.exists():
         return []
     with path.open("rb") as file:
         start = max(0, path.stat().st_size - _TAIL)
         file.seek(start)
-        rows = file.read().split(b"\n")[:-1]  # what follows the last line break is being written, or was cut
+        rows = file.read().split(b"\n")[:-1]  # after the last line break: a partial row
     return rows[1 if start else 0 :][-most:]

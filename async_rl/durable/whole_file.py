@@ -1,4 +1,4 @@
-"""A file that is replaced as a whole: readers see the old content or the new one, and what is written survives a power loss."""
+"""Atomic, durable replacement of files (write, fsync, rename, fsync of the folder). Every file replaced as a whole uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ define("whole_file.writing", "whole_file.written", "whole_file.renamed")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Durable when it returns. After an OSError the old content is still there."""
+    """Replace a file. When this returns, the content survives a power loss; after an OSError the old content is unchanged."""
     data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name}.partial")
     try:
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_all(file: int, data: bytes | memoryview) -> int:
-    """Write `data` to a descriptor and return its length. A disk that fills up takes a part, and refuses the rest."""
+    """Write all of `data` to a descriptor, continuing after partial writes, and return its length."""
     rest = memoryview(data)
     while rest:
         failpoint("whole_file.writing")
@@ -39,7 +39,7 @@ def write_all(file: int, data: bytes | memoryview) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: a new one is only once the folder is."""
+    """Fsync a folder, which makes created and renamed entries durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

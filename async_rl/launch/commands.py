@@ -1,4 +1,4 @@
-"""How each role is started: its command line and its environment."""
+"""The command line and environment variables of each role's process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Role = Literal[
     "rollout_workers.evaluation",
 ]
 
-_PYTHON = (sys.executable, "-P")  # -P: a stray buffer/ in the working folder is not imported
+_PYTHON = (sys.executable, "-P")  # -P: do not import a buffer/ in the working directory
 
 SCHEDULED = "scheduled"
-"""The word with which an evaluator follows a run (`async-rl evaluator`)."""
+"""Argument of an evaluator that follows a run (`async-rl evaluator`)."""
 
 WORKER_INDEX = "ASYNC_RL_WORKER_INDEX"
-"""Which of the workers that `async-rl run` starts on this machine it is: they divide the GPUs among them."""
+"""Index of a worker among those that `async-rl run` starts on this machine, which divide its GPUs."""
 
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -40,7 +40,7 @@ def command(role: Role, args: Sequence[str]) -> list[str]:
 
 
 def ranks_command(role: Literal["learner", "learner.training"], args: Sequence[str], config: AnyRun) -> list[str]:
-    """As many ranks as learner.parallel asks for, all of them on this machine."""
+    """The command that starts all ranks of learner.parallel on this machine."""
     ranks = config.learner.parallel.ranks
     if ranks == 1:
         return command(role, args)
@@ -48,20 +48,20 @@ def ranks_command(role: Literal["learner", "learner.training"], args: Sequence[s
 
 
 def environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a role inherits, plus what it needs."""
+    """The environment variables of a role: the inherited ones plus those it needs."""
     given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    given.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a worker that leaves is no reason for stack traces of torch's stores
-    given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on the order this gives
+    given.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch's stores print stack traces when a worker leaves
+    given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on this order of kernels
     if config.learner.deterministic:
-        given.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS chooses among ways to add up
-    if computes_on_cpu(config):  # several processes share the cores: a thread pool in each makes all of them slower
+        given.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS sums in varying order
+    if computes_on_cpu(config):  # processes share the cores; a thread pool in each would slow down all of them
         for name in _THREAD_SETTINGS:
             given.setdefault(name, "1")
     return given
 
 
 def computes_on_cpu(config: AnyRun) -> bool:
-    """`auto` is settled without importing torch: where no NVIDIA driver is loaded there is no CUDA."""
+    """Whether models compute on the CPU. `auto` is resolved without torch: no NVIDIA driver, no CUDA."""
     if config.device == "auto":
         return not Path("/proc/driver/nvidia/version").exists()
     return config.device == "cpu"

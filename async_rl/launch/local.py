@@ -1,6 +1,6 @@
-"""`async-rl run` and `train`: one run on one machine. Starts its processes, keeps them alive, and ends them in order.
+"""`async-rl run` and `train`: starts the processes of a run on this machine, supervises them, and ends them in order.
 
-buffer serve ◀── worker 0 … n        the learner is the run's finite clock: when it ends, workers stop,
+buffer serve ◀── worker 0 … n        when the learner ends, workers are stopped,
       ▲────────── learner            then the buffer, and the summary is written
 """
 
@@ -34,17 +34,17 @@ from async_rl.supervision.processes.ranks import RANK_VARIABLES
 log = structlog.get_logger("async_rl.run")
 
 CHECKPOINT_GRACE_S = 60.0
-"""What a last step and its checkpoint may take before a drain turns into a kill."""
+"""Seconds that the learner may take for its last step and checkpoint before it is killed."""
 
 DRAIN_GRACE_S = 10.0
-"""Beyond `worker.drain_s`: what a worker may take to hand back its tickets."""
+"""Seconds beyond `worker.drain_s` that a worker may take to return its tickets."""
 
 LOG_TAIL = 30
 
 
 @contextmanager
 def sole_run(config: AnyRun) -> Generator[None]:
-    """Inside, nobody else on this machine runs it: two supervisors would fight over one folder."""
+    """Hold the run's lock while inside. Raises ConfigError if another supervisor on this machine holds it."""
     keep_files_private()
     make_run_folder(config.run_folder)
     with _opened(config.run_folder / "run.lock") as lock:
@@ -52,7 +52,7 @@ def sole_run(config: AnyRun) -> Generator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"run {config.run.name!r} is going on already, in {config.run_folder}; stop it, or choose another run.name"
+                f"run {config.run.name!r} is already running in {config.run_folder}; stop it, or choose another run.name"
             ) from None
         for left in config.run_folder.glob("engines-*"):  # by workers that were killed
             shutil.rmtree(left, ignore_errors=True)
@@ -67,7 +67,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def prepare_folder(config: AnyRun) -> Path:
-    """Make the run's folder and write the resolved configuration there; every process of the run reads that file."""
+    """Create the run's folder and write the resolved configuration, which all processes of the run read."""
     folder = config.run_folder
     make_run_folder(folder)
     if isinstance(config, Config):
@@ -80,8 +80,9 @@ def prepare_folder(config: AnyRun) -> Path:
 
 
 def begin_anew(config: Config) -> None:
-    """Forget a run of this name that ended before its first step, if its configuration was another: nothing was learned, and
-    what its server holds does not fit. A server of someone else's is left as it is.
+    """Delete the Redis data of a run of this name that ended before its first step with a different configuration.
+
+    Nothing was trained, and the data does not fit the new configuration. An external server (redis.url) is not touched.
     """
     folder = config.run_folder
     if config.redis.url or not config.redis_folder.exists() or _has_trained(folder):
@@ -91,7 +92,7 @@ def begin_anew(config: Config) -> None:
     except ConfigError:
         before = None
     if before != config.seen_from_anywhere().fleet_facts:
-        log.info("the run of this name ended before its first step, with another configuration: it begins anew")
+        log.info("a run of this name ended before its first step with another configuration; its data is discarded")
         shutil.rmtree(config.redis_folder)
         shutil.rmtree(folder / "payloads", ignore_errors=True)
 
@@ -107,20 +108,20 @@ def _has_trained(folder: Path) -> bool:
 
 
 async def run(config: Config, inherited: Mapping[str, str]) -> int:
-    """The exit code of the run: 0 when the learner finished or everything drained, else that of what broke it."""
+    """Run everything and return the exit code: 0 if the learner finished or everything drained, else the failed process's."""
     stop = drain_on_signals()
     return await LocalRun(specs(config, inherited), config.run_folder).run(stop)
 
 
 async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
-    """The same of a run that has no workers: its learner reads a table."""
+    """Like `run`, for `async-rl train`: only a learner, which reads a dataset."""
     stop = drain_on_signals()
     spec = _learner("learner.training", config, _environment(config, inherited))
     return await LocalRun([spec], config.run_folder).run(stop)
 
 
 def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
-    """The run's processes, in the order in which they start."""
+    """The processes of the run, in the order in which they start."""
     args = ["@", str(config.run_folder / "config.yaml")]
     logs = config.run_folder / "logs"
     shared, policy = _environment(config, inherited), config.supervision.policy
@@ -155,7 +156,7 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
 
 
 def _environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
-    """A whole run starts here, whatever ranks this process itself belongs to."""
+    """The environment without variables of ranks: the run starts its own ranks even if this process is one."""
     return environment(config, {name: value for name, value in inherited.items() if name not in RANK_VARIABLES})
 
 
@@ -171,7 +172,11 @@ def _learner(role: Literal["learner", "learner.training"], config: AnyRun, share
 
 
 class LocalRun:
-    """One of the children is called `learner`; the run lasts as long as it does, and as anything useful is left beside it."""
+    """Supervises the processes of a run until the learner ends, a required process fails, or `stop` is set.
+
+    waits for:    the learner to finish; a process that must not be restarted any more
+    unblocked by: exit of child processes; `stop` (SIGTERM, Ctrl-C)
+    """
 
     def __init__(self, specs: Sequence[ChildSpec], folder: Path) -> None:
         self._folder = folder
@@ -200,7 +205,7 @@ class LocalRun:
             except FatalExit as fatal:
                 if self._goes_on_without(name):
                     await self._leave_out(fatal)
-                else:  # the others drain: what the learner has learned is kept
+                else:  # the others drain, so that the learner writes a checkpoint
                     self._broken = self._broken if self._broken is not None else fatal
                     self._over.set()
             else:
@@ -211,21 +216,21 @@ class LocalRun:
                 return
 
     def _goes_on_without(self, name: str) -> bool:
-        """Something useful is left: a worker has others beside it, and evaluations are only watched."""
+        """Whether the run can continue without this process: an evaluator, or a worker if there are others."""
         if name in ("learner", "buffer"):
             return False
         workers = {other for other in self._children if other.startswith("worker-")}
         return name not in workers or bool(workers - self._left_out - {name})
 
     async def _leave_out(self, fatal: FatalExit) -> None:
-        """For a window's length; for good where no restart would change anything."""
+        """Wait before the next attempt: for `window_s`, or until the run ends if a restart would not help."""
         name, again_s = fatal.spec.name, fatal.spec.policy.window_s
         self._left_out.add(name)
         if fatal.exit_code != RestartLimit.exit_code:
-            log.warning(f"{fatal}; the run goes on without it", **self._last_words(name))
+            log.warning(f"{fatal}; the run continues without it", **self._last_words(name))
             await self._over.wait()
             return
-        log.warning(f"{fatal}; the run goes on without it, and tries again in {again_s:g} s", **self._last_words(name))
+        log.warning(f"{fatal}; the run continues without it and tries again in {again_s:g} s", **self._last_words(name))
         with suppress(TimeoutError):
             async with asyncio.timeout(again_s):
                 await self._over.wait()
@@ -237,11 +242,11 @@ class LocalRun:
 
     async def _end_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        log.info("draining; another Ctrl-C ends everything at once")
+        log.info("draining; press Ctrl-C again to end everything at once")
         self._over.set()
 
     async def _end(self, running: Mapping[str, asyncio.Task[None]]) -> None:
-        """The buffer goes last: the others still hand back tickets and write their last checkpoint."""
+        """End all processes, the buffer last: the others still return tickets and write the last checkpoint."""
         async with asyncio.TaskGroup() as ending:
             for name in running:
                 if name != "buffer":
@@ -253,13 +258,13 @@ class LocalRun:
         child = self._children[name]
         child.terminate()
         if (await asyncio.wait([running], timeout=child.spec.grace_s))[1]:
-            log.warning(f"{name} did not drain within {child.spec.grace_s:g} s and is killed")
+            log.warning(f"{name} did not drain within {child.spec.grace_s:g} s, killing it")
             child.kill()
 
     def _note(self, name: str, pid: int) -> None:
         self._pids[name] = pid
         path = self._folder / "processes.json"
-        with missed_aloud(path, log.warning):  # it is for people and tools: the run goes on without
+        with missed_aloud(path, log.warning):  # informational: the run continues without it
             write_whole(path, json.dumps(self._pids, indent=2) + "\n")
 
     def _explain(self, fatal: FatalExit) -> int:
@@ -273,6 +278,6 @@ class LocalRun:
 
 
 def _exit_code(status: int) -> int:
-    """As a shell would say it. Being ended by our own SIGTERM, for lack of a handler, is no failure."""
+    """128 + N for signal N; 0 for our own SIGTERM, which ends a process before it has a handler."""
     code = status if status >= 0 else 128 - status
     return 0 if code == 128 + signal.SIGTERM else code

@@ -1,4 +1,4 @@
-"""Our packages have everyday names; this notices when somebody else's `buffer` or `learner` would be imported instead."""
+"""Detects other packages named `buffer` or `learner` that would be imported instead of ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = ("async_rl", "buffer", "learner", "rollout_workers")
 
 
 def guard() -> None:
-    """Raises IntruderPackage unless all our packages lie side by side."""
+    """Raise IntruderPackage unless all our packages are in one folder."""
     home = Path(async_rl.__file__).resolve().parent.parent
     for name in NAMES:
         found = _folder(name)
@@ -26,7 +26,7 @@ def guard() -> None:
 
 
 def _folder(name: str) -> Path | None:
-    """What `import` would take: the folder of a package, or the file of a module."""
+    """What `import` would load: the folder of a package, or the file of a module."""
     spec = find_spec(name)
     if spec is None:
         return None

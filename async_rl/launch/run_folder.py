@@ -1,4 +1,4 @@
-"""The folder of a run: it can be written in, or a person is told before anything starts."""
+"""Creates the folder of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from async_rl.errors import ConfigError
 
 
 def make_run_folder(folder: Path) -> None:
-    """Raises ConfigError where it cannot be made or written in."""
+    """Create the run's folder. Raises ConfigError if it cannot be created or written to."""
     try:
         make_private_folder(folder)
     except OSError as error:

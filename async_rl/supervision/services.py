@@ -1,4 +1,6 @@
-"""Runs services (endless tasks) beside a finite task in one process, so that no failure is lost and no task outlives its parent."""
+"""Runs services (endless tasks) beside a finite task in one process, so that no failure is lost and no task outlives its
+parent.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ Run = Callable[[], Awaitable[object]]
 async def run_with(main: Callable[[], Awaitable[ResultT]], **services: Run) -> ResultT:
     """Run `main` beside the services and return its result.
 
-    When `main` ends, the services are cancelled. If a service fails or ends first, `main` is cancelled and the cause is raised in
-    an exception group.
+    When `main` ends, the services are cancelled. If a service fails or ends first, `main` is cancelled and the cause is raised
+    in an exception group.
     """
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(forever(name, run), name=name) for name, run in services.items()]

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from async_rl.checkpoints.manifest import Damaged, candidates, check_files, check_sizes, place_of, read_manifest
+from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates, check_files, check_sizes, place_of, read_manifest
 from async_rl.checkpoints.trained_steps import TrainedSteps, read_trained
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, CheckpointError, ConfigError, RestartLimit
@@ -164,7 +164,7 @@ def _look(path: Path, *, every_byte: bool) -> CheckpointEvidence:
         else:
             check_sizes(path, manifest)
         return _said(path.name, life, step, manifest.extra)
-    except (Damaged, CheckpointError, ValidationError, LookupError, TypeError) as error:
+    except (DamagedCheckpoint, CheckpointError, ValidationError, LookupError, TypeError) as error:
         return CheckpointEvidence(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
 
 

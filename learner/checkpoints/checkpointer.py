@@ -15,7 +15,7 @@ from async_rl.checkpoints.draft import Draft
 from async_rl.checkpoints.manifest import (
     FORMAT,
     POLICY,
-    Damaged,
+    DamagedCheckpoint,
     FileFacts,
     Manifest,
     check_files,
@@ -81,7 +81,7 @@ class Checkpointer:
                 manifest = read_manifest(path)
                 # each file is verified by one rank, and then read by every rank that needs a part of it
                 check_files(path, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 problem = error
             if all_succeeded(problem is None):
                 assert manifest is not None

@@ -18,7 +18,7 @@ from async_rl.transport.plan import Box
 
 @contextmanager
 def stored_weights(checkpoint: Path, shape: ModelShape, boxes: Collection[Box]) -> Iterator[Mapping[Box, Tensor]]:
-    """Open a checkpoint's weights by box. Each rank verifies its share of the files. Raises Damaged and CheckpointError."""
+    """Open weights by box. Each rank verifies its share of the files. Raises DamagedCheckpoint or CheckpointError."""
     manifest = read_manifest(checkpoint)
     check_files(checkpoint, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
     check_model(checkpoint, manifest, POLICY, shape)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from async_rl.checkpoints.manifest import Damaged, candidates
+from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates
 from async_rl.config import Config
 from async_rl.errors import CheckpointError
 from async_rl.megatron import parallel
@@ -291,7 +291,7 @@ class _Rank:
         try:
             with stored_weights(checkpoint, self._served_shape, self.model.held().keys()) as held:
                 packed = self._depot.pack(version, held, keep=keep)
-        except (Damaged, CheckpointError) as error:
+        except (DamagedCheckpoint, CheckpointError) as error:
             problem = error
             log.warning(f"a checkpoint cannot be served: {error}")
         return self._complete(version, packed, keep) if all_succeeded(problem is None) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from async_rl.board.weight_requests import LastPush, WeightAnswer, WeightRequest, WeightsState, answer, open_requests
-from async_rl.checkpoints.manifest import Damaged, candidates, read_manifest
+from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.protocols import Board
 from learner.versions.pin_file import PinFile, PinRecord
@@ -115,7 +115,7 @@ class WeightRequests:
         for path in candidates(self._checkpoints):
             try:
                 manifest = read_manifest(path)
-            except (Damaged, CheckpointError):
+            except (DamagedCheckpoint, CheckpointError):
                 continue
             version, found = manifest.extra.get("version"), Rollback(checkpoint=path, step=manifest.step)
             if manifest.step == request.step or (request.version is not None and version == request.version):

@@ -10,7 +10,7 @@ from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Task
 from rollout_workers.checking.trials import Played, Trial
-from rollout_workers.checking.watching import Stall
+from rollout_workers.checking.watching import EnvironmentStall
 
 RIGHT = "right"
 SETUP_S = 1.0
@@ -50,12 +50,12 @@ def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens
     return Findings(problems=tuple(problems), notes=tuple(notes))
 
 
-def _is_setup(stall: Stall) -> bool:
+def _is_setup(stall: EnvironmentStall) -> bool:
     """A package that makes something, such as an HTTP client in each episode: slow, but no mistake."""
     return stall.is_in_package and stall.seconds < SETUP_S
 
 
-def _slow_setup(stalls: Sequence[Stall]) -> Iterator[str]:
+def _slow_setup(stalls: Sequence[EnvironmentStall]) -> Iterator[str]:
     for place, times in Counter(stall.place for stall in stalls).items():
         longest = max(stall.seconds for stall in stalls if stall.place == place)
         yield (

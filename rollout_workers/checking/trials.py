@@ -23,7 +23,7 @@ from async_rl.protocols import (
 )
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
-from rollout_workers.checking.watching import Stall, processes_left, stalls_of
+from rollout_workers.checking.watching import EnvironmentStall, processes_left, stalls_of
 from rollout_workers.environment_pool import entered
 from rollout_workers.episodes.episode import play, play_group, pose
 from rollout_workers.episodes.task_ownership import run_episode, tasks_have_owners
@@ -56,7 +56,7 @@ class Played:
     not_posed: list[Failure] = field(default_factory=list)
     impurities: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
-    stalls: list[Stall] = field(default_factory=list)
+    stalls: list[EnvironmentStall] = field(default_factory=list)
     left_behind: list[str] = field(default_factory=list)
 
 

@@ -1,11 +1,10 @@
-"""What code of the user's does beside its work: it holds the event loop up, or leaves something running."""
+"""Detects environment code that blocks the event loop, or leaves threads and processes running."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -15,35 +14,34 @@ from pathlib import Path
 from types import FrameType
 
 from async_rl.errors import ConfigError
-from async_rl.supervision import is_in_package
+from async_rl.supervision import frame_of_thread, is_importing, is_in_package, location_of
 from async_rl.supervision.processes.process_tree import children_of, kill_each
 
 BEAT_S = 0.02
 STALL_S = 0.2
-"""A loop that stands still for so long is felt by every episode of a worker."""
-
-
+"""A stall of this length delays all episodes of a worker, so it is recorded."""
 TELL_S = 5.0
-"""A stall of this length is told while it lasts, ..."""
+"""A stall of this length is printed while it lasts."""
 STUCK_S = 60.0
-"""... and one of this length ends the check."""
+"""A stall of this length ends the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class EnvironmentStall:
     seconds: float
     place: str
-    """FILE:LINE in FUNCTION: the innermost one that does not belong to Python itself."""
+    """FILE:LINE in FUNCTION of the code that blocks."""
     is_in_package: bool = False
-    """An installed package is at work there, such as a client that reads certificates when it is made."""
+    """Whether an installed package blocks, such as an HTTP client that reads certificates on construction."""
 
 
 @contextmanager
-def stalls_of(loop: asyncio.AbstractEventLoop, environment: str) -> Generator[list[Stall]]:
-    """Filled while inside, by a thread that sees where the loop's thread is. A stall that lasts is told at once, and ends the
-    process once it is too long for a worker: a loop that never turns again could not be told of afterwards.
+def stalls_of(loop: asyncio.AbstractEventLoop, environment: str) -> Generator[list[EnvironmentStall]]:
+    """Collect the stalls of the loop while inside, on a thread that samples the loop's thread.
+
+    A long stall is printed while it lasts, and ends the process after STUCK_S, because it could not be reported afterwards.
     """
-    found: list[Stall] = []
+    found: list[EnvironmentStall] = []
     ended, owner = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -53,14 +51,14 @@ def stalls_of(loop: asyncio.AbstractEventLoop, environment: str) -> Generator[li
             turned, asked = threading.Event(), time.monotonic()
             loop.call_soon_threadsafe(turned.set)
             if not turned.wait(STALL_S):
-                frame = sys._current_frames().get(owner)
-                if ended.is_set():  # the owner waits for this thread, and for nothing else
+                frame = frame_of_thread(owner)
+                if ended.is_set():  # the owner only waits for this thread to end
                     return
-                place, once = _place(frame), _is_importing(frame)
+                place, once = _location(frame), is_importing(frame)
                 packaged = is_in_package(frame)
                 _wait_and_tell(turned, ended, asked, owner, environment)
                 if not once:
-                    found.append(Stall(seconds=time.monotonic() - asked, place=place, is_in_package=packaged))
+                    found.append(EnvironmentStall(seconds=time.monotonic() - asked, place=place, is_in_package=packaged))
 
     watcher = threading.Thread(target=watch, name="stalls", daemon=True)
     watcher.start()
@@ -72,7 +70,7 @@ def stalls_of(loop: asyncio.AbstractEventLoop, environment: str) -> Generator[li
 
 
 class _LongThreads:
-    """Code of the environment on threads of its own, such as `task`: it holds no loop up there, but it may never end."""
+    """Reports environment code that does not return from its thread, such as `task`: it blocks no loop, but may never end."""
 
     def __init__(self, environment: str) -> None:
         self._environment = environment
@@ -83,16 +81,16 @@ class _LongThreads:
         running = {thread.ident: thread.name for thread in threading.enumerate() if thread.name.startswith(ON_THREADS)}
         self._since = {ident: self._since.get(ident, time.monotonic()) for ident in running if ident is not None}
         for ident, since in self._since.items():
-            frame = sys._current_frames().get(ident)
-            if ident in self._told or time.monotonic() - since < TELL_S or _is_importing(frame):
+            frame = frame_of_thread(ident)
+            if ident in self._told or time.monotonic() - since < TELL_S or is_importing(frame):
                 continue
             self._told.add(ident)
-            place = _place(frame, whole_path=True)
+            place = _location(frame, with_path=True)
             _tell(f"environment {self._environment!r}: {running[ident]} has not returned for {TELL_S:.0f} s, it is at {place}")
 
 
 ON_THREADS = ("task of ", "plain function", "tool ")
-"""As their threads are called."""
+"""Prefixes of the names of those threads."""
 
 
 def _tell(sentence: str) -> None:
@@ -100,14 +98,14 @@ def _tell(sentence: str) -> None:
 
 
 def _wait_and_tell(turned: threading.Event, ended: threading.Event, since: float, owner: int, environment: str) -> None:
-    """Until the loop turns again."""
+    """Report the stall until the loop runs again."""
     is_told = False
     while not (turned.wait(BEAT_S) or ended.is_set()):
         seconds = time.monotonic() - since
-        frame = sys._current_frames().get(owner)
-        if seconds < (STUCK_S if is_told else TELL_S) or _is_importing(frame):
+        frame = frame_of_thread(owner)
+        if seconds < (STUCK_S if is_told else TELL_S) or is_importing(frame):
             continue
-        place = _place(frame, whole_path=True)
+        place = _location(frame, with_path=True)
         said = f"environment {environment!r} has held the event loop up for {seconds:.0f} s, at {place}"
         if is_told:
             _tell(f"{said}: it does not seem to end")
@@ -116,21 +114,11 @@ def _wait_and_tell(turned: threading.Event, ended: threading.Event, since: float
         is_told = True
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """A library that is imported when it is first used stops a worker once in its life."""
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _place(frame: FrameType | None, *, whole_path: bool = False) -> str:
-    standard = sysconfig.get_path("stdlib")
-    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith((standard, "<")):
-        frame = frame.f_back
-    if frame is None:
+def _location(frame: FrameType | None, *, with_path: bool = False) -> str:
+    found = location_of(frame)
+    if found is None:
         return "an unknown place"
-    file = frame.f_code.co_filename
-    return f"{file if whole_path else Path(file).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return found.with_path if with_path else str(found)
 
 
 @contextmanager

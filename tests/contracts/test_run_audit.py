@@ -313,7 +313,7 @@ def test_bytes_that_changed_are_found_when_all_are_read(sound_run: Path, tmp_pat
     assert Audited(path, "--files-only").code == 0
     done = Audited(path, "--files-only", "--bytes")
     assert done.code == 1
-    assert "is not what manifest.json says it is" in done.findings
+    assert "does not match manifest.json" in done.findings
 
 
 def test_an_older_checkpoint_that_is_damaged_costs_nothing(sound_run: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ from async_rl.checkpoints.draft import Draft
 from async_rl.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
-    Damaged,
+    DamagedCheckpoint,
     FileFacts,
     Layout,
     Manifest,
@@ -264,7 +264,7 @@ def test_a_file_of_another_checkpoint_is_damage_too(tmp_path: Path) -> None:
     files = {file_of(0): FileFacts(bytes=1, xxh3="0" * 16)}
     layout = Layout()
     draft.commit(Manifest(format=FORMAT, step=1, layout=layout, models={}, files=files, extra={}))
-    with pytest.raises(Damaged, match="is not what"):
+    with pytest.raises(DamagedCheckpoint, match="does not match"):
         check_files(draft.final, read_manifest(draft.final), [file_of(0)])
 
 

@@ -136,4 +136,4 @@ def test_a_run_that_is_going_on_is_not_started_beside_itself(tmp_path: Path) -> 
     with sole_run(load(["@", str(path)])):
         code, sentence = refused("run", "@", path)
     assert code == ConfigError.exit_code
-    assert "run 'once' is going on already" in sentence
+    assert "run 'once' is already running" in sentence

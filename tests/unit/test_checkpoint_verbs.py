@@ -13,7 +13,7 @@ from async_rl.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     POLICY,
-    Damaged,
+    DamagedCheckpoint,
     Layout,
     Manifest,
     ModelFacts,
@@ -157,7 +157,7 @@ def test_a_manifest_names_no_file_outside_its_folder(run: Path, name: str):
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     manifest["files"][name] = manifest["files"][file_of(0)]
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(Damaged, match="is not a manifest"):
+    with pytest.raises(DamagedCheckpoint, match="is not a manifest"):
         read_manifest(checkpoint)
 
 
@@ -166,5 +166,5 @@ def test_a_checkpoint_s_files_are_no_links(run: Path):
     (run / "outside").write_bytes((checkpoint / file_of(0)).read_bytes())
     (checkpoint / file_of(0)).unlink()
     (checkpoint / file_of(0)).symlink_to(run / "outside")
-    with pytest.raises(Damaged, match="is a link"):
+    with pytest.raises(DamagedCheckpoint, match="is a link"):
         read_manifest(checkpoint)

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from async_rl.checkpoints.draft import Draft
-from async_rl.checkpoints.manifest import FORMAT, POLICY, WEIGHT, Damaged, Layout, Manifest, ModelFacts, check_files, file_of
+from async_rl.checkpoints.manifest import (
+    FORMAT,
+    POLICY,
+    WEIGHT,
+    DamagedCheckpoint,
+    Layout,
+    Manifest,
+    ModelFacts,
+    check_files,
+    file_of,
+)
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.full_parameters import check_complete
 from async_rl.megatron.parameters.pieces import Stretch, check_model, open_pieces, parameters_of
@@ -31,7 +41,7 @@ def load_checkpoint(
         check_files(checkpoint, manifest, manifest.files)
         with open_pieces(checkpoint, manifest) as pieces:
             return {row.name: pieces.full(model, row).to(dtype) for row in table(shape)}
-    except Damaged as error:
+    except DamagedCheckpoint as error:
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
 
 

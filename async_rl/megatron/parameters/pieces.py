@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from async_rl.checkpoints.manifest import WEIGHT, Damaged, Manifest, ModelFacts
+from async_rl.checkpoints.manifest import WEIGHT, DamagedCheckpoint, Manifest, ModelFacts
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.full_parameters import join, slice_for
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, table
@@ -141,7 +141,7 @@ def open_pieces(checkpoint: Path, manifest: Manifest) -> Iterator[Pieces]:
             try:
                 files.append(opened.enter_context(safe_open(checkpoint / name, framework="pt")))
             except (OSError, SafetensorError) as error:
-                raise Damaged(f"{checkpoint / name} cannot be read ({error})") from error
+                raise DamagedCheckpoint(f"{checkpoint / name} cannot be read ({error})") from error
         yield Pieces(checkpoint, files)
 
 

@@ -11,8 +11,8 @@ end of one group and the start of the next; with Python's default of 5 ms the en
 
 
 def keep_pauses_short() -> None:
-    """Lower the switch interval and exclude existing objects from garbage collection. Call it after imports and start-up: a full
-    collection over half a million objects of libraries would pause both threads for 0.3 s.
+    """Lower the switch interval and exclude existing objects from garbage collection. Call it after imports and start-up: a
+    full collection over half a million objects of libraries would pause both threads for 0.3 s.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

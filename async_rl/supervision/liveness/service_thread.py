@@ -18,8 +18,8 @@ class ServiceThread:
     """Runs `work(thread)` until `stop` is called. If `work` returns or raises before, or one unit of work exceeds `deadline_s`,
     `on_failure` is called with a ServiceStopped; by default it ends the process.
 
-    Waiting has no deadline. Wrap each unit of work in `with thread.working("the parcel"):`; long work calls `beat`, which restarts
-    the deadline.
+    Waiting has no deadline. Wrap each unit of work in `with thread.working("the parcel"):`; long work calls `beat`, which
+    restarts the deadline.
     """
 
     def __init__(
@@ -93,5 +93,7 @@ class ServiceThread:
             self._busy = None
             place = location_of(frame_of_thread(self._thread.ident)) if self._thread.ident is not None else None
             self._on_failure(
-                ServiceStopped(f"the thread {self.name!r} has worked on {what} for {seconds:.0f} s without finishing, at {place}")
+                ServiceStopped(
+                    f"the thread {self.name!r} has worked on {what} for {seconds:.0f} s without finishing, at {place}"
+                )
             )

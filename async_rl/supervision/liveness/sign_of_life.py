@@ -43,7 +43,7 @@ class Listener:
     """The supervisor's end of a child's pipe; use it as a context manager around the child's life."""
 
     def __init__(self, silence_s: float, on_silence: Callable[[], None]) -> None:
-        """`on_silence` is called after `silence_s` without a heartbeat, but not before the first one: a program may send none."""
+        """Call `on_silence` after `silence_s` without a heartbeat, but not before the first: a program may send none."""
         self._silence_s, self._on_silence = silence_s, on_silence
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

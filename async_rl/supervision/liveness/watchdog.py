@@ -1,8 +1,8 @@
 """The watchdog thread of a process: detects blocked event loops and hanging threads.
 
-What is watched is a check that the thread calls periodically. A stall is reported; past its deadline the process ends with an error
-that names it. Its supervisor restarts it, and what it held in Redis is released when leases expire. The same thread sends the
-process' heartbeat to its supervisor (sign_of_life.py), so that its own death is noticed too.
+What is watched is a check that the thread calls periodically. A stall is reported; past its deadline the process ends with an
+error that names it. Its supervisor restarts it, and what it held in Redis is released when leases expire. The same thread sends
+the process' heartbeat to its supervisor (sign_of_life.py), so that its own death is noticed too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Watchdog:
             self._changed.notify_all()
 
     def remove(self, key: object) -> None:
-        """Remove a check. Blocks until it has returned if it is running, and until the thread has ended if it was the last one."""
+        """Remove a check. Blocks while the check runs; after the last one, until the thread has ended."""
         with self._changed:
             self._checks.pop(key, None)
             self._changed.notify_all()
@@ -172,8 +172,8 @@ def stall_watchdog(
     on_stall: Callable[[LoopStall], None] = lambda stall: None,
     on_beat: Callable[[LoopStall], None] = lambda stall: None,
 ) -> Generator[None]:
-    """Watch the running event loop. When it is blocked for `report_after_s`, write all stacks to stderr and call `on_stall` once;
-    then call `on_beat` every second. Both run on the watchdog's thread and may block for a while.
+    """Watch the running event loop. When it is blocked for `report_after_s`, write all stacks to stderr and call `on_stall`
+    once; then call `on_beat` every second. Both run on the watchdog's thread and may block for a while.
     """
     watch = _LoopWatch(report_after_s, file if file is not None else sys.stderr, on_stall, on_beat)
     with watched(watch.check, every_s=min(BEAT_S, report_after_s / 5)):
