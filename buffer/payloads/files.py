@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from async_rl.durable.failpoints import define, failpoint
+from async_rl.durable.whole_file import write_all
 from async_rl.errors import BufferUnreachable, ConfigError
 from buffer.payloads.codec import MAX_BYTES, BadPayload
 
@@ -85,9 +86,7 @@ class PayloadFolder:
         self._use_room(len(payload))
         with self._new_file(name) as descriptor:
             failpoint("payload_file.created")
-            left = memoryview(payload)
-            while left:
-                left = left[os.write(descriptor, left) :]
+            write_all(descriptor, payload)
         failpoint("payload_file.written")
         return _REFERENCE.pack(_MAGIC, self.token, len(payload)) + name.encode()
 

@@ -1,8 +1,8 @@
-"""Independent of the buffer: proves from client-side journals and the server's final content that nothing went wrong.
+"""Checks a round from client-side journals and the server's final content, without the buffer's code.
 
     python tests/chaos/auditor.py FOLDER        audits the folder of a round again; exit code 1 on any violation
 
-Each check answers with sentences; none means that it holds. "Surviving" is what the last checkpoint descends from.
+Each check returns its violations, one sentence each. Surviving steps are those that the last checkpoint descends from.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def violations(found: Evidence) -> dict[str, list[str]]:
 
 
 def lost_groups(found: Evidence) -> list[str]:
-    """A group that was acknowledged is trained, still there, or among those that were counted as dropped."""
+    """Check that each stored group was trained, is still there, or is counted as dropped."""
     if found.is_set_back:
-        return []  # what the server forgot is lost, and rolled again: see skipped_tasks
+        return []  # what the server lost is rolled again: see skipped_tasks
     gone = found.stored - found.uses.keys() - found.records.keys()
     counted = int(found.final["dropped"].get("stale", 0)) + int(found.final["state"].get("quarantined", 0))
     refused_early = sum("quarantined" in line["answers"] for line in found.did("ended"))
     problems: list[str] = []
     if len(gone) > counted - refused_early:
-        problems.append(f"{len(gone)} acknowledged groups are gone, {counted - refused_early} are counted: {_some(gone)}")
+        problems.append(f"{len(gone)} stored groups are gone, {counted - refused_early} are counted: {_some(gone)}")
     unheard = found.perhaps_stored - found.uses.keys() - found.records.keys()
     stale = int(found.final["dropped"].get("stale", 0))
-    if found.mix["max_uses"] == 1 and stale > len(gone) + len(unheard):
+    if found.settings["max_uses"] == 1 and stale > len(gone) + len(unheard):
         problems.append(f"{stale} groups are counted as stale, but only {len(gone)} (or {len(unheard)} more) are gone")
     spent = int(found.final["state"].get("spent", 0))
     trained = sum(1 for ticket in found.uses if found.records.get(ticket, ("", 0))[0] not in ALIVE)
@@ -52,7 +52,7 @@ def lost_groups(found: Evidence) -> list[str]:
 
 
 def skipped_tasks(found: Evidence) -> list[str]:
-    """Every task that was begun was trained, taught nothing, failed too often, or is still on its way."""
+    """Check that each task that was begun was trained, had no signal, failed too often, or is in flight."""
     settled = {_task(group["task"]) for line in found.survived for group in line["groups"]}
     settled |= {task for _, task in found.records.values()}
     settled |= {int(entry.split()[0]) for entry in found.final["redo"]}
@@ -60,7 +60,7 @@ def skipped_tasks(found: Evidence) -> list[str]:
     failures = Counter(line["task"] for line in found.did("ends") if line["how"] in ("failed", "unsound"))
     poisoned = {line["ticket"] for line in found.did("poisoned")}
     failures.update({line["task"] for line in found.did("ends") if line["ticket"] in poisoned})
-    settled |= {task for task, times in failures.items() if times >= found.mix["max_attempts"]}
+    settled |= {task for task, times in failures.items() if times >= found.settings["max_attempts"]}
     skipped = set(range(int(found.final["state"].get("next_task", 0)))) - settled
     return [f"{len(skipped)} tasks were begun and never finished: {_some(skipped)}"] if skipped else []
 
@@ -71,7 +71,7 @@ def trained_twice(found: Evidence) -> list[str]:
         ids = [group["id"] for group in line["groups"]]
         if len(set(ids)) < len(ids):
             problems.append(f"step {line['step']} trained a group twice")
-    most = found.mix["max_uses"]
+    most = found.settings["max_uses"]
     for ticket, steps in found.uses.items():
         if len(steps) > most:
             problems.append(f"group {ticket} was trained by the steps {steps}, but may be used {most} times")
@@ -96,9 +96,9 @@ def versions_back(found: Evidence) -> list[str]:
 
 
 def versions_reused(found: Evidence) -> list[str]:
-    """A number means one step of one timeline, and later learners have higher ones."""
+    """Check that a version is one step of one timeline, and that later learners have higher versions."""
     if found.is_set_back:
-        return []  # what it forgot, the server may issue again
+        return []  # the server may issue lost versions again
     meaning: dict[int, set[tuple[str, int]]] = defaultdict(set)
     lives: dict[str, int] = {line["timeline"]: line["fence"] for line in found.did("resumed")}
     by_fence: dict[int, list[int]] = defaultdict(list)
@@ -122,8 +122,8 @@ def steps_missing(found: Evidence) -> list[str]:
     if numbers != list(range(1, found.checkpoint.get("step", 0) + 1)):
         problems.append(f"the checkpoint has {found.checkpoint.get('step', 0)} steps, the journals {len(numbers)}")
     if not numbers:
-        problems.append("no step survived: the round proves nothing")
-    wanted = found.mix["groups_per_step"]
+        problems.append("no step survived: the round tests nothing")
+    wanted = found.settings["groups_per_step"]
     problems += [
         f"step {line['step']} has {len(line['groups'])} groups" for line in found.survived if len(line["groups"]) != wanted
     ]
@@ -135,14 +135,14 @@ def too_old(found: Evidence) -> list[str]:
         f"step {line['step']} trained version {line['trained']} on {group['id']}, whose oldest token is of {group['oldest']}"
         for line in found.did("trained")
         for group in line["groups"]
-        if line["trained"] - group["oldest"] > found.mix["max_age"]
+        if line["trained"] - group["oldest"] > found.settings["max_age"]
     ]
 
 
 def tickets_shared(found: Evidence) -> list[str]:
-    """A ticket is one attempt at one task, in the hands of one worker."""
+    """Check that a ticket is one attempt at one task, held by one worker."""
     if found.is_set_back:
-        return []  # numbers that the server forgot are given again
+        return []  # the server issues lost numbers again
     facts: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     attempts: dict[tuple[int, int], set[str]] = defaultdict(set)
     for line in found.did("reserved"):
@@ -155,7 +155,7 @@ def tickets_shared(found: Evidence) -> list[str]:
 
 
 def answers_wrong(found: Evidence) -> list[str]:
-    """What a commit was told stays true."""
+    """Check that replies to commits stay true."""
     if found.is_set_back:
         return []
     problems: list[str] = []
@@ -165,16 +165,16 @@ def answers_wrong(found: Evidence) -> list[str]:
     problems += [f"{ticket} was stored {times} times" for ticket, times in stored_by.items() if times > 1]
     for line in found.did("ended"):
         if line["how"] == "twice" and line["answers"][0] in ("stored", "already") and line["answers"][1] != "already":
-            problems.append(f"the repeated commit of {line['ticket']} was told {line['answers'][1]}")
+            problems.append(f"the repeated commit of {line['ticket']} returned {line['answers'][1]}")
     poisoned = {line["ticket"] for line in found.did("poisoned")}
     for ticket in (found.stored - poisoned) & found.final["ended"].keys():
         if found.final["ended"][ticket] != "already":
-            problems.append(f"{ticket} was stored, but a repeated commit would be told {found.final['ended'][ticket]}")
+            problems.append(f"{ticket} was stored, but a repeated commit would return {found.final['ended'][ticket]}")
     return problems
 
 
 def conservation(found: Evidence) -> list[str]:
-    """Every ticket ever issued is in one place, and every payload belongs to one."""
+    """Check that each ticket ever issued is in one place, and each payload belongs to a ticket."""
     final = found.final
     problems: list[str] = []
     places = {name: set(final[name]) for name in (*ALIVE, "kept")}

@@ -1,6 +1,6 @@
-"""The processes of a round. They are forked from one that has imported everything, so a restart costs milliseconds.
+"""The processes of a round, forked from one that has imported everything, so that a restart takes milliseconds.
 
-What a child achieves it says through a pipe; what it is doing stands in memory that it shares with the parent.
+A child reports its acts through a pipe and its state in memory that it shares with the parent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from async_rl.errors import AsyncRLError, find_async_rl_error
 
 POINTS_LOG = "points.log"
 SLOTS = 128
-"""Given in turn, so that the last word of a dead process is not taken for the first one of its successor."""
+"""Assigned in turn, so that the last report of a dead process is not taken for one of its successor."""
 
 ROLES = {"server": keep_server, "learner": learn, **{f"writer-{number}": write for number in range(WRITERS)}}
 POINTS = {
-    "learner": "learner acquire recover settle recovered issue publish release take position checkpoint hold refuse resign",
+    "learner": "learner whole_file acquire recover settle recovered issue publish release take position checkpoint hold "
+    "refuse resign",
     "writer": "writer reserve renew commit drop quarantine",
 }
-"""The scripts that a role runs, and its own name: the first words of its failpoints."""
+"""First words of a role's failpoints: its own name, and the scripts that it runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,22 +49,22 @@ class Child:
     slot: int
     pid: int
     order: str
-    """Where it dies by itself."""
+    """Failpoints at which it dies by itself."""
     worked: bool = False
-    """It has achieved something."""
+    """Whether it has reported an act."""
     killed: bool = False
     kept: float = 1.0
-    """Of a server's data, when it is started again."""
+    """Part of a server's data that is kept when it is restarted."""
     paused: bool = False
     lasts: int = 0
     wakes_at: int | None = None
-    """It continues when so much was achieved; a learner's count begins when its successor works."""
+    """Number of acts at which it is resumed; a learner's count begins when its successor works."""
     replaced: bool = False
-    """Somebody else has its role since it was paused."""
+    """Whether another process took over its role while it was paused."""
 
 
 def points_of(role: str) -> list[str]:
-    """Where such a process may be told to die."""
+    """Return the failpoints of a role."""
     words = POINTS.get(role.partition("-")[0], "").split()
     return sorted(name for name in failpoints.known() if name.partition(".")[0] in words)
 
@@ -104,14 +105,14 @@ class Children:
         self._alive[pid] = Child(role=role, life=life, slot=slot, pid=pid, order=order)
 
     def wait(self, timeout_s: float) -> bytes:
-        """Until somebody achieves something or dies: the slots of those who did."""
+        """Wait until a process acts or dies; return the slots of those that acted."""
         ready, _, _ = select.select([self._progress, self._woken], [], [], timeout_s)
         if self._woken in ready:
             os.read(self._woken, 4096)
         return os.read(self._progress, 4096) if self._progress in ready else b""
 
     def dead(self) -> Iterator[tuple[Child, int]]:
-        """Those who died since the last call, with their exit codes."""
+        """Yield the processes that died since the last call, with their exit codes."""
         while self._alive:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -121,7 +122,7 @@ class Children:
             self.set_state(child, "")
 
     def end(self, child: Child, number: signal.Signals) -> None:
-        """Stop one and wait for it."""
+        """Signal a process and wait for its end."""
         os.kill(child.pid, number)
         os.waitpid(child.pid, 0)
         del self._alive[child.pid]
@@ -135,7 +136,7 @@ class Children:
         self._states[start : start + STATE_BYTES] = state.encode().ljust(STATE_BYTES)
 
     def _become(self, role: str, life: int, slot: int, order: str) -> NoReturn:
-        """In the child: play the role, and never come back."""
+        """In the child: run the role; never returns."""
         code = AsyncRLError.exit_code
         try:
             self._leave_the_parent(role, life)
@@ -163,7 +164,7 @@ class Children:
     def _leave_the_parent(self, role: str, life: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if sys.platform == "linux":  # nobody outlives the harness
+        if sys.platform == "linux":  # children end with the harness
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         for end in (self._progress, self._woken, self._woken_end):
             os.close(end)

@@ -1,4 +1,4 @@
-"""What a round left behind, in the form in which the auditor asks: who was told what, and which steps survived."""
+"""The evidence of a round for the auditor: what each process was told, and which steps survived."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def newest(checkpoints: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Evidence:
-    mix: dict[str, Any]
+    settings: dict[str, Any]
     seen: dict[str, Any]
     """The supervisor's outcome."""
     final: dict[str, Any]
-    """What the server held in the end."""
+    """Content of the server at the end."""
     checkpoint: dict[str, Any]
     lines: list[Line]
 
@@ -35,7 +35,7 @@ class Evidence:
             return json.loads(path.read_text()) if path.exists() else {}
 
         return cls(
-            mix=load("plan.json")["mix"],
+            settings=load("plan.json")["settings"],
             seen=load("outcome.json"),
             final=load("final.json"),
             checkpoint=newest(folder / "checkpoints"),
@@ -44,7 +44,7 @@ class Evidence:
 
     @property
     def is_set_back(self) -> bool:
-        """The server has lost what it had confirmed: then not everything that was told is true any more."""
+        """Whether the server has lost confirmed changes, so that some replies no longer hold."""
         return bool(self.did("set_back"))
 
     def did(self, what: str) -> list[Line]:
@@ -53,25 +53,25 @@ class Evidence:
     # -- groups -----------------------------------------------------------------------------------------------------
     @cached_property
     def stored(self) -> set[str]:
-        """Groups that a writer was told are in the buffer."""
+        """Groups whose commit returned `stored` or `already`."""
         return {line["ticket"] for line in self.did("ended") if {"stored", "already"} & set(line["answers"])}
 
     @cached_property
     def perhaps_stored(self) -> set[str]:
-        """Groups whose writer died, or was cut short, before it heard the answer."""
+        """Groups whose writer died before it got the reply to its commit."""
         answered = {line["ticket"] for line in self.did("ended")}
         tried = {line["ticket"] for line in self.did("ends") if line["how"] in ("commit", "twice")}
         return tried - answered
 
     @cached_property
     def records(self) -> dict[str, tuple[str, int]]:
-        """Ticket -> state and task, of those that the server still knows."""
+        """Ticket -> state and task, for tickets that the server still has."""
         return {ticket: _state_and_task(text, ticket, self.final) for ticket, text in self.final["records"].items()}
 
     # -- steps ------------------------------------------------------------------------------------------------------
     @cached_property
     def survived(self) -> list[Line]:
-        """The steps behind the last checkpoint, in order: each timeline up to where the next one resumed from it."""
+        """The steps behind the last checkpoint, in order: each timeline up to the step that the next one resumed from."""
         resumed = {line["timeline"]: line for line in self.did("resumed")}
         by_timeline: dict[str, list[Line]] = defaultdict(list)
         for line in self.did("trained"):

@@ -1,4 +1,4 @@
-"""What is in the server when a round is over, read with a plain client and written down for the auditor."""
+"""Dumps the server's content at the end of a round, read with a plain client, for the auditor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _scores(client: Redis, name: str) -> dict[str, float]:
 
 
 async def _own_audit(url: str) -> list[str]:
-    """What the buffer says of itself."""
+    """Return the problems that the buffer's own audit finds."""
     server = Server(url, patience_s=30)
     try:
         return list((await RedisBuffer(server, RUN).audit()).problems)

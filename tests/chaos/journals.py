@@ -1,7 +1,7 @@
-"""Client-side journals: what each process was told, one line each, written before anything else happens.
+"""Client-side journals: each process writes one line per event before it continues.
 
-A line is one write to a file opened for appending, so it survives kill -9. The auditor trusts these lines and the final
-state of the server, and nothing else.
+A line is one write to a file opened for appending, so it survives kill -9. The auditor relies on these lines, the checkpoints
+and the server's final content alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """One life of one role."""
+    """The journal of one life of one role."""
 
     def __init__(self, folder: Path, role: str, life: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,11 +28,11 @@ class Journal:
 
 
 def read(folder: Path) -> list[Line]:
-    """Every line, life by life. Within a life they are in the order in which they happened."""
+    """Return all lines, life by life, each life in order."""
     return [line for path in sorted(folder.glob("*.jsonl")) for line in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[Line]:
     for text in path.read_text().splitlines(keepends=True):
-        if text.endswith("\n"):  # a life may have been cut in its last word
+        if text.endswith("\n"):  # the last line of a killed process may be cut
             yield json.loads(text)

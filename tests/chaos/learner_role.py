@@ -1,37 +1,36 @@
-"""A learner without weights: the order of changes is learner/loop.py's, the training is a pause.
+"""A learner without weights: the order of changes is that of learner/loop.py, the training is a pause.
 
-Its checkpoint is one small file, written aside, flushed and renamed. Each life has a file of its own, named after its fence:
-it begins as a copy of what the life resumed from. So a learner that wakes up in the middle of saving, long after somebody else
-took over, writes into a file that nobody reads any more.
+Its checkpoint is one small file per life, named after the fence, which begins as a copy of the checkpoint that the life resumed
+from. So a learner that resumes in the middle of saving, after a successor took over, writes a file that is no longer read.
 
-Each life also starts a timeline; the checkpoint names it, and the journal names its parent, so the auditor can follow the
-timeline that survived back to the beginning.
+Each life also starts a timeline; the checkpoint names it, and the journal names its parent, so that the auditor can follow the
+surviving timeline back to the beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from evidence import newest
-from plan import Mix
+from plan import RoundSettings
 from stage import Stage, told_to_stop
 
 from async_rl.durable.failpoints import define, failpoint
+from async_rl.durable.whole_file import write_whole
 from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
 from learner.checkpoints.fences import Fences
 
-define("learner.trained", "learner.issued", "learner.published", "learner.written", "learner.saved")
+define("learner.trained", "learner.issued", "learner.published", "learner.saved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What the checkpoint file says."""
+    """Content of the checkpoint file."""
 
     step: int = 0
     version: int = -1
@@ -41,7 +40,7 @@ class Saved:
 
 class Learner:
     def __init__(self, stage: Stage, buffer: ReplayBuffer, fence: int) -> None:
-        self._stage, self._journal, self._mix = stage, stage.journal, stage.plan.mix
+        self._stage, self._journal, self._settings = stage, stage.journal, stage.plan.settings
         self._random = stage.random
         self._buffer, self._fence = buffer, fence
         self._timeline = uuid.uuid4().hex[:8]
@@ -62,16 +61,16 @@ class Learner:
                 if stop.is_set():
                     break
                 batch, step = upcoming.result(), self._at.step + 1
-                if self._mix.prefetch:
+                if self._settings.prefetch:
                     upcoming = tasks.create_task(self._take(step + 1, self._at.version + 1), name="take")
                 await self._step(step, batch)
-                if not self._mix.prefetch:
+                if not self._settings.prefetch:
                     upcoming = tasks.create_task(self._take(step + 1, self._at.version), name="take")
             upcoming.cancel()
         await self._save()
 
     async def _resume(self) -> None:
-        """The checkpoint is read after the run is ours: until then its owner may have written another."""
+        """Read the checkpoint, which must happen after acquiring the run: until then the former learner may write another."""
         saved = load(self._stage.checkpoints)
         self._keep(saved)
         self._stage.says("recovering")
@@ -94,9 +93,9 @@ class Learner:
         tries = 0
         while True:
             tries += 1
-            patient = not (self._mix.impatient and tries > 2)
+            patient = not (self._settings.impatient and tries > 2)
             groups = await self._buffer.take(
-                self._fence, step=step, version=version, num_groups=self._mix.groups_per_step, wait_s=0.3, patient=patient
+                self._fence, step=step, version=version, num_groups=self._settings.groups_per_step, wait_s=0.3, patient=patient
             )
             if groups:
                 self._journal.add("taken", step=step, version=version, groups=[each.group.id for each in groups])
@@ -128,9 +127,9 @@ class Learner:
         )
         self._at = replace(self._at, step=step, version=version)
         self._stage.advanced()
-        if step % self._mix.publish_every == 0:
+        if step % self._settings.publish_every == 0:
             await self._publish()
-        if step % self._mix.checkpoint_every == 0:
+        if step % self._settings.checkpoint_every == 0:
             await self._save()
 
     async def _publish(self) -> None:
@@ -146,7 +145,7 @@ class Learner:
         self._live = at.version
 
     async def _save(self) -> None:
-        """As in the loop: position, the durable file, the version live, and only then `checkpoint`."""
+        """Save in the order of learner/loop.py: position, durable file, live version, and only then `checkpoint`."""
         self._stage.says("saving")
         position = await self._buffer.position(self._fence, self._at.step)
         self._keep(replace(self._at, position=position))
@@ -158,20 +157,13 @@ class Learner:
         self._stage.advanced()
 
     def _keep(self, saved: Saved) -> None:
-        """Written aside, flushed, renamed: when this returns, the checkpoint is durable."""
-        final = self._stage.checkpoints / f"{self._fence:012d}.json"
-        partial = final.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(saved)))
-        flush(partial)
-        failpoint("learner.written")
-        partial.rename(final)
-        flush(final.parent)
+        write_whole(self._stage.checkpoints / f"{self._fence:012d}.json", json.dumps(asdict(saved)))
 
 
 async def hold(stage: Stage, buffer: ReplayBuffer, fence: int) -> None:
-    """Renew the lease. FenceLost ends this life: somebody else has the run."""
+    """Renew the lease. FenceLost ends this life: another learner has the run."""
     while True:
-        await asyncio.sleep(stage.plan.mix.learner_lease_s / 4)
+        await asyncio.sleep(stage.plan.settings.learner_lease_s / 4)
         await buffer.hold(fence)
 
 
@@ -180,7 +172,7 @@ async def learn(stage: Stage) -> None:
     async with stage.opened() as (buffer, _):
         stage.says("acquiring")
         fences, owner = Fences(stage.checkpoints), f"learner-{stage.life}"
-        fence = await buffer.acquire(owner, limits(stage.plan.mix), after=fences.highest())
+        fence = await buffer.acquire(owner, limits(stage.plan.settings), after=fences.highest())
         fences.claim(fence, owner)
         async with asyncio.TaskGroup() as tasks:
             holding = tasks.create_task(hold(stage, buffer, fence), name="hold")
@@ -189,28 +181,20 @@ async def learn(stage: Stage) -> None:
         await buffer.resign(fence)
 
 
-def limits(mix: Mix) -> Limits:
+def limits(settings: RoundSettings) -> Limits:
     return Limits(
-        max_age=mix.max_age,
-        groups_per_step=mix.groups_per_step,
-        lease_s=mix.ticket_lease_s,
-        max_attempts=mix.max_attempts,
-        selector=mix.selector,
-        max_uses=mix.max_uses,
-        keep_steps=mix.keep_steps,
+        max_age=settings.max_age,
+        groups_per_step=settings.groups_per_step,
+        lease_s=settings.ticket_lease_s,
+        max_attempts=settings.max_attempts,
+        selector=settings.selector,
+        max_uses=settings.max_uses,
+        keep_steps=settings.keep_steps,
     )
 
 
 def load(folder: Path) -> Saved:
-    """What the last learner left."""
+    """Return the newest checkpoint."""
     found = newest(folder)
     position = found.get("position")
     return Saved(**{**found, "position": BufferPosition(**position) if position is not None else None})
-
-
-def flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

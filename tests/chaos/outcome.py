@@ -1,4 +1,4 @@
-"""What the supervisor of a round saw. Everything else is in the journals."""
+"""What the supervisor of a round recorded; everything else is in the journals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Death:
     how: str
     """kill | failpoint | server killed | exit and its code"""
     state: str
-    """What the victim was doing, or the point at which it died."""
+    """The state of the process, or the failpoint at which it died."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Outcome:
     set_backs: int = 0
     lives: dict[str, int] = field(default_factory=dict[str, int])
     recovery_s: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """By role: from a death to the next thing achieved in that role."""
+    """Role -> seconds from a death to the role's next act."""
     problems: list[str] = field(default_factory=list[str])
     acts: int = 0
     seconds: float = 0.0

@@ -1,8 +1,8 @@
-"""What a run of the harness does, from its seed alone: the mix of settings, who is killed when, who dies where.
+"""The plan of a run of the harness: settings, kills and failpoints, all from the seed.
 
-A run is a row of rounds; each has a fresh server, settings of its own and a plan of its own. Everything here is a pure
-function of (seed, round), so a round can be run again by itself. Who is hit is planned; in which state the victim is at that
-moment is up to the machine.
+A run is a sequence of rounds, each with a fresh server, its own settings and its own plan. Everything here is a pure function
+of (seed, round), so a round can be repeated by itself. Which process is hit is planned; its state at that moment depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Act = Literal["kill", "kill_server", "pause_learner", "pause_writer", "poison", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
+class RoundSettings:
     """The settings of a round."""
 
     selector: Selector
@@ -33,9 +33,9 @@ class Mix:
     prefetch: bool
     """Take step n + 1 while step n trains."""
     publish_every: int
-    """A slow fleet: only every n-th version goes live."""
+    """Only every Nth version is published, as for a slow fleet."""
     impatient: bool
-    """Now and then, take without waiting for stragglers."""
+    """Sometimes take without waiting for stragglers."""
     max_attempts: int
     payload_bytes: int
     ticket_lease_s: float = 1.5
@@ -45,13 +45,13 @@ class Mix:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     after: int
-    """So many journalled acts after the event before."""
+    """Journalled acts between the event before and this one."""
     act: Act
     victim: str
     lasts: int = 0
-    """A pause ends after so many journalled acts of others."""
+    """Journalled acts of others after which a pause ends."""
     kept: float = 1.0
-    """The part of its data that a server which is set back keeps."""
+    """Part of its data that a server keeps when it is set back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class Plan:
     seed: int
     round: int
     kills: int
-    mix: Mix
+    settings: RoundSettings
     set_backs: bool = False
-    """The server sometimes loses what it has confirmed. Then groups may be lost, but nothing may be trained twice."""
+    """Whether the server sometimes loses confirmed changes. Then groups may be lost, but none may be trained twice."""
 
     @property
     def name(self) -> str:
@@ -73,20 +73,20 @@ class Plan:
             yield _event(random, self.set_backs)
 
     def order(self, role: str, life: int, points: list[str]) -> str:
-        """Where this life is to die by itself; empty for no such place. Lives go through the points in turn."""
+        """Return the failpoints at which this life dies, or "". Successive lives go through the points in turn."""
         random = Random(f"order {self.name} {role} {life}")
         if not points or random.random() < (0.5 if life else 0.8):
             return ""
         start = Random(f"points {self.seed} {role}").randrange(len(points))
         point = points[(start + 7 * self.round + life) % len(points)]
-        seldom = [name for name in points if name.partition(".")[0] in SELDOM]
-        chosen = [f"{point}:{1 if point in seldom else random.choice(COUNTS)}"]
-        if seldom:  # what hardly ever comes is waited for beside the rest
-            chosen.append(f"{seldom[life % len(seldom)]}:1")
+        rare = [name for name in points if name.partition(".")[0] in RARE]
+        chosen = [f"{point}:{1 if point in rare else random.choice(COUNTS)}"]
+        if rare:  # a rare point is armed beside the other
+            chosen.append(f"{rare[life % len(rare)]}:1")
         return ",".join(chosen)
 
     def random(self, role: str, life: int) -> Random:
-        """What a life throws its dice with."""
+        """Return the random numbers of a life."""
         return Random(f"life {self.name} {role} {life}")
 
     def as_json(self) -> dict[str, Any]:
@@ -94,8 +94,8 @@ class Plan:
 
 
 COUNTS = (1, 1, 1, 2, 3, 5)
-SELDOM = ("refuse", "resign")
-"""Scripts that run once in a round, or not at all."""
+RARE = ("refuse", "resign")
+"""Scripts that run at most once in a round."""
 
 
 def rounds(seed: int, kills: int, *, set_backs: bool) -> list[Plan]:
@@ -104,16 +104,16 @@ def rounds(seed: int, kills: int, *, set_backs: bool) -> list[Plan]:
             seed=seed,
             round=number,
             kills=min(KILLS_PER_ROUND, kills - start),
-            mix=_mix(seed, number),
+            settings=_settings(seed, number),
             set_backs=set_backs,
         )
         for number, start in enumerate(range(0, kills, KILLS_PER_ROUND))
     ]
 
 
-def _mix(seed: int, number: int) -> Mix:
+def _settings(seed: int, number: int) -> RoundSettings:
     random = Random(f"mix {seed}/{number}")
-    return Mix(
+    return RoundSettings(
         # Every selector comes up within five rounds, whatever the seed.
         selector=SELECTORS[(seed + number) % len(SELECTORS)],
         max_age=random.choice((1, 2, 3)),

@@ -1,4 +1,4 @@
-"""Foreign bytes: somebody writes into the payload of a ready group, behind the buffer's back."""
+"""Corrupts the payload of a ready group in Redis."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from async_rl.config import Config
 TIMEOUT_S = 0.2
 ONCE = Retry(NoBackoff(), retries=0)
 
-# The length stays what it was, so that the books on memory stay right; and it happens in one piece, so that no group can end
-# in between and leave a stray payload.
+# The length stays the same, so that the memory accounting stays right. One script, so that no group can end in between and
+# leave a payload without a ticket.
 SCRIPT = """
 local id = redis.call('ZRANGE', KEYS[1], -1, -1)[1]
 local payload = id and redis.call('HGET', KEYS[2], id)
@@ -28,7 +28,7 @@ return id
 
 
 def poison(config: Config) -> str:
-    """The ticket of the group that is poisoned now; empty when none is ready."""
+    """Corrupt one payload and return its ticket; empty if no group is ready."""
     path = urlsplit(config.redis_url).path
     with Redis(unix_socket_path=path, decode_responses=True, socket_timeout=TIMEOUT_S, retry=ONCE) as client:
         return str(client.eval(SCRIPT, 2, f"{{{RUN}}}:ready", f"{{{RUN}}}:payloads"))

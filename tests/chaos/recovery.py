@@ -1,4 +1,4 @@
-"""How long it took until what a fault had hit worked again, by role."""
+"""Recovery times: from a fault until the role works again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Times:
 
 
 def summed(found: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, Times]:
-    """Of the seconds that several rounds measured."""
+    """Summarize the seconds that several rounds measured, by role."""
     together: dict[str, list[float]] = {}
     for each in found:
         for role, seconds in each.items():

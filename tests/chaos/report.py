@@ -1,4 +1,4 @@
-"""The figures of a run: who died where, which failpoints were reached, what was violated, how long recovery took."""
+"""The figures of a run: deaths, failpoints reached, violations, recovery times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Round:
     outcome: Outcome
     violations: dict[str, list[str]]
     points: str
-    """The failpoints' log."""
+    """Content of the failpoints' log."""
 
     @property
     def is_violated(self) -> bool:
@@ -27,11 +27,12 @@ class Round:
 
     @property
     def sentence(self) -> str:
-        mix, outcome = self.plan.mix, self.outcome
+        settings, outcome = self.plan.settings, self.outcome
         said = "; ".join(f"{kind}: {each}" for kind, sentences in self.violations.items() for each in sentences)
         return (
-            f"{outcome.kills} kills in {outcome.seconds:.0f} s, {outcome.acts} acts ({mix.selector}, max_age {mix.max_age}, "
-            f"{mix.groups_per_step} groups, {mix.max_uses} uses): {said if said else 'sound'}"
+            f"{outcome.kills} kills in {outcome.seconds:.0f} s, {outcome.acts} acts ({settings.selector}, "
+            f"max_age {settings.max_age}, {settings.groups_per_step} groups, {settings.max_uses} uses): "
+            f"{said if said else 'clean'}"
         )
 
 
@@ -85,12 +86,12 @@ def _deaths(rounds: Iterable[Round]) -> Counter[tuple[str, str, str]]:
 
 
 def _expected() -> list[str]:
-    """The points of the roles that are played here."""
+    """Return the failpoints of all roles of the harness."""
     return sorted({name for role in POINTS for name in points_of(role)})
 
 
 def _points(rounds: Iterable[Round]) -> tuple[Counter[str], Counter[str]]:
-    """By name: how many lives passed, and how many ended there."""
+    """Return failpoint -> number of lives that passed it, and that ended there."""
     rows = [line.split() for each in rounds for line in each.points.splitlines()]
     return (
         Counter(name for what, name, _ in rows if what == "passed"),
@@ -99,7 +100,7 @@ def _points(rounds: Iterable[Round]) -> tuple[Counter[str], Counter[str]]:
 
 
 def _recovery(rounds: Iterable[Round]) -> dict[str, Times]:
-    """From a death to the next thing achieved in the same role."""
+    """Summarize the times from a death to the next act of the same role."""
     return summed(each.outcome.recovery_s for each in rounds)
 
 

@@ -1,9 +1,9 @@
-"""Kills writers, learners and servers at random, hundreds of times, and proves that nothing was lost, doubled or undone.
+"""Kills writers, learners and servers at random, hundreds of times, and checks that no group was lost or trained twice.
 
     python tests/chaos/run.py --kills 500 --seed 1 [--server redis|valkey|PATH] [--report FILE] [--keep FOLDER]
     python tests/chaos/run.py --kills 500 --seed 1 --round 7          only this round of that run again
 
-Exit code 1 on any violation; then the journals, the plan and the server's data stay in the folder that is named.
+Exit code 1 on any violation; then the journals, the plan and the server's data stay in the folder that it prints.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _play(plan: Plan, folder: Path, binary: Path) -> Round:
 
 
 def _binary(server: str | None) -> Path:
-    """ "redis" and "valkey" mean what is installed, else the bundled one; nothing means what a run would choose."""
+    """Return the server to use: "redis" and "valkey" are the installed one, else the bundled one; None is a run's default."""
     if server is None:
         return find_binary()
     if server in ("redis", "valkey"):
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--round", type=int)
-    parser.add_argument("--set-backs", action="store_true", help="the server also loses what it has confirmed")
+    parser.add_argument("--set-backs", action="store_true", help="the server also loses confirmed changes")
     parser.add_argument("--server")
     parser.add_argument("--report", type=Path, help="also write the figures as JSON")
     parser.add_argument("--keep", type=Path, help="a new folder for journals and data, kept in any case")

@@ -1,4 +1,4 @@
-"""The server's keeper: EmbeddedServer, as `async-rl run` starts it. SIGUSR1 makes it kill -9 its server."""
+"""The server role: an EmbeddedServer, as `async-rl run` starts it. SIGUSR1 makes it kill -9 its server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ async def keep_server(stage: Stage) -> None:
     async with EmbeddedServer(stage.config) as embedded:
 
         def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):  # it is just being started again
-                if os.getsid(embedded.pid) == embedded.pid:  # a server leads its session: this is no other process
+            with contextlib.suppress(ProcessLookupError):  # it is being restarted
+                if os.getsid(embedded.pid) == embedded.pid:  # a server leads its session, so this is not another process
                     os.kill(embedded.pid, signal.SIGKILL)
             killed.set()
 
@@ -31,7 +31,7 @@ async def keep_server(stage: Stage) -> None:
 
 
 async def _tell(stage: Stage, killed: asyncio.Event) -> None:
-    """The supervisor hears whenever the server answers again."""
+    """Report an act whenever the server answers again."""
     server = Server(stage.config.redis_url, patience_s=60)
     try:
         while True:

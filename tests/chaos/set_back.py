@@ -1,7 +1,7 @@
-"""A server that loses what it has confirmed: a power cut, a failover to a replica that lagged, a backup put back.
+"""Makes a server lose confirmed changes, as a power cut, a failover to a lagging replica or a restored backup does.
 
-All of them leave an earlier state, and an append-only file cut short is one. Cut to nothing it is an emptied server. The cut is
-clean, between two scripts: how a server reads a torn file is its own affair (Redis 7.0 gets it wrong, Valkey 9 right).
+All of these leave an earlier state; a truncated append-only file is one, an empty file is an emptied server. The cut is between
+two scripts, because servers differ in how they read a torn file (Redis 7.0 fails, Valkey 9 does not).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VANISHES_S = 10.0
 
 
 def cut(folder: Path, kept: float) -> int:
-    """Keep about this part of the data; returns how many bytes went. The server's process must have been killed."""
+    """Keep about this part of the data and return how many bytes were cut. The server's process must have been killed."""
     with (folder / "server.lock").open() as lock:
         _until_locked(lock.fileno())
         gone = 0
@@ -29,10 +29,10 @@ def cut(folder: Path, kept: float) -> int:
 
 
 def _boundaries(content: bytes) -> Iterator[int]:
-    """Where one change ends and the next begins: after a command, but not inside a transaction."""
+    """Yield the offsets between changes: after a command, but not inside a transaction."""
     at, inside = 0, False
     yield 0
-    with contextlib.suppress(ValueError):  # the last command was cut by the kill itself
+    with contextlib.suppress(ValueError):  # the last command was cut by the kill
         while at < len(content):
             word, at = _command(content, at)
             inside = (inside or word == b"MULTI") and word != b"EXEC"
@@ -41,7 +41,7 @@ def _boundaries(content: bytes) -> Iterator[int]:
 
 
 def _command(content: bytes, at: int) -> tuple[bytes, int]:
-    """The first word of the command that begins there, and where the command ends."""
+    """Return the first word of the command at `at`, and the offset behind the command."""
     line = content.index(b"\r\n", at)
     count, at, first = int(content[at + 1 : line]), line + 2, b""
     for number in range(count):
@@ -54,7 +54,7 @@ def _command(content: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _until_locked(lock: int) -> None:
-    """The lock is the server's until its process is really gone, which takes a moment after kill -9."""
+    """Wait for the server's lock, which is released when its process has ended, a moment after kill -9."""
     deadline = time.monotonic() + VANISHES_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a role is given: where it may write, how to reach the server, and how to tell the supervisor what it does."""
+"""What a role gets: its folder, the way to the server, and means to report its state to the supervisor."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from buffer.server.client import Server
 RUN = "chaos"
 STATE_BYTES = 32
 STARTING = "starting"
-"""The state of a process that has not said anything yet."""
+"""The state of a process that has not reported any yet."""
 SERVING = "serving"
-"""The state of a keeper whose server answers."""
+"""The state of a server role whose server answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     plan: Plan
     folder: Path
-    """Of the round."""
+    """Folder of the round."""
     role: str
     slot: int
-    """This life's place in `states`, and its name in `progress`."""
+    """Index of this process in `states`, and its id in `progress`."""
     life: int
     states: mmap
-    """Shared with the supervisor, who looks at it when it kills."""
+    """Shared with the supervisor, which records the state of a process it kills."""
     progress: int
-    """A pipe that counts journalled acts."""
+    """A pipe with one byte per journalled act."""
     journal: Journal
 
     @property
@@ -62,14 +62,14 @@ class Stage:
         self.states[start : start + STATE_BYTES] = state.encode().ljust(STATE_BYTES)
 
     def advanced(self) -> None:
-        """Something was achieved that a kill may now follow."""
+        """Report one act; the supervisor counts acts to time its kills."""
         os.write(self.progress, bytes([self.slot]))
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[tuple[RedisBuffer, RedisBoard]]:
         server = Server(self.config.redis_url, patience_s=60)
         try:
-            yield RedisBuffer(server, RUN, learner_lease_s=self.plan.mix.learner_lease_s), RedisBoard(server, RUN)
+            yield RedisBuffer(server, RUN, learner_lease_s=self.plan.settings.learner_lease_s), RedisBoard(server, RUN)
         finally:
             await server.close()
 

@@ -1,6 +1,6 @@
-"""Follows the plan of a round: kills, pauses, poisons, and starts whoever died again at once.
+"""Runs the plan of a round: kills and pauses processes, corrupts payloads, and restarts dead processes at once.
 
-The clock of the plan is what the processes achieve, so a plan means the same on a slow machine.
+The plan is timed in acts of the processes, so it means the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from stage import SERVING, STARTING, config_of
 
 from async_rl.errors import FenceLost, RestartLimit, ServerRewound
 
-HOPELESS = 5
-"""A role that ends in a wrong way so often is not started again."""
+MAX_WRONG_ENDS = 5
+"""A role that ends wrongly this often is not restarted."""
 STALLED_S = 60.0
-"""Nothing was achieved for so long: the system hangs."""
-IMPATIENCE_S = 1.0
-"""The next event comes at the latest after so long without enough progress: during a wait for a lease, say."""
+"""Without an act for this long, the system hangs."""
+LONGEST_EVENT_WAIT_S = 1.0
+"""Longest wait for the acts before the next event, which may not come, for example during a wait for a lease."""
 DRAIN_S = 60.0
 LOOK_AGAIN_S = 0.2
-"""What a process is doing stands in shared memory, which makes no sound."""
+"""Poll interval of the states in shared memory, which give no notification."""
 
 
 class Supervisor:
@@ -47,7 +47,7 @@ class Supervisor:
         self._draining = False
 
     def run(self) -> Outcome:
-        """Until enough was killed and everybody has finished; the server stays for the audit."""
+        """Run until enough kills are done and all roles have drained; the server stays up for the audit."""
         started = time.monotonic()
         for role in ROLES:
             self._start(role)
@@ -56,7 +56,7 @@ class Supervisor:
                 if self.outcome.kills >= self._plan.kills or self.outcome.problems:
                     break
                 target = self.outcome.acts + event.after
-                self._wait(lambda target=target: self.outcome.acts >= target, IMPATIENCE_S)
+                self._wait(lambda target=target: self.outcome.acts >= target, LONGEST_EVENT_WAIT_S)
                 self._do(event)
             self._drain()
         finally:
@@ -71,7 +71,7 @@ class Supervisor:
             self._children.end(child, signal.SIGTERM)
         self._children.close()
 
-    # -- what the plan says -----------------------------------------------------------------------------------------
+    # -- events of the plan -----------------------------------------------------------------------------------------
     def _do(self, event: Event) -> None:
         child = self._children.current(event.victim)
         if child is None:
@@ -79,13 +79,13 @@ class Supervisor:
         match event.act:
             case "kill_server" if self._children.state(child) == SERVING:
                 self._kill_server(child)
-            case "kill" | "kill_server" | "set_back":  # a server that is being started dies with its keeper
+            case "kill" | "kill_server" | "set_back":  # a server that is starting dies with its supervising process
                 child.killed, child.kept = True, event.kept
                 os.kill(child.pid, signal.SIGKILL)
             case "poison":
                 self._poison()
             case "pause_learner" | "pause_writer":
-                # Who still waits for the run may, on waking, rightly get it.
+                # One that still waits for the lease may get it on resuming, which is right, so it is not paused.
                 if child.worked and not child.paused:
                     self._pause(child, event)
 
@@ -96,7 +96,7 @@ class Supervisor:
         os.kill(child.pid, signal.SIGUSR1)
 
     def _pause(self, child: Child, event: Event) -> None:
-        """The learner sleeps past its lease while a successor works; a writer past its leases."""
+        """Pause a learner past its lease while a successor works, or a writer past its leases."""
         os.kill(child.pid, signal.SIGSTOP)
         self.outcome.pauses += 1
         child.paused, child.lasts = True, event.lasts
@@ -107,20 +107,20 @@ class Supervisor:
             self._start("learner")
 
     def _poison(self) -> None:
-        """Foreign bytes in a ready group: the learner must notice, and roll the task again."""
-        with contextlib.suppress(RedisError):  # no server, no poison
+        """Corrupt a ready group's payload: the learner must quarantine it, and its task is rolled again."""
+        with contextlib.suppress(RedisError):  # the server is down
             ticket = poison(config_of(self._folder))
             if ticket:
                 self._journal.add("poisoned", ticket=ticket)
                 self.outcome.poisoned += 1
 
-    # -- who lives and who died ---------------------------------------------------------------------------------------
+    # -- starts and deaths -------------------------------------------------------------------------------------------
     def _start(self, role: str) -> None:
         life = self.outcome.lives.get(role, 0)
         self.outcome.lives[role] = life + 1
         self._children.start(role, life)
 
-    def _bury(self, child: Child, code: int) -> None:
+    def _handle_exit(self, child: Child, code: int) -> None:
         if code == -signal.SIGKILL and child.killed:
             self._died(child, "kill", self._children.state(child))
         elif code == -signal.SIGKILL and child.order:
@@ -135,7 +135,7 @@ class Supervisor:
             self._journal.add("set_back", kept=child.kept, gone=gone)
             self.outcome.set_backs += 1
         has_finished = self._draining and child.role != "server" and code == 0
-        if not (child.replaced or has_finished or self._wrong_ends[child.role] >= HOPELESS):
+        if not (child.replaced or has_finished or self._wrong_ends[child.role] >= MAX_WRONG_ENDS):
             self._down_since.setdefault(child.role, time.monotonic())
             self._start(child.role)
 
@@ -143,12 +143,12 @@ class Supervisor:
         self.outcome.deaths.append(Death(role=child.role, life=child.life, how=how, state=state))
 
     def _point_of(self, child: Child) -> str:
-        """Where it died by itself: the last line of its own."""
+        """Return the failpoint where a process died: its last line in the log."""
         rows = [line.split() for line in (self._folder / POINTS_LOG).read_text().splitlines()]
         return next((name for what, name, pid in reversed(rows) if what == "died" and int(pid) == child.pid), "nowhere")
 
     def _is_right(self, child: Child, code: int) -> bool:
-        """Who was replaced finds the fence lost; a keeper gives up a server that dies too often."""
+        """Whether an exit code is expected: a replaced learner loses its fence, a server killed too often is given up."""
         return (
             (child.replaced and code == FenceLost.exit_code)
             or (child.role == "server" and code == RestartLimit.exit_code)
@@ -164,7 +164,7 @@ class Supervisor:
                 return False
             self._advance(self._children.wait(min(left, LOOK_AGAIN_S)))
             for child, code in self._children.dead():
-                self._bury(child, code)
+                self._handle_exit(child, code)
             self._wake()
             if time.monotonic() - self._last_act > STALLED_S:
                 self.outcome.problems.append(f"stalled: nothing was achieved for {STALLED_S:g} s")
@@ -189,7 +189,7 @@ class Supervisor:
             self.outcome.recovery_s.setdefault(role.partition("-")[0], []).append(time.monotonic() - since)
 
     def _successor_works(self) -> None:
-        """Not before now may the old learner wake: else it would find its lease still good, and rightly go on."""
+        """Let paused learners resume from now on: earlier they would find their lease valid and continue, which is right."""
         for child in self._children:
             if child.replaced and child.wakes_at is None:
                 child.wakes_at = self.outcome.acts + child.lasts
@@ -202,9 +202,9 @@ class Supervisor:
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def _drain(self) -> None:
-        """Sleepers wake, then writers finish what they hold, then the learner saves."""
+        """Resume paused processes, then drain the writers, then the learner, which saves."""
         if not self._wait(lambda: not any(child.paused for child in self._children), DRAIN_S):
-            self.outcome.problems.append(f"nobody could be woken within {DRAIN_S:g} s")
+            self.outcome.problems.append(f"paused processes did not resume within {DRAIN_S:g} s")
         self._draining = True
         for prefix in ("writer", "learner"):
             asked: set[int] = set()
@@ -212,7 +212,7 @@ class Supervisor:
                 self.outcome.problems.append(f"{prefix} did not stop within {DRAIN_S:g} s")
 
     def _has_stopped(self, prefix: str, asked: set[int]) -> bool:
-        """Asks everybody once, and those again who were restarted meanwhile."""
+        """Send SIGTERM to each process of a role once, also to restarted ones; whether all have ended."""
         left = [child for child in self._children if child.role.startswith(prefix)]
         for child in left:
             if child.pid not in asked and self._children.state(child) != STARTING:

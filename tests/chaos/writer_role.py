@@ -1,4 +1,4 @@
-"""A rollout worker without rollouts: real reservations, renewals and commits, and every way in which a group may end."""
+"""A rollout worker without rollouts: real reservations, renewals and commits, with every outcome of a group."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Writer:
         self._stage, self._journal = stage, stage.journal
         self._buffer, self._board = buffer, board
         self._random = stage.random
-        # Real workers have a new name in every life; the old name again is harder on the buffer.
+        # Real workers have a new name in every life; reusing the old name is harder on the buffer.
         self._name = stage.role if self._random.random() < 0.5 else f"{stage.role}-{stage.life}"
         self._live = -1
         self._in_flight: set[str] = set()
         self._reserving = asyncio.Lock()
-        """A worker asks for tickets once at a time."""
+        """One reservation at a time, as in a real worker."""
 
     async def run(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -43,7 +43,7 @@ class Writer:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._stage.plan.mix.ticket_lease_s / 4)
+            await asyncio.sleep(self._stage.plan.settings.ticket_lease_s / 4)
             self._in_flight -= await self._buffer.renew(self._name, list(self._in_flight))
 
     async def _fly(self, stop: asyncio.Event, random: Random) -> None:
@@ -90,7 +90,7 @@ class Writer:
             await self._buffer.abandon(self._name, ticket.id, "failed" if ending == "failed" else "abandoned")
             answers = ["handed back"]
         else:
-            group = _group(ticket, self._name, max(self._live, ticket.version), self._stage.plan.mix.payload_bytes, random)
+            group = _group(ticket, self._name, max(self._live, ticket.version), self._stage.plan.settings.payload_bytes, random)
             if ending == "unsound":
                 group = replace(group, rollouts=tuple(replace(each, reward=float("nan")) for each in group.rollouts))
             times = 2 if ending == "twice" else 1
@@ -101,7 +101,7 @@ class Writer:
 
 
 def _group(ticket: Ticket, worker: str, newest: int, size: int, random: Random) -> RolloutGroup:
-    """Tokens of up to two versions, between the ticket's and the live one."""
+    """Make a group with tokens of up to two versions, between the ticket's and the live one."""
     first = random.randint(ticket.version, newest)
     length = random.randint(4, max(5, size // 24))
     switch = random.randint(2, length)

@@ -1,4 +1,4 @@
-"""A process that archives what is spent, in small bites, and may be killed: URL RUN FENCE FOLDER."""
+"""A process that archives spent groups in small chunks and may be killed. Arguments: URL RUN FENCE FOLDER."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from buffer.server.client import Server
 
 GROUPS_AT_ONCE = 7
 FILE_BYTES = 80_000
-"""About a dozen groups as the writer reckons, so that files end and begin all the time."""
+"""Room for about a dozen groups, so that files end and begin often."""
 
 
 async def main(url: str, run: str, fence: int, folder: Path) -> None:

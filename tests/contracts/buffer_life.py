@@ -1,4 +1,4 @@
-"""A learner that keeps the rules, workers that need not, and a server that may be set back at any moment.
+"""A correct learner, workers that may misbehave, and a server that may be set back at any moment.
 
 A spectator holds the buffer to its promises, and from every state the learner must get on.
 """
@@ -23,7 +23,7 @@ from async_rl.errors import FenceLost
 from async_rl.types import Ticket
 
 ROUNDS = 5
-"""In which all workers commit all they can get: after so many the learner must have been served."""
+"""Rounds in which all workers commit all they can get; the learner must get a batch within so many."""
 STEPS_TO_SETTLE = 60
 
 
@@ -45,7 +45,7 @@ class BufferLife(RuleBasedStateMachine):
         self.copies: list[Copy] = []
         self.learner.start()
         self.is_whole = True
-        """The server has never lost anything."""
+        """Whether the server has never lost anything."""
         self.is_undisturbed = _is_proven(self.config)
 
     def teardown(self) -> None:
@@ -152,7 +152,7 @@ class BufferLife(RuleBasedStateMachine):
 
     @rule(deaths=st.lists(st.sampled_from(BEGINNING), max_size=2), copies=st.booleans())
     def restart(self, deaths: list[str], copies: bool) -> None:
-        """The learner dies, and its successors may die at any point of their beginning."""
+        """Kill the learner; its successors may die at any point of their start."""
         self.is_undisturbed = False
         for moment in deaths:
             self.learner.start(dies_after=moment)
@@ -223,12 +223,12 @@ class BufferLife(RuleBasedStateMachine):
 
     @rule(environment=Environments)
     def get_on(self, environment: str) -> None:
-        """All workers commit all they can get; then the learner is served. No state is a dead end."""
+        """Check that the learner gets a batch once all workers commit all they can get: no state is a deadlock."""
         for _ in range(ROUNDS):
             for worker in WORKERS:
                 self.renew(worker)
-            self.stage.pass_time(0.6 * LEASE_S)  # what nobody holds any more loses its lease
-            for worker in WORKERS * len(WORKERS):  # they share, so nobody gets all at once
+            self.stage.pass_time(0.6 * LEASE_S)  # tickets that no worker holds lose their leases
+            for worker in WORKERS * len(WORKERS):  # each gets a share only, so ask several times
                 self.reserve(worker, self.learner.limits.slots + 1)
                 self.commit_all(worker, environment)
             self.learn(self.learner.train_all)
@@ -237,7 +237,7 @@ class BufferLife(RuleBasedStateMachine):
         raise AssertionError(f"the learner waits for ever: {self.do(self.buffer.stats())}, {self.learner.limits}")
 
     def settle_everything(self) -> None:
-        """Every task that was ever given trains in the end, or was given up for a reason."""
+        """Check that each task that was ever issued trains in the end, or was dropped with a reason."""
         tasks = set(self.spectator.tasks)
         for _ in range(STEPS_TO_SETTLE):
             if self.learner.limits.selector == "freshest" or not self.spectator.unsettled(tasks):
@@ -251,7 +251,7 @@ class BufferLife(RuleBasedStateMachine):
 
 
 def _is_proven(config: Config) -> bool:
-    """Nothing ever becomes stale, says the proof in docs/buffer.md, which knows neither quotas nor budgets."""
+    """Limits to which the proof in docs/buffer.md applies, so that nothing becomes stale: no quotas, no token budget."""
     limits = config.limits
     return (
         limits.selector == "windowed_fifo"

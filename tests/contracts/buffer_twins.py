@@ -1,4 +1,4 @@
-"""The memory buffer and every server are told the same, in any order, sense or nonsense: they must answer alike.
+"""The memory buffer and every server get the same calls, in any order, valid or not: their replies must be equal.
 
 This is what makes buffer/reference/state_machine.py an explanation of the scripts. Whether the answers are right is
 buffer_life.py's question.
@@ -26,7 +26,7 @@ COMPARED = (
     *("reserved", "ready", "again", "taken", "kept", "spent", "dropped", "quarantined", "issued", "expired"),
     *("slots", "slots_used", "owed", "version", "ready_by_version"),
 )
-"""Of the statistics: fences begin with a server's clock, and only a server knows how many bytes a payload has."""
+"""Statistics that are not compared: only a server counts the bytes of payloads, and fences may differ."""
 
 Behind = st.integers(0, 2)
 
@@ -54,12 +54,12 @@ class BufferTwins(RuleBasedStateMachine):
         for stage in getattr(self, "stages", []):
             stage.close()
 
-    # -- asking everybody -------------------------------------------------------------------------------------------
+    # -- calling all twins ------------------------------------------------------------------------------------------
     def all(self, call: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
         return self._agreed([stage.do(self._answer(call(stage.buffer))) for stage in self.stages])
 
     def all_as_learner(self, call: Callable[[ReplayBuffer, int], Awaitable[Any]], life: int = 0) -> Any:
-        """Under the newest fence, or one of the `life` before it."""
+        """Call with the newest fence, or one of the `life` before it."""
         fences = [own[-1 - life % len(own)] for own in self.fences]
         asked = zip(self.stages, fences, strict=True)
         return self._agreed([stage.do(self._answer(call(stage.buffer, fence))) for stage, fence in asked])
@@ -125,7 +125,7 @@ class BufferTwins(RuleBasedStateMachine):
     # -- learners ---------------------------------------------------------------------------------------------------
     @rule()
     def acquire(self) -> None:
-        self.pass_time(1)  # the lease of whoever was before
+        self.pass_time(1)  # past the previous learner's lease
         for own, stage in zip(self.fences, self.stages, strict=True):
             own.append(stage.do(stage.buffer.acquire("learner", self.config.limits)))
 

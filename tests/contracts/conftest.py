@@ -1,4 +1,4 @@
-"""The contract suite runs over the memory buffer and over every Redis or Valkey here."""
+"""The contract suite runs over the memory buffer and over every Redis or Valkey that is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def torn_connections(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where connections are torn on purpose, redis-py leaves one to the garbage collector when its task is cancelled while it
-    connects. It is collected here, and not in the middle of somebody else's test.
+    connects. It is collected here, and not in the middle of another test.
     """
     yield
     if "test_servers_" in request.module.__name__:

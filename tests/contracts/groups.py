@@ -8,7 +8,7 @@ from async_rl.types import Rollout, RolloutGroup, Sample, Status, Task, Ticket, 
 
 
 def sample(versions: tuple[int, ...] = (0, 0), prompt: int = 2) -> Sample:
-    """A row of `prompt` given tokens and one sampled token per version."""
+    """Make a sample of `prompt` given tokens and one sampled token per version."""
     length = prompt + len(versions)
     sampled = np.arange(length) >= prompt
     return Sample(
@@ -22,7 +22,7 @@ def sample(versions: tuple[int, ...] = (0, 0), prompt: int = 2) -> Sample:
 def group(
     ticket: Ticket | str, versions: tuple[int, ...] | None = None, worker: str = "w", reward: float = 1.0
 ) -> RolloutGroup:
-    """Sampled by the ticket's version, unless `versions` says otherwise."""
+    """Make a group of the ticket, sampled by the ticket's version or by `versions`."""
     born = ticket.version if isinstance(ticket, Ticket) else 0
     tokens = versions if versions is not None else (born, born)
     rollouts = tuple(Rollout(samples=(sample(tokens),), reward=reward + index, status=Status.OK) for index in range(2))

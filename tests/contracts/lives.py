@@ -1,4 +1,4 @@
-"""A fleet that is only its bookkeeping: workers that commit, and a learner that always goes on from its checkpoint."""
+"""A fleet without models: workers that commit, and a learner that always resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UP_TO_DATE = 10**9
 
 
 class Learner:
-    """Trains nothing, but knows what it would have trained, in the timeline that survives its restarts."""
+    """Trains nothing, but records what it would have trained in the timeline that survives its restarts."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
@@ -30,11 +30,11 @@ class Learner:
         self.saved: BufferPosition | None = None
         self.restarts = 0
         self.last = math.inf
-        """The step to end with; set it while the learner is at work."""
+        """The step to end with; set it while the learner runs."""
         self._progress = asyncio.Condition()
 
     async def train(self) -> None:
-        """Every time the server says that our hold or its data are gone: start again from the checkpoint."""
+        """Run; whenever the lease or the server's data are lost, start again from the checkpoint."""
         while True:
             try:
                 return await self._live()
@@ -63,7 +63,7 @@ class Learner:
                 self._progress.notify_all()
 
     async def advances(self, steps: int) -> None:
-        """Returns when so many more steps are trained."""
+        """Wait until this many more steps are trained."""
         goal = self.step + steps
         async with self._progress:
             await self._progress.wait_for(lambda: self.step >= goal)
@@ -79,7 +79,7 @@ class Learner:
 
 @asynccontextmanager
 async def working(open_buffer: Callable[[], ReplayBuffer], workers: int = 2) -> AsyncIterator[set[str]]:
-    """Workers that commit all the time; yields the tickets whose groups they handed in, whether or not they heard back."""
+    """Run workers that commit all the time; yields the tickets of the groups they committed, with or without a reply."""
     handed_in: set[str] = set()
 
     async def work(name: str, buffer: ReplayBuffer) -> None:

@@ -1,4 +1,4 @@
-"""What docs/buffer.md promises, held against what can be seen through the contract: no slots, no sets, no scripts."""
+"""Checks the promises of docs/buffer.md through the contract alone: no slots, no sets, no scripts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ROUNDING = 1e-6
 
 
 class Spectator:
-    """Keeps the timeline that survives: which groups trained which step of the weights that exist now."""
+    """Tracks the surviving timeline: which groups trained which step of the current weights."""
 
     def __init__(self) -> None:
         self.timeline: dict[int, list[TakenGroup]] = {}
         self.highest_version = -1
         self.tasks: set[int] = set()
-        """That were ever given to a worker."""
+        """Tasks that were ever given to a worker."""
         self.given_up: set[int] = set()
-        """Tasks that need not train: they taught nothing, or may have failed too often."""
+        """Tasks that need not train: no signal, or perhaps failed too often."""
         self._failures: Counter[int] = Counter()
 
     # -- the workers ------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ class Spectator:
         assert stats.slots_used <= stats.slots == limits.slots
         if limits.samples_per_insert is not None:
             keeps_the_rate = stats.owed + limits.samples_per_insert * stats.reserved <= limits.max_diff + ROUNDING
-            # Where everything waits for everything, the rate gives way to the next step.
+            # When nothing is in flight, the rate limiter lets the next step's groups start.
             needed = max(limits.groups_per_step, limits.min_size)
             assert keeps_the_rate or stats.ready + stats.again + stats.reserved <= needed
 
@@ -65,7 +65,7 @@ class Spectator:
             assert sum(entry.group.num_tokens for entry in batch) <= max_tokens
 
     def resumed(self, step: int) -> None:
-        """The weights are those of an earlier step again; what was taken later never happened."""
+        """Return to the weights of an earlier step; steps after it no longer count."""
         self.timeline = {done: batch for done, batch in self.timeline.items() if done <= step}
 
     def saw_spent(self, groups: Sequence[SpentGroup]) -> None:

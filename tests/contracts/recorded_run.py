@@ -1,4 +1,4 @@
-"""A run without a model: a real server, and the journal and checkpoints that a learner would write, for those who read them."""
+"""A run without a model: a real server, with the journal and checkpoints that a learner would write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
 
 
 class Life:
-    """One learner's, with a worker beside it: it trains what it takes, and writes what a learner writes."""
+    """One life of a learner with a worker: it trains what it takes, and writes what a learner writes."""
 
     def __init__(self, config: Config, buffer: RedisBuffer, fence: int, step: int, version: int, number: int) -> None:
         self.config, self.buffer, self.fence = config, buffer, fence
@@ -133,7 +133,7 @@ async def begin(
     position: BufferPosition | None = None,
     **changed: Any,
 ) -> Life:
-    """A learner that begins with a checkpoint of `step`, or with nothing."""
+    """Start a learner from the checkpoint of `step`, or from nothing."""
     chosen = limits(groups_per_step=GROUPS_PER_STEP, **changed)
     fence = await buffer.acquire(f"learner {number}", chosen, after=Fences(config.run_folder).highest())
     recovery = await buffer.recover(fence, position, undone)

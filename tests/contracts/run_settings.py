@@ -1,4 +1,4 @@
-"""Configurations that a file may contain, and groups of any shape: what the machines in this folder play with."""
+"""Random configurations that a file may contain, and groups of any shape, for the state machine tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Changes = st.sampled_from(
 
 
 def configured(**chosen: Any) -> Config:
-    """As a file may say it: whatever is accepted must work. Raises ValidationError."""
+    """Build a configuration as from a file; each accepted one must work. Raises ValidationError."""
     return Config.model_validate(
         {
             "model": {"size": {"hidden": 32, "layers": 1, "heads": 2}},
@@ -64,7 +64,7 @@ def configured(**chosen: Any) -> Config:
 def rolled(
     ticket: Ticket, worker: str, *, newest: int, environment: str = "quick", prompt: int = 2, logprob: float = -0.5
 ) -> RolloutGroup:
-    """Two tokens, the first of the ticket's version and the second of `newest`."""
+    """Make a group of two tokens, the first of the ticket's version and the second of `newest`."""
     versions = (ticket.version, newest)
     length = prompt + len(versions)
     sampled = np.arange(length) >= prompt

@@ -1,4 +1,4 @@
-"""A run of the buffer under test, whatever stands behind it."""
+"""A run of the buffer under test, in memory or on a server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Run:
         self.name = name
 
     async def open(self, suffix: str = "") -> ReplayBuffer:
-        """A further client; another `suffix` is another run in the same server."""
+        """Open another client; another `suffix` is another run in the same server."""
         return await self._open(self.name + suffix)
 
     async def start(self, suffix: str = "", **changed: object) -> tuple[ReplayBuffer, int]:
-        """A buffer whose learner has published version 0, and the learner's fence."""
+        """Open a buffer whose learner has published version 0; returns it with the learner's fence."""
         buffer = await self.open(suffix)
         return buffer, await started(buffer, **changed)
 
@@ -33,7 +33,7 @@ def limits(**changed: object) -> Limits:
 
 
 async def started(buffer: ReplayBuffer, position: BufferPosition | None = None, **changed: object) -> int:
-    """The fence of a learner that has taken over and published a version."""
+    """Take over as a learner and publish a version; returns the fence."""
     fence = await buffer.acquire("learner", limits(**changed))
     recovery = await buffer.recover(fence, position)
     await publish(buffer, fence, after=recovery.version)

@@ -1,4 +1,4 @@
-"""The learner of learner/loop.py without weights: it takes ahead, trains, issues, publishes, releases, saves, checkpoints.
+"""The learner of learner/loop.py without weights: it prefetches, trains, issues, publishes, releases, saves, checkpoints.
 
 When the buffer tells it that its hold or the server's data are gone, it starts again from its newest checkpoint.
 """
@@ -19,13 +19,13 @@ from async_rl.replay_protocol import Limits
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
 
 AHEAD = 2
-"""Batches that it holds at most: one in training, one prefetched."""
+"""Limit of batches that it holds: one in training, one prefetched."""
 BEGINNING = ("acquire", "recover", "issue", "publish")
-"""Between any two of these it may die."""
+"""Calls between which it may die."""
 
 
 class Interrupted(Exception):
-    """The buffer says that the learner must start again."""
+    """The buffer reports that the learner must start again."""
 
 
 class SimulatedLearner:
@@ -35,7 +35,7 @@ class SimulatedLearner:
         self.fence = 0
         self.old_fences: list[int] = []
         self.position: BufferPosition | None = None
-        """That of the newest durable checkpoint."""
+        """The position of the newest durable checkpoint."""
         self.server_lost_changes = False
         self.step, self.version, self._meals, self._offered = 0, -1, list[int](), None
         self._live_step = self._released = self._told = 0
@@ -45,12 +45,12 @@ class SimulatedLearner:
         return self._stage.limits(self._in_force)
 
     def hears_of(self, limits: Limits) -> None:
-        """Somebody changed them while the run goes on; its own configuration stays as it is."""
+        """Change the limits during the run; the learner's own configuration stays as it is."""
         self._in_force = limits
 
-    # -- a life's beginning -----------------------------------------------------------------------------------------
+    # -- start of a life --------------------------------------------------------------------------------------------
     def start(self, *, dies_after: str = "") -> None:
-        self._stage.pass_time(1)  # the lease of whoever was before
+        self._stage.pass_time(1)  # past the previous learner's lease
         if self.fence:
             self.old_fences.append(self.fence)
         fence = self._stage.do(self._buffer.acquire("learner", self._config.limits, after=self.fence))
@@ -84,7 +84,7 @@ class SimulatedLearner:
             return self._stage.do(call)
         except (FenceLost, ServerRewound) as error:
             if not self.server_lost_changes:
-                raise  # there is no reason for it
+                raise  # not expected here
             raise Interrupted from error
 
     # -- its steps --------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class SimulatedLearner:
         return True
 
     def skip(self) -> None:
-        """A step that was not finite makes no version, so the prefetched batch is asked for again, for the same weights."""
+        """Skip a step that is not finite: it makes no version, so the prefetched batch is taken again for the same weights."""
         if self._meals:
             self.publish()
             self._ask(self._buffer.release(self.fence, self._meals[0]))
@@ -140,7 +140,7 @@ class SimulatedLearner:
         self.release()
 
     def save(self) -> None:
-        """A durable checkpoint, which a JSON file holds."""
+        """Save a durable checkpoint in a JSON file."""
         position = self._ask(self._buffer.position(self.fence, self.step))
         self.position = BufferPosition(**json.loads(json.dumps(asdict(position))))
 

@@ -1,4 +1,4 @@
-"""Where a life of the buffer is played: in memory or on a server, with time that moves only when it is told to.
+"""Where the state machine tests run: in memory or on a server, with a clock that moves only when told to.
 
 A server can also be set back to an earlier moment, as by a failover or from a backup.
 """
@@ -22,9 +22,9 @@ from buffer.server.client import Server
 
 T = TypeVar("T")
 Copy = Mapping[bytes, bytes]
-"""The keys of a run, as the server itself writes them down."""
+"""The keys of a run, as the server dumps them."""
 LEARNER_LEASE_S = 0.001
-"""Whoever comes next need not wait, once a moment has passed."""
+"""A short learner lease, so that a successor need not wait."""
 
 _SHIFT = """
 local noted, shift = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -40,7 +40,7 @@ if redis.call('HEXISTS', KEYS[3], 'expires') == 1 then redis.call('HINCRBY', KEY
 
 
 class Stage(Protocol):
-    """One run of the buffer, and what happens to it from outside."""
+    """One run of the buffer, with control over its clock and its server."""
 
     @property
     def buffer(self) -> ReplayBuffer: ...
@@ -50,11 +50,11 @@ class Stage(Protocol):
     def pass_time(self, seconds: float) -> None: ...
 
     def limits(self, otherwise: Limits) -> Limits:
-        """Those in force. A server that was set back has forgotten what was changed since."""
+        """Return the limits in force; a server that was set back has lost later changes."""
         ...
 
     def copy(self) -> Copy | None:
-        """None where nothing can be set back."""
+        """Return a snapshot to set back to; None where that is not possible."""
         ...
 
     def put_back(self, copy: Copy) -> None: ...
@@ -104,7 +104,7 @@ class ServerStage:
         return self._runner.run(call)
 
     def pass_time(self, seconds: float) -> None:
-        """Every moment that the server has noted moves into its past, in whole seconds; what really went by is taken back."""
+        """Move every time stored on the server into the past, in whole seconds, correcting for the real time that passed."""
         now_ms = self._now_ms()
         self.do(self._raw.eval(_SHIFT, 3, *self._moments, self._noted_ms, now_ms - self._noted_ms - round(seconds * 1000)))
         self._noted_ms = now_ms

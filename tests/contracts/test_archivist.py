@@ -36,7 +36,7 @@ def writer(folder: Path, **changed) -> ArchiveWriter:
 
 
 async def trained(buffer: ReplayBuffer, fence: int, *steps: int) -> list[str]:
-    """Groups that a checkpoint of the last of these steps has made spent, as they will be archived."""
+    """Groups that a checkpoint of the last of these steps has spent, as they will be archived."""
     spent: list[str] = []
     for step in steps:
         for ticket in await buffer.reserve("w", version=(await buffer.stats()).version, count=PER_STEP, wait_s=0):
@@ -61,7 +61,7 @@ async def beside(service) -> AsyncIterator[asyncio.Task]:
 
 
 class Gate:
-    """A writer that tells when it was called, and that fails or waits as it is told."""
+    """A writer that reports its calls, and fails or waits on demand."""
 
     def __init__(self, writer: ArchiveWriter) -> None:
         self._writer, self._loop = writer, asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Gate:
 
 
 class Watched:
-    """A buffer that tells when it had nothing left to archive."""
+    """A buffer that reports when it had nothing left to archive."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
@@ -147,7 +147,7 @@ async def test_a_disk_that_refuses_is_told_once_and_tried_again(run: Run, tmp_pa
         gate = Gate(disk)
         gate.failures = 3
         async with beside(archive_spent(watched, fence, gate, wake=wake)):
-            for _ in range(3):  # a checkpoint is a reason to try at once
+            for _ in range(3):  # a checkpoint makes it try at once
                 await gate.tries.get()
                 assert len(await buffer.spent_groups(100)) == PER_STEP
                 wake.set()
@@ -205,7 +205,7 @@ async def test_what_is_left_at_the_end_is_archived_within_a_deadline(run: Run, t
 
 
 async def test_a_cancelled_service_leaves_no_write_behind(tmp_path: Path):
-    """Whoever writes next must be alone with the disk."""
+    """The next writer must not overlap with the cancelled one."""
     begun, ended = asyncio.Event(), []
     loop = asyncio.get_running_loop()
 
@@ -302,5 +302,5 @@ async def test_a_writer_that_is_killed_at_random_loses_and_doubles_nothing(
 
 
 def records_in(folder: Path) -> int:
-    """Doubled ones too."""
+    """All ids in the archive, duplicates included."""
     return sum(path.read_bytes().count(b"ARLR") for path in folder.glob("*.arl"))

@@ -1,4 +1,4 @@
-"""What everybody may rely on who reads or writes the board."""
+"""What readers and writers of the board may rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may start a group, and how the limits change while the run goes on."""
+"""Which workers get tickets, and how limits change during a run."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def test_nobody_takes_more_than_a_share_while_others_wait(run: Run):
             await buffer.abandon("greedy", ticket, "no_signal")
         await asyncio.wait(waiting)
     assert sum(got.values()) <= 6
-    assert min(got.values()) >= 1, f"somebody went away with nothing: {got}"
+    assert min(got.values()) >= 1, f"a worker got nothing: {got}"
     assert await buffer.stats()
 
 
 async def until_waiting(run: Run, count: int) -> None:
-    """Each asks once a second; a ticket asked for by somebody who does not wait shows when all of them stand in the queue."""
+    """Each asks once a second; a request that does not wait shows when all of them are in the queue."""
     for _ in range(3 * count):
-        await asyncio.sleep(0.05)  # nothing tells that somebody began to wait
+        await asyncio.sleep(0.05)  # nothing reports that a worker began to wait
 
 
 async def test_who_waits_longest_is_served_first(run: Run):

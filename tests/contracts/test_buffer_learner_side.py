@@ -244,7 +244,7 @@ async def test_what_a_checkpoint_contained_that_is_gone_is_rolled_again(run: Run
             await buffer.checkpoint(fence, step)
     undone = [UndoneGroup(each.group.id, each.task_index, each.attempt) for each in (*trained[1], *trained[2])]
     losses = []
-    for _ in range(2):  # the second time, because the first successor died on the way
+    for _ in range(2):  # twice, because the first successor died in between
         await buffer.resign(fence)
         fence = await buffer.acquire("next", limits())
         recovery = await buffer.recover(fence, positions[0], undone)  # that of step 2 is damaged
@@ -265,7 +265,7 @@ async def test_a_checkpoint_divides_what_is_spent_from_what_comes_back(run: Run)
     for step in (1, 2, 3):
         await taken(buffer, fence, step=step)
     position = await buffer.position(fence, 2)
-    await buffer.resign(fence)  # killed between the checkpoint's rename and telling the buffer
+    await buffer.resign(fence)  # killed between the checkpoint's rename and `checkpoint`
     fence = await buffer.acquire("next", limits())
     recovery = await buffer.recover(fence, position)
     assert (recovery.returned, recovery.spent) == (2, 4)
@@ -327,7 +327,7 @@ async def test_beside_an_empty_server_no_task_is_skipped_or_repeated(run: Run):
 
 
 async def test_beside_an_older_server_nothing_is_trained_twice(run: Run):
-    """Two runs with the same beginning; one goes on to a checkpoint, the other plays the backup."""
+    """Two runs with the same start; one continues to a checkpoint, the other stands for the backup."""
     runs = [await run.start(suffix) for suffix in ("-older", "-newer")]
     for buffer, _ in runs:
         await ready(buffer, 4)

@@ -1,4 +1,4 @@
-"""Groups that train more than one step: never twice in the same one, never more often than allowed, whatever dies."""
+"""Groups that train several steps: never twice in one step, never more often than allowed, across crashes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_used_group_that_grew_too_old_is_spent_and_not_dropped(run: Run)
 
 
 async def test_samples_per_insert_holds_back_whoever_is_ahead(run: Run):
-    """2 uses a group, give or take 4: tickets are given while at most 6 uses are owed, groups used while at least -2 are."""
+    """2 uses per group, error buffer 4: tickets are issued while at most 6 uses are owed, groups taken while at least -2."""
     buffer, fence = await run.start(max_uses=4, samples_per_insert=2.0, error_buffer=4.0, max_age=9)
     first = await ready(buffer, 3)
     assert (await buffer.stats()).owed == 6.0

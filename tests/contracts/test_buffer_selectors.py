@@ -1,4 +1,4 @@
-"""Which groups leave, when more than one rule could decide it."""
+"""Which groups are taken where several rules apply."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_uniform_leaves_nobody_behind_and_has_no_favourites(run: Run):
         await buffer.checkpoint(fence, step)
         await ready(buffer, 1)
     waited = [step - max(0, int(ticket[1:]) - 7) for ticket, step in places.items()]
-    assert max(waited) > 8, "in a queue nobody would wait longer than its length"
+    assert max(waited) > 8, "in a queue no group would wait longer than its length"
     assert sum(waited) / len(waited) == pytest.approx(8, rel=0.3)
 
 
@@ -117,11 +117,11 @@ async def test_a_quota_yields_to_age_and_never_stops_a_run(run: Run):
     assert await take(buffer, fence, 1, version=1) == first, "in their last version"
     await buffer.release(fence, 1)
     second = await ready(buffer, 4, environment="quick")
-    assert await take(buffer, fence, 2, version=0) == second[:2], "all slots are full and nobody else can come"
+    assert await take(buffer, fence, 2, version=0) == second[:2], "all slots are full and no other group can come"
 
 
 async def test_steps_follow_each_other(run: Run):
-    """A gap means that the server forgot a step: see test_servers_*.py for how that happens."""
+    """A gap means that the server has lost a step: see test_servers_*.py for how that happens."""
     buffer, fence = await run.start()
     await ready(buffer, 4)
     await take(buffer, fence, 1)

@@ -1,4 +1,4 @@
-"""Whatever is done to it, the buffer keeps its promises, and the memory buffer and every server answer alike."""
+"""Random histories: the buffer keeps its promises, and the memory buffer and every server reply alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`async-rl buffer ...` over a real run: what a person reads, and what a program gets."""
+"""`async-rl buffer ...` on a real run: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from buffer.server.users import ROLES
 TEXT = Characters(CharacterTokenizer().alphabet)
 PROBABILITIES = (0.95, 0.04)
 NAUGHTY = "\x1b[2J"
-"""Clears the screen of whoever prints it."""
+"""Clears the terminal that prints it."""
 
 CONFIG = """
 run: {{name: {name}, folder: {folder}}}
@@ -69,7 +69,7 @@ class Tools:
     config: Path
 
     def process(self, *words: object, code: int = 0, **environment: str) -> str:
-        """What a process of its own says."""
+        """Run the verb in a process of its own and return its output."""
         done = subprocess.run(
             self.line(*words), capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
         )
@@ -77,7 +77,7 @@ class Tools:
         return done.stdout if code == 0 else done.stderr
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        """The same in this process, which is faster."""
+        """Run the verb in this process, which is faster."""
         with contextlib.redirect_stdout(io.StringIO()) as page:
             assert main(self._words(*words)) == code
         return page.getvalue()
@@ -129,7 +129,7 @@ def tools(redis_server: str, run_name: str, tmp_path: Path) -> Tools:
 
 @pytest.fixture(scope="module")
 def filled(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Tools:
-    """A run with a group in every place. The tests that use it only look."""
+    """A run with a group in every place. Tests that use it only read."""
     tools = opened(redis_server, "tools-filled", tmp_path_factory.mktemp("filled"))
     tools.do(fill)
     return tools
@@ -153,7 +153,7 @@ async def fill(buffer: RedisBuffer) -> None:
 
 
 def rolled(ticket: Ticket, *, environment: str = "math", versions: tuple[int, int] | None = None) -> RolloutGroup:
-    """One rollout that is right, one that clears the screen, and one that broke."""
+    """One good rollout, one that clears the screen, and one that failed."""
     sampled = versions if versions is not None else (ticket.version, ticket.version)
     right = said("3", 1.0, sampled)
     wrong = said("4", 0.0, sampled, shown=f"4{NAUGHTY}")
@@ -181,7 +181,7 @@ def said(answer: str, reward: float, versions: tuple[int, int], shown: str = "")
     return Rollout(samples=(row,), reward=reward, status=Status.OK, reward_parts=parts, conversation=conversation)
 
 
-# -- looking --------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------------
 def test_stats_are_for_people_and_programs(filled: Tools) -> None:
     page = filled.process("stats")
     assert re.search(r"^reserved +1$", page, re.M)
@@ -351,7 +351,7 @@ def test_the_quarantine_is_worked_through(tools: Tools) -> None:
 
 
 def test_a_refused_group_is_shown_whatever_it_holds(tools: Tools) -> None:
-    """A checksum proves that nothing changed on the way; what was sent may still be nonsense."""
+    """A checksum proves that nothing changed in transit; the content may still be invalid."""
     tools.do(fill)
     whole = rolled(Ticket(id=keys.ticket_id(4), task_index=4, version=0, attempt=1))
     row = whole.rollouts[0].samples[0]

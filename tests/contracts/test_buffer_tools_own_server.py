@@ -1,4 +1,4 @@
-"""The tools beside a server of the run's own: what a vacuum frees and leaves alone, and watching while it crashes."""
+"""The tools with an embedded server: what a vacuum frees and leaves alone, and watching while it crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits}}]
 """
 NOBODY = 4194305
-"""A process id that Linux does not give."""
+"""A process id that Linux does not assign."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def freed(config: Path, *words: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_vacuum_of_a_run_that_has_ended(config: Path):
-    """The server is woken, cleaned, and asleep again afterwards."""
+    """The server is started, cleaned, and stopped again."""
     assert asyncio.run(work_and_leave(load(["@", str(config)]))) == "quarantined"
     planned = freed(config, "--dry-run")
     assert planned["refused payloads"]["note"].endswith("of 1 payloads")

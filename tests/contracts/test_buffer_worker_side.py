@@ -194,7 +194,7 @@ async def test_two_runs_in_one_server_never_meet(run: Run):
 
 
 async def test_a_reservation_cancelled_at_any_point_leaks_no_ticket(run: Run):
-    """Whatever the cancelled call had been given, the worker's next call brings it again."""
+    """The tickets of a cancelled call are returned by the worker's next call."""
     buffer, _ = await run.start()
     for turns in range(60):  # event-loop turns granted before the cut: from "not sent" to "already answered"
         reserving = asyncio.ensure_future(buffer.reserve("w", version=0, count=1, wait_s=1.0))
@@ -202,7 +202,7 @@ async def test_a_reservation_cancelled_at_any_point_leaks_no_ticket(run: Run):
             await asyncio.sleep(0)
         reserving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            for ticket in await reserving:  # it was quicker than the cut
+            for ticket in await reserving:  # it completed before the cancellation
                 await buffer.abandon("w", ticket.id, "abandoned")
         tickets = await buffer.reserve("w", version=0, count=1, wait_s=1.0)
         assert (await buffer.stats()).reserved == len(tickets) == 1

@@ -1,4 +1,4 @@
-"""Forty kills of writers, learners and servers, proven by an auditor that is not blind. `make chaos-buffer` does 500."""
+"""Forty kills of writers, learners and servers, and forged journals that the auditor must detect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a round with 40 kills."""
     folder = tmp_path_factory.mktemp("chaos") / "kept"
     ended = _python("run.py", "--kills", "40", "--seed", "1", "--keep", folder)
-    print(ended.stdout, ended.stderr)  # pytest shows it when the round was not sound
+    print(ended.stdout, ended.stderr)  # pytest shows it when the round was not clean
     assert ended.returncode == 0
     return folder / "round-000"
 
@@ -81,7 +81,7 @@ def test_the_auditor_sees_a_forged_step(killed: Path, tmp_path: Path, forge: Cal
         ({"did": "live", "version": -5}, "saw version -5 live after"),
         (
             {"did": "ended", "ticket": "t999999999", "task": 0, "how": "commit", "answers": ["stored"]},
-            "acknowledged groups are gone",
+            "stored groups are gone",
         ),
         (
             {"did": "reserved", "ticket": "t000000000", "worker": "thief", "task": 0, "attempt": 1, "version": 0},
@@ -110,7 +110,7 @@ def test_the_auditor_sees_books_that_do_not_balance(killed: Path, tmp_path: Path
 
 
 def _steps(lines: list[Line]) -> list[Line]:
-    """The steps of a life, if it made enough of them to forge some."""
+    """Return the steps of a life, if there are enough of them to forge some."""
     trained = [line for line in lines if line["did"] == "trained"]
     saved = max((line["step"] for line in lines if line["did"] == "saved"), default=0)
     survived = [line for line in trained if line["step"] <= saved]

@@ -1,4 +1,4 @@
-"""Stores for process groups over every Redis or Valkey here: what torch asks, and what only a server can do."""
+"""Stores for process groups on every Redis or Valkey that is installed: torch's calls, and failures of the server."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_is_a_store_as_torch_knows_them(store: RedisGroupStore):
 
 
 def test_torch_itself_can_call_it(store: RedisGroupStore):
-    """Through C++, as process groups do, and when nobody but C++ refers to it."""
+    """Call it through C++, as process groups do, also when only C++ refers to it."""
     prefixed = PrefixStore("group", store.clone())
     prefixed.set_timeout(timedelta(milliseconds=100))
     prefixed.set("key", b"\0value")
@@ -142,7 +142,7 @@ async def test_an_addition_whose_answer_was_lost_counts_once(redis_server: str, 
         def add() -> list[int]:
             with open_group_stores(config(proxy.url, run_name, insecure=True)) as stores:
                 store = stores.open("ranks")
-                store.add("count", 0)  # the server knows the script from here on
+                store.add("count", 0)  # the server has the script from here on
                 proxy.weather = Weather(loses_reply=loses_reply)
                 return [store.add("count", 1), store.add("count", 1)]
 

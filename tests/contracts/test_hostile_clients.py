@@ -1,4 +1,4 @@
-"""Somebody who can reach the run's keys writes what he likes.
+"""A hostile client that can reach the run's keys writes anything into them.
 
 Nobody can keep him from stopping the run: he might as well delete it. But what comes of it is a sentence or a quarantined
 group, never a traceback, never a group that no worker committed, and never a script that holds the server for ever.
@@ -49,25 +49,25 @@ AUDITED = [
     "payloads",
 ]
 SILENT_S = 20.0
-"""A server that does not answer for so long hangs."""
+"""A server that does not reply for this long hangs."""
 
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[str]:
-    """A server of their own: a test that fails here may leave one that is stuck."""
+    """A server of their own, because a failing test may leave one that is stuck."""
     with private_server(find_binary()) as url:
         yield url
 
 
 class Scene(NamedTuple):
-    """A run in which something is in every place."""
+    """A run with something in every place."""
 
     buffer: RedisBuffer
     redis: Any
     name: str
     fence: int
     committed: dict[str, bytes]
-    """Group -> its bytes, by which we know it again."""
+    """Group -> its bytes, by which it is recognized."""
     reserved: str
 
 
@@ -99,11 +99,11 @@ async def scene(both: Both, name: str) -> Scene:
 
 
 async def another_scene(both: Both, name: str) -> Scene:
-    """In the same server; its learner's lease is short, because many successors wait for it."""
+    """Another run in the same server; its learner's lease is short, because many successors wait for it."""
     return await scene((RedisBuffer(both[1], name, learner_lease_s=0.2), both[1]), name)
 
 
-# -- what honest programs do meanwhile ----------------------------------------------------------------------------------
+# -- what other clients do meanwhile -------------------------------------------------------------------------------------
 async def commit_the_reserved(found: Scene) -> None:
     await found.buffer.commit("w", group(found.reserved))
 
@@ -143,14 +143,14 @@ CALLS: list[Callable[[Scene], Awaitable[object]]] = [
 
 
 async def live_on(found: Scene) -> None:
-    """Every honest call, once: it answers or says in a sentence why not."""
+    """Make every call once: it replies, or raises a one-sentence error."""
     for call in CALLS:
         try:
             async with asyncio.timeout(SILENT_S):
                 answer = await call(found)
         except AsyncRLError as error:
             said = str(error)
-            assert said.isprintable(), "it quotes what somebody else wrote"
+            assert said.isprintable(), "it quotes what another client wrote"
         else:
             if isinstance(answer, list):
                 batch = [entry for entry in cast("list[object]", answer) if isinstance(entry, TakenGroup)]
@@ -166,7 +166,7 @@ def assert_ours(found: Scene, batch: list[TakenGroup]) -> None:
 
 
 async def complaint(found: Scene) -> str:
-    """What an audit says."""
+    """Return what an audit prints."""
     try:
         return "\n".join((await found.buffer.audit()).problems)
     except AsyncRLError as error:
@@ -183,7 +183,7 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-# -- what he does -------------------------------------------------------------------------------------------------------
+# -- the attacks --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_key_of_another_type_is_named(redis_buffer: Both, run_name: str, name: str):
     found = await scene(redis_buffer, run_name)
@@ -249,7 +249,7 @@ async def test_scores_and_strangers_in_a_set_of_tickets(redis_buffer: Both, run_
     said = await complaint(found)
     if name in ("reserved", "ready", "taken", "kept", "again", "lottery"):
         assert "tickets are" in said
-    if name in ("reserved", "ready", "taken", "kept"):  # there was somebody to be moved
+    if name in ("reserved", "ready", "taken", "kept"):  # there was a ticket to move
         assert "under another number than recorded" in said
     await live_on(found)
 
@@ -324,7 +324,7 @@ HARMLESS = ["PING", "GET", "HSET", "EVAL", "EVALSHA", "SUBSCRIBE", "XADD", "ZADD
 
 
 def frame(draw: random.Random) -> bytes:
-    """Bytes, or nearly a command. None of them can name a key of a run or reconfigure the server."""
+    """Random bytes, or almost a command. None of them can name a key of a run or reconfigure the server."""
     if draw.random() < 0.5:
         return bytes(draw.choice((draw.randrange(128, 256), draw.choice(b"*$:+-\r\n 019"))) for _ in range(draw.randrange(60)))
     words = [draw.choice(HARMLESS).encode(), *(draw.randbytes(draw.randrange(6)) for _ in range(draw.randrange(4)))]
@@ -345,7 +345,7 @@ async def test_garbage_on_the_socket_leaves_the_buffer_as_it_is(run_name: str):
                 async with asyncio.timeout(SILENT_S):
                     await reader.read()
             except (ConnectionError, BrokenPipeError):
-                pass  # the server hung up in the middle of it
+                pass  # the server closed the connection
             finally:
                 writer.close()
         assert await complaint(found) == ""

@@ -1,4 +1,4 @@
-"""The log of changes of the mix: what workers and learners may rely on."""
+"""The log of changes of the mix of environments: what workers and learners may rely on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_position_carries_the_mix_to_an_empty_buffer(run: Run):
     await added(buffer, "after the checkpoint")
 
     emptied = await run.open("-emptied")
-    await added(emptied, "somebody was quick")
+    await added(emptied, "a change before the recovery")
     await started(emptied, written)
     assert await emptied.mix() == (saved_change,)
     again = {ticket.task_index: ticket.mix for ticket in await drawn(emptied, 5)}

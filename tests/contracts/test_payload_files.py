@@ -1,4 +1,4 @@
-"""The buffer with its payloads in files: every group arrives or is rolled again, and no file stays behind.
+"""The buffer with payloads in files: every group arrives or is rolled again, and no file is left over.
 
 Workers and learners are processes of their own here that are killed between any two changes. Afterwards two things must hold:
 every reference in Redis has its bytes, and after a sweep there is no file without a reference.
@@ -47,7 +47,7 @@ def url() -> Iterator[str]:
 
 
 def big(ticket: Ticket) -> RolloutGroup:
-    """Some 150 kB."""
+    """A group of about 150 kB."""
     return group(ticket, versions=(ticket.version,) * 8000)
 
 
@@ -97,7 +97,7 @@ async def test_a_group_travels_through_a_file_that_goes_with_it(url: str, run_na
         await learner.release(fence, 1)
         await learner.checkpoint(fence, 1)
         assert files(tmp_path / "f") == []
-        for entry in batch:  # still whole, though its file is gone
+        for entry in batch:  # still readable, though its file is deleted
             [row, _] = [rollout.samples[0] for rollout in entry.group.rollouts]
             np.testing.assert_array_equal(row.token_ids, np.arange(8002))
             assert not row.logprobs.flags.writeable
@@ -113,13 +113,13 @@ async def test_small_groups_stay_in_redis(url: str, run_name: str, tmp_path: Pat
 
 
 async def test_files_of_tickets_that_end_otherwise_are_swept(url: str, run_name: str, tmp_path: Path):
-    """Committed in vain, twice, by somebody else, too old: whatever becomes of a ticket, its files go."""
+    """A refused, repeated or foreign commit, a stale group: however a ticket ends, its files are deleted."""
     async with opened(url, run_name, tmp_path / "f") as buffer:
         fence = await started(buffer, max_age=0, groups_per_step=4)
         lost, foreign, twice, stale = await buffer.reserve("w", version=0, count=4, wait_s=0)
         await buffer.abandon("w", lost.id, "abandoned")
         assert await buffer.commit("w", big(lost)) == "lease_lost"
-        assert await buffer.commit("somebody", big(foreign)) == "lease_lost"
+        assert await buffer.commit("other", big(foreign)) == "lease_lost"
         assert [await buffer.commit("w", big(twice)) for _ in range(2)] == ["stored", "already"]
         assert await buffer.commit("w", big(stale)) == "stored"
         assert len(files(tmp_path / "f")) == 5
@@ -298,7 +298,7 @@ LEARNER_DIES_AT = ["claim_folder.before:1", "take.after:3", "unwanted.before:1",
 
 
 def _worker(url: str, run: str, folder: Path, order: str) -> None:
-    """Without an order it works until it is killed."""
+    """Run a worker; without a failpoint it works until it is killed."""
     failpoints.arm(order)
     asyncio.run(_work(url, run, folder, order if order else "steady"))
 
@@ -317,7 +317,7 @@ def _learner(url: str, run: str, folder: Path, order: str, book: Path, enough: E
 
 
 async def _learn(url: str, run: str, folder: Path, book: Path, enough: Event) -> None:
-    """Every second step goes into `book`, which is all that a successor knows: a position, and what was trained."""
+    """Every second step is saved to `book`, from which a successor resumes: a position, and what was trained."""
     async with opened(url, run, folder) as buffer:
         position, trained = _read_book(book)
         fence = await started(buffer, position, groups_per_step=GROUPS_PER_STEP, lease_s=LEASE_S, max_attempts=99)

@@ -1,4 +1,4 @@
-"""What only a server can do to us: foreign bytes, no memory, lost replies, a restart."""
+"""Failures of a server: corrupt payloads, no memory, lost replies, a restart."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _config(folder: Path, **redis: object) -> Config:
 
 
 async def test_a_killed_server_comes_back_with_everything_it_acknowledged(tmp_path: Path):
-    """Workers and learner go on through kill -9 without noticing anything but the delay."""
+    """Workers and learner survive kill -9 of the server with a delay."""
     config = _config(tmp_path)
     steps, trained, stored = 30, [], set()
     async with EmbeddedServer(config) as embedded, open_buffer(config) as buffer, open_buffer(config) as mine:

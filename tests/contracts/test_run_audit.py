@@ -1,4 +1,4 @@
-"""`async-rl audit`: each way in which a run may have lost or doubled something is found, and a sound run is clean."""
+"""`async-rl audit`: every loss and duplicate is found, and an intact run is clean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Story = Callable[[Config, RedisBuffer], Awaitable[object]]
 
 
 class Audited:
-    """What the verb said."""
+    """Exit code and output of the verb."""
 
     def __init__(self, path: Path, *words: str) -> None:
         output = StringIO()
@@ -50,7 +50,7 @@ def played(path: Path, story: Story) -> Config:
 
 
 async def a_sound_life(config: Config, buffer: RedisBuffer) -> Life:
-    """Two checkpoints, groups in flight, one that taught nothing, one that failed too often, one that is rolled again."""
+    """Two checkpoints, groups in flight, a task without signal, one that failed too often, one that is rolled again."""
     life = await begin(config, buffer)
     await life.work(2)
     await life.save()
@@ -172,13 +172,13 @@ def test_groups_that_only_a_damaged_newest_checkpoint_contained(path: Path, how:
     if rolls_again:  # what a learner does
         assert (done.code, done.said["tasks"]["waiting"]) == (0, 2), (done.findings, done.unchecked)
     else:
-        assert done.code == 1, "four groups are trained in no surviving step, and nobody rolls their tasks again"
+        assert done.code == 1, "four groups are trained in no surviving step, and their tasks are not rolled again"
         assert "4 of 10 tasks are lost" in done.findings
         assert "step 3 of timeline life-0 trained" in done.findings
 
 
 def test_steps_whose_checkpoints_were_removed_as_the_older_ones(path: Path):
-    """A learner with a smaller fence than the one before it: each of its checkpoints looks older, and is removed at once."""
+    """A learner with a smaller fence than its predecessor: its checkpoints look older, and are removed at once."""
 
     async def later_life_with_smaller_fence(config: Config, buffer: RedisBuffer) -> None:
         await two_checkpoints(config, buffer)

@@ -1,4 +1,4 @@
-"""Each role does its work as its own user, and is told in a sentence what it may not do."""
+"""Each role works as its own user, and gets a clear error for what it may not do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAY_RUN: dict[str, set[str]] = {
     "post": EVERY_ROLE,  # the key is given: topics and stores are told apart below
     **dict.fromkeys(["store_set", "store_add", "store_compare_set"], WORKERS),
 }
-"""Who may change what on a server that separates roles. The monitor runs scripts too, and nothing changes by it."""
+"""Script -> roles that may change something with it, on a server that separates roles. The monitor's scripts only read."""
 MAY_WRITE: dict[str, set[str]] = {
     **dict.fromkeys(["learner", "versions", "on:learner"], LEARNER),
     **dict.fromkeys(["overrides", "mix"], OPERATORS),
@@ -132,7 +132,7 @@ async def test_every_role_can_do_its_work(people: People):
 
 
 async def permitted(server: Server, command: Callable[[], Awaitable[Any]]) -> bool:
-    """Whether the server looked at more than who asks."""
+    """Whether the server let the user run it."""
     try:
         await server.ask(command)
     except ConfigError:  # "does not let its user do this"
@@ -149,7 +149,7 @@ async def contents(people: People) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_every_script_is_for_the_roles_it_is_meant_for(people: People, role: str):
-    """Without arguments: a script that may begin fails in its own words, or does nothing."""
+    """Run a script without arguments: if permitted, it fails with an error of its own, or does nothing."""
     assert set(MAY_RUN) == set(NAMES), "a script came or went: who may run it?"
     await started(people.buffer("learner"))
     server, before = people.server(role), await contents(people)

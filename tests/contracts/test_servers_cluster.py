@@ -1,4 +1,4 @@
-"""A run lives on one node of a Cluster, and goes with its slot wherever that goes."""
+"""A run lives on one node of a Cluster, and follows its slot to another node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def open_buffer(cluster: list[Node], run_name: str) -> AsyncIterator[Opene
     servers: list[Server] = []
 
     def open_one() -> RedisBuffer:
-        # One node is enough to find the others, as long as it lives.
+        # One live node is enough to find the others.
         servers.append(Server(cluster_url(cluster[:1]), patience_s=30))
         return RedisBuffer(servers[-1], run_name, learner_lease_s=LEARNER_LEASE_S)
 
@@ -66,7 +66,7 @@ async def test_the_run_goes_on_while_its_slot_moves_to_another_node(cluster: lis
 
 
 def _move(run: str, source: Node, target: Node, masters: list[Node]) -> None:
-    """Resharding of one slot, as redis-cli does it."""
+    """Move one slot, as redis-cli does."""
     slot = source.ask.execute_command("CLUSTER", "KEYSLOT", f"{{{run}}}:state")
     ids = {node.port: node.ask.execute_command("CLUSTER", "MYID").decode() for node in (source, target)}
     target.ask.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
@@ -86,7 +86,7 @@ async def test_a_plain_address_of_a_cluster_is_one_sentence(cluster: list[Node],
 
 
 async def test_the_run_goes_on_when_the_node_that_owns_it_dies(cluster: list[Node], open_buffer: Opener, run_name: str):
-    """Comes last, because it leaves the Cluster with a node less."""
+    """Runs last, because it leaves the Cluster with one node less."""
     buffer = open_buffer()
     learner = Learner(buffer)
     dying = owner(cluster, run_name)

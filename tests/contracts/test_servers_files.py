@@ -1,4 +1,4 @@
-"""What happens to a server's files: they end early, or in nonsense; they are lost, or old ones come back; the disk is full."""
+"""Faults of a server's files: truncated, corrupt, lost, restored from a backup; a full disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 class Machine:
-    """A server and its folder, which may be tampered with while it is down."""
+    """A server and its folder, which tests change while it is down."""
 
     def __init__(self, folder: Path, binary: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def data(self) -> Path:
-        """What the latest changes were appended to."""
+        """Return the file that the latest changes were appended to."""
         [*_, last] = sorted([*self.folder.glob("appendonlydir/*.incr.aof"), *self.folder.glob("appendonly.aof")])
         return last
 
@@ -141,7 +141,7 @@ async def test_an_old_copy_of_the_data_is_noticed(our_machine: Machine, connect:
 
 
 async def test_a_checkpoint_never_takes_its_position_from_a_server_that_forgot_the_step(our_machine: Machine, connect: Connect):
-    """It would list groups as outstanding that the weights in this checkpoint have seen."""
+    """It would list groups as outstanding that this checkpoint has trained."""
     server, buffer = connect(our_machine)
     redis: Any = server.commands
     fence = await started(buffer, groups_per_step=1)
@@ -162,7 +162,7 @@ async def test_a_checkpoint_never_takes_its_position_from_a_server_that_forgot_t
 async def disturbed(
     machine: Machine, connect: Connect, *, at_rest: Callable[[], None], early: Callable[[], None] = lambda: None
 ) -> None:
-    """A run whose server is killed, comes back different, and still trains nothing twice."""
+    """A run whose server is killed and comes back with other data still trains no group twice."""
     opened: list[Server] = []
 
     def open_one() -> RedisBuffer:
@@ -214,7 +214,7 @@ async def test_a_full_disk_makes_everybody_wait_and_nothing_is_lost(machine: Mac
         assert len(stored) == before
         resource.prlimit(machine.process.pid, resource.RLIMIT_FSIZE, NO_LIMIT)
     assert stored == [ticket.id for ticket in tickets]
-    # While an earlier fsync is still under way, the server keeps what it confirmed to itself for up to two seconds.
+    # While an earlier fsync is in progress, the server delays writing what it confirmed by up to two seconds.
     with client_of(unix_socket_path=machine.url.removeprefix("unix://")) as client:
         await asyncio.to_thread(until, lambda: client.info("persistence")["aof_buffer_length"] == 0, "all is written")
     machine.kill()
@@ -235,7 +235,7 @@ def ear() -> Iterator[Ear]:
 
 
 class Ear(logging.Handler):
-    """Sets an event when something is logged."""
+    """Sets an event when a message is logged."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ async def test_nonsense_in_the_data_names_the_file_and_the_way_out(tmp_path: Pat
     with pytest.raises(RestartLimit, match=re.escape(f"{data} cannot be read to its end")) as found:
         async with EmbeddedServer(config(tmp_path)):
             pass
-    # The command that the sentence names does what it says.
+    # The command in the error message repairs the file.
     _, _, repair = str(found.value).partition("follows it): ")
     await asyncio.to_thread(subprocess.run, repair, shell=True, input=b"y\n", check=True, capture_output=True)
     async with EmbeddedServer(config(tmp_path)), open_buffer(config(tmp_path)) as buffer:

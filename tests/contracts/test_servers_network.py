@@ -1,4 +1,4 @@
-"""Between us and the server bytes are late, cut short or swallowed, and everything still happens exactly once."""
+"""Bytes between clients and server are delayed, cut or dropped, and every change still happens exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLY_TIMEOUT_S = 0.5
 
 
 class Fleet:
-    """Clients of one server, all of them behind the same bad network."""
+    """Clients of one server behind the same bad network."""
 
     def __init__(self, proxy: ChaosProxy, run: str, stack: AsyncExitStack) -> None:
         self.proxy = proxy
@@ -35,7 +35,7 @@ class Fleet:
         return RedisBuffer(server, self._run + run, learner_lease_s=LEARNER_LEASE_S)
 
     async def train(self, steps: int, at: int = 0, fault: object = None) -> Learner:
-        """So many steps of a whole fleet, and what must be true of them in any weather; `fault` happens after `at` steps."""
+        """Run this many steps of a fleet with `fault` after `at` steps, and check what must always hold."""
         buffer = self.open()
         learner = Learner(buffer)
         async with working(self.open) as handed_in, asyncio.TaskGroup() as tasks:
@@ -86,7 +86,7 @@ async def test_a_slow_network(fleet: Fleet):
 
 
 async def test_every_first_reply_is_lost_and_everything_happens_once(fleet: Fleet):
-    """The same life over a sound network and over one that swallows the first reply to every request."""
+    """The same life over a good network and over one that drops the first reply to every request."""
     sound = await _a_short_life(fleet.open(run="-sound"))
     seen: set[bytes] = set()
 

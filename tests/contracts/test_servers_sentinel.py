@@ -1,4 +1,4 @@
-"""A master dies, Sentinels promote its replica, and nobody here notices more than a delay; or notices what was lost."""
+"""A master dies and Sentinels promote its replica: clients see a delay, or detect what was lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_what_the_old_master_had_confirmed_and_the_new_one_never_heard_is_
     async with working(open_buffer), asyncio.TaskGroup() as tasks:
         tasks.create_task(learner.train())
         await learner.advances(4)
-        await asyncio.to_thread(replica.ask.replicaof, "127.0.0.1", 1)  # nobody is there: from now on it hears nothing
+        await asyncio.to_thread(replica.ask.replicaof, "127.0.0.1", 1)  # no server is there: replication stops
         await learner.advances(6)  # with a checkpoint in between
         await asyncio.to_thread(master.kill)
         await learner.advances(10)

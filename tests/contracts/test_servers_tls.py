@@ -1,4 +1,4 @@
-"""Over a network: certificates that fit and that do not, passwords, and what is refused before anything is sent."""
+"""Access over a network: valid and invalid certificates, passwords, and what is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSWORD = "correct horse"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority of our own, what it signed for server and client, and an authority nobody knows."""
+    """A folder with a test CA, the certificates it signed for server and client, and an untrusted CA."""
     folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ca", "stranger"):
         _openssl(
@@ -45,7 +45,7 @@ def _openssl(folder: Path, arguments: str) -> None:
 
 @pytest.fixture(scope="module", params=["no", "yes"], ids=["", "wants-ours"])
 def tls_server(request: pytest.FixtureRequest, certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server that speaks TLS only, with a password; the second one also wants to see our certificate."""
+    """The address of a TLS-only server with a password; the second one also requires a client certificate."""
     for binary in binaries().values():
         port = free_port()
         files = ("--tls-cert-file server.crt", "--tls-key-file server.key", "--tls-ca-cert-file ca.crt")
@@ -91,7 +91,7 @@ async def test_a_run_works_over_tls(tls_server: str, certificates: Path, tmp_pat
     async with open_buffer(config_for(tls_server, tmp_path, **trusting(certificates))) as buffer:
         await started(buffer)
         assert (await buffer.audit()).is_clean
-        # A wait has a connection of its own, which must be as safe.
+        # A wait has a connection of its own, which must use TLS, too.
         assert len(await buffer.reserve("w", version=0, count=1, wait_s=1)) == 1
 
 

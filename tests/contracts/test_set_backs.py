@@ -1,4 +1,4 @@
-"""A server that forgets what it confirmed, and checkpoints taken while others change the books."""
+"""A server that loses confirmed changes, and checkpoints taken while workers change the buffer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Act = Callable[[], Awaitable[None]]
 
 
 class Moments:
-    """A server that can be set back to an earlier moment, as a failover, a backup or a power cut does."""
+    """A server that can be set back to an earlier state, as by a failover, a backup or a power cut."""
 
     def __init__(self, server: Server) -> None:
         self._redis = cast("Any", server.commands)
@@ -37,7 +37,7 @@ class Moments:
 
 
 class Interrupted:
-    """A connection beside which somebody else does something before or after the first scan."""
+    """A connection that runs another client's action before or after the first scan."""
 
     def __init__(self, redis: Any, *, before_scan: Act | None = None, after_scan: Act | None = None) -> None:
         self._redis, self._before, self._after = redis, before_scan, after_scan
@@ -124,7 +124,7 @@ async def test_the_redo_list_survives_a_server_set_back_by_less_than_a_ticket(re
 
 
 async def test_a_server_that_went_on_after_being_set_back_is_still_older(redis_buffer: Both):
-    """Workers reserve before the learner comes: the forgetful server's numbers overtake the checkpoint's."""
+    """Workers reserve before the learner starts: the restored server's numbers exceed the checkpoint's."""
     buffer, server = redis_buffer
     moments = Moments(server)
     fence = await begun(buffer, groups_per_step=4)

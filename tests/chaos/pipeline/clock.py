@@ -1,4 +1,4 @@
-"""A server whose clock is wrong: a library of a dozen lines, put before the C library's, adds seconds to the time of day."""
+"""A server with a wrong clock: a preloaded library of a dozen lines adds seconds to the time of day."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ time_t time(time_t *to) {
 
 
 def wrong_clock(folder: Path) -> Path | None:
-    """The library to preload; None where there is no C compiler."""
+    """Build the library to preload; None if there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

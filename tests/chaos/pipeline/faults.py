@@ -30,7 +30,7 @@ SCANS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that a fault may reach."""
+    """What a fault may act on."""
 
     stage: Stage
     random: Random
@@ -39,7 +39,7 @@ class Scene:
 
 
 ALL_NEW = MAX_AGE + 2
-"""After so many steps, a group is trained that was rolled out after the first of them: the slots allow no more before it."""
+"""Steps after which a group must have trained that was rolled out after the first of them: the slots hold no more before it."""
 
 
 def strike(kind: str, scene: Scene) -> Struck:
@@ -134,7 +134,7 @@ def _port_scan(scene: Scene) -> Struck:
 
 # -- disk and clock -----------------------------------------------------------------------------------------------------
 def _full_disk(scene: Scene) -> Struck:
-    """No file of the learner grows beyond the size of the journal and some bytes more, and no file of the supervisor at all."""
+    """Limit file sizes: the learner's to a little more than the journal's size, the supervisor's to what they are."""
     journal = scene.stage.config.run_folder / "trained.jsonl"
     size = journal.stat().st_size + scene.random.randrange(400) if journal.exists() else 0
     _limit_files(scene.stage.pids("learner"), size)
@@ -152,7 +152,7 @@ def _limit_files(pids: list[int], size: int) -> None:
 
 
 def _damaged_checkpoint(scene: Scene) -> Struck:
-    """The newest checkpoint loses some bytes, and then the learner its life."""
+    """Truncate the newest checkpoint, then kill the learner."""
     found = candidates(scene.stage.config.run_folder / "checkpoints")
     if len(found) > 1:
         file = next(path for path in sorted(found[0].iterdir()) if path.suffix == ".safetensors")
@@ -175,7 +175,7 @@ def _empty_server(scene: Scene) -> Struck:
 
 
 def _set_back_clock(scene: Scene) -> Struck:
-    """The server's clock alone, which is emptied too: what it gives from now on begins with a smaller time."""
+    """Set back the clock of the server and empty it: its stream positions and leases then start from an earlier time."""
     assert scene.server is not None
     scene.server.set_clock_back(DAY_S)
     return _empty_server(scene)

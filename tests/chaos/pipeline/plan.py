@@ -23,14 +23,14 @@ FEW = (
     *("reset_network", "port_scan", "kill_server", "pause_worker"),
     *("cut_network", "full_disk", "kill_worker", "kill_learner"),
 )
-"""Eight that take a minute together. They strike a run of one rank beside an outside server."""
+"""Eight faults that take a minute together, in a run of one rank with an outside server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     ranks: int
     outside: bool
-    """Its Redis is not the run's own, and is reached through a proxy."""
+    """Whether its Redis is an outside server behind a proxy."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Plan:
     faults: Sequence[str]
 
     def random(self) -> Random:
-        """What the faults throw their dice with."""
+        """Return the random numbers of the faults."""
         return Random(f"faults {self.seed}/{self.round}")
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ PIPELINES = tuple(Pipeline(ranks=ranks, outside=outside) for ranks in (1, 2) for
 
 
 def rounds(seed: int, faults: int) -> list[Plan]:
-    """Every kind of pipeline comes up in turn. `faults` is how many strike in all."""
+    """Return the rounds, with every kind of pipeline in turn and `faults` faults in all."""
     plans: list[Plan] = []
     for number, start in enumerate(range(0, faults, FAULTS_PER_ROUND)):
         pipeline = PIPELINES[(seed + number) % len(PIPELINES)]
@@ -70,7 +70,7 @@ def few(seed: int) -> list[Plan]:
 
 
 def _faults(seed: int, number: int, pipeline: Pipeline, count: int) -> tuple[str, ...]:
-    """Every kind that this pipeline can have, shuffled, again and again."""
+    """Yield all faults that this pipeline can have, shuffled, again and again."""
     kinds = [*KILLS, *PAUSES, *OTHERS, *(OUTSIDE_ONLY if pipeline.outside else EMBEDDED_ONLY)]
     random, chosen = Random(f"plan {seed}/{number}"), list[str]()
     while len(chosen) < count:

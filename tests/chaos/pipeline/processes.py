@@ -1,4 +1,4 @@
-"""The processes of a run, told by their command lines: supervisors may start and name them as they like."""
+"""The processes of a run, identified by their command lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def descendants(pid: int) -> Iterator[int]:
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:  # it is gone
+    except OSError:  # it has ended
         return
     for child in children:
         yield child
@@ -20,7 +20,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def role_of(pid: int) -> str:
-    """learner, worker, keeper or server; empty for everything else."""
+    """Return learner, worker, keeper (the process that supervises the server) or server; "" for any other."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -36,7 +36,7 @@ def of_role(supervisor: int, role: str) -> list[int]:
 
 
 def listening_ports(supervisor: int) -> set[int]:
-    """TCP ports on which processes of the run listen."""
+    """Return the TCP ports on which processes of the run listen."""
     sockets = {_inode(link) for pid in descendants(supervisor) for link in _files_of(pid)}
     found: set[int] = set()
     for table in ("tcp", "tcp6"):

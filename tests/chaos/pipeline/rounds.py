@@ -1,4 +1,4 @@
-"""One round: a run is started, struck again and again, drained and audited."""
+"""One round: start a run, inject faults, drain it and audit it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servers import OutsideServer, proxied
 from stage import Stage, Stalled
 
 HOPELESS = 3
-"""A run that has stalled this often is given up."""
+"""Stalls after which a run is given up."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Outcome:
     recovery_s: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     problems: list[str] = field(default_factory=list[str])
     endings: list[str] = field(default_factory=list[str])
-    """How the run ended before it was told to; it was started again."""
+    """How the run ended by itself; it was restarted."""
     audit: dict[str, Any] = field(default_factory=dict[str, Any])
     steps: int = 0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Strikes whole real runs by a seeded plan, and ends each with `async-rl audit`.
+"""Injects faults into whole real runs by a seeded plan, and audits each with `async-rl audit`.
 
     make chaos FAULTS=500 SEED=1
     make chaos FAULTS=500 SEED=1 WITH="--round 7 --keep FOLDER"       that round alone, and its folder stays

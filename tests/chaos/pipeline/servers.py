@@ -1,4 +1,4 @@
-"""The Redis of a round: the run's own, or one outside it that is reached through a proxy and can lose its data and its time."""
+"""The Redis of a round: the run's own, or an outside one behind a proxy that can be emptied and have its clock set back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from buffer.server.embedded.programs import find_binary, server_command
 
 class OutsideServer:
     def __init__(self, folder: Path) -> None:
-        """`folder` has a short path: sockets allow about 100 bytes."""
+        """`folder` needs a short path, because a socket's path has about 100 bytes."""
         self._folder = folder
         self._socket = folder / "redis.sock"
         self._clock = wrong_clock(folder)
@@ -56,17 +56,17 @@ class OutsideServer:
         self._process.wait()
 
     def empty(self) -> None:
-        """Of one that was killed."""
+        """Start it again after a kill."""
         shutil.rmtree(self._folder / "appendonlydir", ignore_errors=True)
 
     def set_clock_back(self, seconds: int) -> None:
-        """From the next start on."""
+        """Takes effect at the next start."""
         self._offset_s -= seconds
 
 
 @contextmanager
 def proxied(server: OutsideServer, *, seed: int) -> Iterator[NetworkBetween]:
-    """The proxy lives on a thread of its own."""
+    """The proxy runs on a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy")
     thread.start()
@@ -98,7 +98,7 @@ class NetworkBetween:
         self._on_loop(self._proxy.reset_all)
 
     def cut(self) -> None:
-        """Silently: nothing passes any more on the connections that are open, and neither end is told."""
+        """Stop forwarding on the open connections without closing them."""
         self._on_loop(lambda: self._proxy.silence("to_server", "to_client"))
 
     def weather(self, *, delay_s: tuple[float, float] = (0.0, 0.0), tear: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""One real run for a long time, struck every minute: what its processes hold, and what its folder holds, must not keep growing.
+"""One real run for a long time with a fault every minute: its processes and its folder must not keep growing.
 
     make soak MINUTES=60 SEED=1
 
@@ -30,12 +30,12 @@ from async_rl.errors import boundary
 
 SAMPLE_S = 5.0
 SETTLED_S = 60.0
-"""Processes younger than this are still importing and allocating what they always need."""
+"""Processes younger than this are ignored: they are still importing and allocating."""
 WARM_UP = 0.2
-"""The part of the time that is not judged."""
+"""Part of the time that is not judged."""
 
 MEMORY_SHARE, MEMORY_MB = 0.10, 32.0
-"""A role's processes may grow by this share of what they had, or by so many MiB, whichever is more."""
+"""A role's processes may grow by this share, or by this many MiB, whichever is more."""
 DESCRIPTORS, THREADS = 16, 4
 FOLDER_MB_PER_1000_STEPS = 8.0
 """Journal, metrics, samples and logs; without the data of an embedded server, which redis.max_memory_mb bounds."""
@@ -43,7 +43,7 @@ FOLDER_MB_PER_1000_STEPS = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the largest process of a role held at a moment, or the folder (as `memory_mb`)."""
+    """A sample of the largest process of a role, or of the folder (as `memory_mb`)."""
 
     at_s: float
     steps: int
@@ -118,13 +118,13 @@ def _files(folder: Path) -> list[Path]:
             if path.is_file():
                 path.stat()
                 found.append(path)
-        except OSError:  # removed meanwhile
+        except OSError:  # deleted meanwhile
             continue
     return found
 
 
 def _held(pid: int) -> tuple[float, float, float, float] | None:
-    """PSS and RSS in MiB, descriptors, threads; None for a process that has gone."""
+    """Return PSS and RSS in MiB, descriptors and threads; None for a process that has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup[1:]}
@@ -139,7 +139,7 @@ def _held(pid: int) -> tuple[float, float, float, float] | None:
 
 
 def growths(samples: dict[str, list[Sample]]) -> list[Growth]:
-    """What was held in the first third and in the last third of the time that is judged."""
+    """Return the samples of the first and of the last third of the judged time."""
     found: list[Growth] = []
     for role, each in samples.items():
         judged = [sample for sample in each if sample.at_s >= WARM_UP * each[-1].at_s]
@@ -212,7 +212,7 @@ def _watch(sampler: Sampler, *, until_s: float) -> None:
         sampler.look()
         if (left := until_s - sampler.elapsed_s) <= 0:
             return
-        time.sleep(min(SAMPLE_S, left))  # a clock: memory is looked at from time to time
+        time.sleep(min(SAMPLE_S, left))  # samples are taken at intervals
 
 
 def _as_json(

@@ -1,4 +1,4 @@
-"""A whole real run, as a person starts it: `async-rl run`, started again whenever it ends before it is told to."""
+"""A whole real run: `async-rl run`, restarted whenever it ends by itself."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from async_rl.config import Config
 
 LOOK_AGAIN_S = 0.05
 STALLED_S = 150.0
-"""The longest that a fault may keep the run from training another step."""
+"""Longest time in which a fault may keep the run from training another step."""
 MAX_AGE = 2
 DRAIN_S = 120.0
 
 
 KEYS = ("groups", "resumed_after")
-"""Which tell the journal's rows apart."""
+"""Keys by which the journal's rows are told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """Whom a fault has hit."""
+    """What a fault has hit, and when it counts as overcome."""
 
     role: str
     steps: int = 1
-    """So many steps must follow before the fault counts as overcome."""
+    """Steps that must follow before the fault counts as overcome."""
     ends_learner: bool = False
-    """They must be another learner's."""
+    """Whether they must be another learner's."""
 
 
 class Stalled(Exception):
-    """The run did not get over a fault."""
+    """The run did not recover from a fault."""
 
 
 class Stage:
@@ -51,7 +51,7 @@ class Stage:
         self.path = write_config(folder, "chaos", **_settings(pipeline, redis_url, seed))
         self.config = read_config(self.path)
         self.restarts = 0
-        """How often the run ended by itself and was started again."""
+        """How often the run ended by itself and was restarted."""
         self.endings: list[str] = []
         self._journal = _Tail(self.config.run_folder / "trained.jsonl")
         self._start()
@@ -68,11 +68,11 @@ class Stage:
         return of_role(self.pid, role)
 
     def steps(self) -> int:
-        """Rows of steps that were ever written, by whichever learner."""
+        """Number of rows of steps, over all learners."""
         return self._journal.count("groups")
 
     def lives(self) -> int:
-        """Learners that ever began."""
+        """Number of learners that ever started."""
         return self._journal.count("resumed_after")
 
     def kill_supervisor(self) -> None:
@@ -81,7 +81,7 @@ class Stage:
         self._start()
 
     def until(self, holds: Callable[[], bool], what: str, *, within_s: float = STALLED_S) -> None:
-        """Returns when it holds. A run that ends meanwhile is started again."""
+        """Wait until the condition holds; a run that ends meanwhile is restarted."""
         began = time.monotonic()
         while not holds():
             if (code := self._process.poll()) is not None:
@@ -97,13 +97,13 @@ class Stage:
         self.until(lambda: self.steps() >= goal, what)
 
     def until_overcome(self, struck: Struck, lives: int, what: str) -> None:
-        """The fault came when `lives` learners had begun."""
-        if struck.ends_learner:  # what the dying one still wrote proves nothing
+        """Wait until a fault is overcome that was injected when `lives` learners had started."""
+        if struck.ends_learner:  # steps of the dying learner do not count
             self.until(lambda: self.lives() > lives, f"a learner begins after {what}")
         self.until_trained(struck.steps, f"the run trains {struck.steps} steps after {what}")
 
     def drain(self) -> int:
-        """What Ctrl-C does; the exit code."""
+        """Drain the run as Ctrl-C does; return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(DRAIN_S)
@@ -116,7 +116,7 @@ class Stage:
         self._process.wait()
 
     def audit(self) -> dict[str, Any]:
-        """What `async-rl audit` says of the run."""
+        """Return the result of `async-rl audit`."""
         done = subprocess.run(
             [ASYNC_RL, "audit", "@", self.path, "--json", "--bytes"], capture_output=True, text=True, timeout=120, check=False
         )
@@ -142,14 +142,14 @@ class Stage:
 
 
 class _Tail:
-    """A journal that grows, of which only what is new is read."""
+    """Reads a growing journal; each read returns the new rows."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
         self._rows: Counter[str] = Counter()
 
     def count(self, key: str) -> int:
-        """Rows that have this key."""
+        """Return the rows that have this key."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -173,6 +173,6 @@ def _settings(pipeline: Pipeline, redis_url: str, seed: int) -> dict[str, Any]:
         sections["learner"] |= {"parallel": {"tensor": pipeline.ranks, "processes": pipeline.ranks}}
     if redis_url:
         sections["redis"] = {"url": redis_url}
-    if "supervision" in Config.model_fields:  # processes may crash as often as they are killed
+    if "supervision" in Config.model_fields:  # allow as many crashes as there are kills
         sections["supervision"] = {"restarts": 1_000_000, "backoff_s": 0.05, "window_s": 5}
     return sections
