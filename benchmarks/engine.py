@@ -47,7 +47,7 @@ class Endless(Characters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """What is asked of both sides in a round."""
 
     batch: int
@@ -134,7 +134,7 @@ async def generate(engine: MegatronEngine, prompts: Tensor, answer_tokens: int) 
     return await asyncio.gather(*(engine.generate(prompt, args) for prompt in prompts.tolist()))
 
 
-async def compare(config: Config, load: Load, rounds: int) -> Result:
+async def compare(config: Config, load: EngineLoad, rounds: int) -> Result:
     load_before = os.getloadavg()[0]
     assert isinstance(config.tokenizer, CharacterTokenizer), "this benchmark's prompts are characters"
     tokenizer = Endless(config.tokenizer.alphabet)
@@ -194,7 +194,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     config = Config.model_validate(yaml.safe_load(args.config.read_text()))
-    load = Load(batch=args.batch, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
+    load = EngineLoad(batch=args.batch, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
     result = asyncio.run(compare(config, load, args.rounds))
     print(f"engine                 {result.tokens_per_s:9.0f} tokens/s   {result.ms_per_step:6.2f} ms per step")
     print(f"Hugging Face generate  {result.hf_tokens_per_s:9.0f} tokens/s   {result.hf_ms_per_step:6.2f} ms per step")

@@ -37,7 +37,7 @@ from async_rl.transport.wire.gpus import gpu_of
 from async_rl.transport.wire.rendezvous import STORE
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
-from rollout_workers.episodes.tasks import TaskMix
+from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import open_gateway
 from rollout_workers.inference.open_engine import open_engine
 from rollout_workers.limits.concurrency import load_of
@@ -118,13 +118,13 @@ async def work(config: Config) -> None:
         blocking = BlockingEnvironments(
             board,
             pause_s=config.worker.breaker.pause_s,
-            leave_alone=lambda environment, for_s: worker.leave_alone(environment, for_s=for_s),
+            pause_environment=lambda environment, for_s: worker.pause_environment(environment, for_s=for_s),
             played=lambda: tasks.played,
         )
 
         def counters() -> Mapping[str, float]:
             flying = {"inflight": worker.groups_in_flight}
-            return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counts.snapshot()}
+            return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
 
         keep_pauses_short()
         log.info("waits for the learner's weights")

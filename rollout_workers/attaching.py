@@ -18,9 +18,9 @@ from async_rl.config.loading import load_named
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.commands import command
 from async_rl.protocols import Agent
-from rollout_workers.environment_pool import entered
-from rollout_workers.maybe_await import result_of
+from rollout_workers.environment_pool import opened
 from rollout_workers.registry import build_agent
+from rollout_workers.user_functions import awaited
 
 
 def main(words: Sequence[str]) -> None:
@@ -42,8 +42,8 @@ def main(words: Sequence[str]) -> None:
 
 
 async def pose_first(agent: Agent) -> None:
-    async with entered(agent):
-        await result_of(agent.task(0))
+    async with opened(agent):
+        await awaited(agent.task(0))
 
 
 if __name__ == "__main__":

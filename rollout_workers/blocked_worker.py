@@ -22,7 +22,7 @@ from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import Drain, LoopStall
-from rollout_workers.episodes.task_ownership import environment_of
+from rollout_workers.episodes.leaked_tasks import environment_of
 
 TELL_WITHIN_S = 10.0
 """A Redis that does not answer by then is not told."""
@@ -60,13 +60,13 @@ class BlockedWorker:
             return
         report = self._report(stall, is_replaced=True)
 
-        async def give_way(board: Board, buffer: ReplayBuffer) -> None:
+        async def hand_back_tickets(board: Board, buffer: ReplayBuffer) -> None:
             await board.post(BLOCKED, report.model_dump())
             for ticket in self.tickets():
                 await buffer.abandon(self.worker, ticket, "abandoned")
 
-        is_known = self._ask(give_way)
-        if report.environment and is_known:
+        was_told = self._ask(hand_back_tickets)
+        if report.environment and was_told:
             raise EnvironmentBlocked(f"{report}; the next worker leaves it alone for a while")
         raise ServiceStopped(str(stall))
 
@@ -99,27 +99,32 @@ class BlockingEnvironments:
     """Which environments have blocked workers of the run lately, and for how long each of them is left alone."""
 
     def __init__(
-        self, board: Board, *, pause_s: float, leave_alone: Callable[[str, float], None], played: Callable[[], Collection[str]]
+        self,
+        board: Board,
+        *,
+        pause_s: float,
+        pause_environment: Callable[[str, float], None],
+        played: Callable[[], Collection[str]],
     ) -> None:
-        """`leave_alone` is called with an environment and for how long, `played` tells the names of the run's mix."""
+        """`pause_environment` is called with an environment and for how long, `played` tells the names of the run's mix."""
         self._board = board
         self._pause_s = pause_s
-        self._leave_alone, self._played = leave_alone, played
+        self._pause_environment, self._played = pause_environment, played
         self._times: dict[str, list[float]] = {}
         """By environment, when it blocked a worker."""
 
     async def run(self) -> None:
         """
         consumes: reports of blocked workers, those from before this worker too (board.read)    unblocked by: any worker
-        produces: rests of environments (leave_alone)
+        produces: rests of environments (pause_environment)
         Raises FailureBudgetSpent.
         """
         inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
         while True:
             for report in await inbox.read():
-                self._hear(report)
+                self._handle(report)
 
-    def _hear(self, report: WorkerBlocked) -> None:
+    def _handle(self, report: WorkerBlocked) -> None:
         age = time.time() - report.at
         if not report.is_replaced or not report.environment or age > REMEMBERED_S:
             return
@@ -134,7 +139,7 @@ class BlockingEnvironments:
                 environment=report.environment,
                 times=len(recent),
             )
-            self._leave_alone(report.environment, left_s)
+            self._pause_environment(report.environment, left_s)
         if age < JUST_NOW_S:
             self._give_up_without_others(report)
 

@@ -19,9 +19,9 @@ class Counters:
         self.tasks_not_posed = 0
         self.refills = 0
         """Failed siblings that were played again."""
-        self.rests = 0
+        self.pauses = 0
         """How often an environment was left alone for a while."""
-        self.left_behind: Counter[str] = Counter()
+        self.leaked: Counter[str] = Counter()
         """Times that something of an episode had to be ended for it, by what: tasks, processes, stubborn tasks."""
         self.failures: Counter[str] = Counter()
         """Episodes that failed, by boundary."""
@@ -30,9 +30,9 @@ class Counters:
         self.scored: Counter[str] = Counter()
         """Episodes that got a reward, by environment."""
         self.reward_sums: dict[str, float] = {}
-        self.broke: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
         """Episodes that failed, by environment."""
-        self.landed: Counter[str] = Counter()
+        self.stored: Counter[str] = Counter()
         """Groups that were stored, by environment."""
         self.unavailable: Counter[str] = Counter()
         """Tickets handed on because their environment cannot be played here, by environment."""
@@ -43,7 +43,7 @@ class Counters:
         self.forked += max(0, len(rollout.samples) - 1)
         if rollout.failure is not None:
             self.failures[rollout.failure.boundary] += 1
-            self.broke[task.environment] += 1
+            self.failed[task.environment] += 1
             return
         self.scored[task.environment] += 1
         self.reward_sums[task.environment] = self.reward_sums.get(task.environment, 0.0) + rollout.reward
@@ -60,13 +60,13 @@ class Counters:
             "forked": self.forked,
             "tasks_not_posed": self.tasks_not_posed,
             "refills": self.refills,
-            "rests": self.rests,
-            **{f"left_behind/{what}": count for what, count in self.left_behind.items()},
+            "rests": self.pauses,
+            **{f"left_behind/{what}": count for what, count in self.leaked.items()},
             **{f"failed/{boundary}": count for boundary, count in self.failures.items()},
             **{f"groups/{ending}": count for ending, count in self.groups.items()},
             **{f"scored/{environment}": count for environment, count in self.scored.items()},
             **{f"reward_sum/{environment}": total for environment, total in self.reward_sums.items()},
-            **{f"broke/{environment}": count for environment, count in self.broke.items()},
-            **{f"landed/{environment}": count for environment, count in self.landed.items()},
+            **{f"broke/{environment}": count for environment, count in self.failed.items()},
+            **{f"landed/{environment}": count for environment, count in self.stored.items()},
             **{f"unavailable/{environment}": count for environment, count in self.unavailable.items()},
         }

@@ -25,17 +25,17 @@ class EnvironmentUnavailable(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Resident:
+class PooledEnvironment:
     name: str
     make: Callable[[], Agent]
     agent: Agent | None = None
-    may_be_missing: bool = False
+    is_attached: bool = False
     """It was attached while the run goes on: a worker that cannot make it goes on with the others."""
-    guests: int = 0
+    num_users: int = 0
     """Tasks of it that are being played."""
     unavailable: str = ""
     """Why it cannot be made here."""
-    leaving: asyncio.Event | None = None
+    closing: asyncio.Event | None = None
     """Set to close an agent that was entered."""
     is_open: bool = False
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -43,97 +43,97 @@ class Resident:
     def close(self) -> None:
         """It is made again if one of its tasks is rolled again."""
         self.agent, self.is_open = None, False
-        if self.leaving is not None:
-            self.leaving.set()
-            self.leaving = None
+        if self.closing is not None:
+            self.closing.set()
+            self.closing = None
 
 
-class Residents:
-    """By name. `async with residents.open()` stands around all visits."""
+class EnvironmentPool:
+    """By name. `async with environments.open()` stands around all visits."""
 
-    def __init__(self, residents: list[Resident]) -> None:
-        self._residents = {resident.name: resident for resident in residents}
-        self._keepers: asyncio.TaskGroup | None = None
+    def __init__(self, environments: list[PooledEnvironment]) -> None:
+        self._environments = {pooled.name: pooled for pooled in environments}
+        self._owners: asyncio.TaskGroup | None = None
 
     def add(self, name: str, make: Callable[[], Agent]) -> None:
         """One that is made when it is visited first, if it can be made here."""
-        self._residents.setdefault(name, Resident(name=name, make=make, may_be_missing=True))
+        self._environments.setdefault(name, PooledEnvironment(name=name, make=make, is_attached=True))
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        async with asyncio.TaskGroup() as self._keepers:
+        async with asyncio.TaskGroup() as self._owners:
             try:
-                for resident in self._residents.values():
-                    await self._opened(resident)
+                for pooled in self._environments.values():
+                    await self._opened(pooled)
                 yield
             finally:
-                for resident in self._residents.values():
-                    resident.close()
+                for pooled in self._environments.values():
+                    pooled.close()
 
     @asynccontextmanager
-    async def visit(self, name: str, *, is_detached: Callable[[], bool]) -> AsyncGenerator[Agent]:
+    async def use(self, name: str, *, is_detached: Callable[[], bool]) -> AsyncGenerator[Agent]:
         """The agent, open at least as long as this lasts. Raises EnvironmentUnavailable."""
-        resident = self._residents[name]
-        resident.guests += 1
+        pooled = self._environments[name]
+        pooled.num_users += 1
         try:
-            yield await self._opened(resident)
+            yield await self._opened(pooled)
         finally:
-            resident.guests -= 1
+            pooled.num_users -= 1
             if is_detached():
                 self.close_if_idle(name)
 
     def close_if_idle(self, name: str) -> None:
-        if not self._residents[name].guests:
-            self._residents[name].close()
+        if not self._environments[name].num_users:
+            self._environments[name].close()
 
-    async def _opened(self, resident: Resident) -> Agent:
-        async with resident.opening:
-            if resident.agent is not None and resident.is_open:
-                return resident.agent
-            if resident.unavailable:
-                raise EnvironmentUnavailable(resident.name, resident.unavailable)
+    async def _opened(self, pooled: PooledEnvironment) -> Agent:
+        async with pooled.opening:
+            if pooled.agent is not None and pooled.is_open:
+                return pooled.agent
+            if pooled.unavailable:
+                raise EnvironmentUnavailable(pooled.name, pooled.unavailable)
             try:
                 # Making one imports code of the user's, which may take its time.
-                agent = resident.agent if resident.agent is not None else await asyncio.to_thread(resident.make)
+                agent = pooled.agent if pooled.agent is not None else await asyncio.to_thread(pooled.make)
                 if isinstance(agent, AbstractAsyncContextManager):
-                    await self._enter(resident, cast("AbstractAsyncContextManager[Any]", agent))
+                    await self._enter(pooled, cast("AbstractAsyncContextManager[Any]", agent))
             except Exception as error:
-                if not resident.may_be_missing:
+                if not pooled.is_attached:
                     raise
-                resident.unavailable = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-                log.warning("an attached environment cannot be played here", name=resident.name, reason=resident.unavailable)
-                raise EnvironmentUnavailable(resident.name, resident.unavailable) from error
-            resident.agent, resident.is_open = agent, True
+                pooled.unavailable = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                log.warning("an attached environment cannot be played here", name=pooled.name, reason=pooled.unavailable)
+                raise EnvironmentUnavailable(pooled.name, pooled.unavailable) from error
+            pooled.agent, pooled.is_open = agent, True
             return agent
 
-    async def _enter(self, resident: Resident, agent: AbstractAsyncContextManager[Any]) -> None:
-        if self._keepers is None:
-            raise RuntimeError(f"environment {resident.name!r} must be opened: `async with` its mix")
+    async def _enter(self, pooled: PooledEnvironment, agent: AbstractAsyncContextManager[Any]) -> None:
+        if self._owners is None:
+            raise RuntimeError(f"environment {pooled.name!r} must be opened: `async with` its mix")
         entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        leaving = asyncio.Event()
-        self._keepers.create_task(_keep(resident.name, agent, entered, leaving), name=f"environment {resident.name}")
+        closing = asyncio.Event()
+        self._owners.create_task(_hold_open(pooled.name, agent, entered, closing), name=f"environment {pooled.name}")
         try:
             await entered
         except asyncio.CancelledError:
-            leaving.set()
+            closing.set()
             raise
-        resident.leaving = leaving
+        pooled.closing = closing
 
 
-def entered(agent: Agent) -> AbstractAsyncContextManager[Any]:
+def opened(agent: Agent) -> AbstractAsyncContextManager[Any]:
     """Around all that is done with an agent: what it opens stays open meanwhile, if it opens anything."""
     return cast("AbstractAsyncContextManager[Any]", agent) if isinstance(agent, AbstractAsyncContextManager) else nullcontext()
 
 
-async def _keep(
-    name: str, agent: AbstractAsyncContextManager[Any], entered: asyncio.Future[None], leaving: asyncio.Event
+async def _hold_open(
+    name: str, agent: AbstractAsyncContextManager[Any], entered: asyncio.Future[None], closing: asyncio.Event
 ) -> None:
     """Enter and leave in one task, as cancel scopes of libraries demand."""
     try:
         async with agent:
             if not entered.done():
                 entered.set_result(None)
-            await leaving.wait()
+            await closing.wait()
     except Exception as error:
         if entered.done():
             log.warning("an environment could not be closed", name=name, reason=f"{type(error).__name__}: {error}")

@@ -12,9 +12,9 @@ from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.protocols import InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
+from rollout_workers.inference.evaluation_inference import EvaluationInference
 from rollout_workers.inference.hf_backend import open_hf
 from rollout_workers.inference.openai.backend import open_openai
-from rollout_workers.inference.readable import Readable
 
 
 @asynccontextmanager
@@ -26,7 +26,7 @@ async def open_policies(
         models: dict[str, InferenceInterface] = {}
         for name, config in configs.items():
             try:
-                models[name] = Readable(await opened.enter_async_context(open_policy(config, device)))
+                models[name] = EvaluationInference(await opened.enter_async_context(open_policy(config, device)))
             except ConfigError as error:
                 raise ConfigError(f"policies.{name}: {error}") from error
         yield models

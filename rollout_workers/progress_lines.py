@@ -18,21 +18,21 @@ class ProgressLines:
 
     def __init__(self, counters: Counters, *, interval_s: float = INTERVAL_S) -> None:
         self._counters, self._interval_s = counters, interval_s
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
 
     def weights_changed(self, version: int) -> None:
         now = time.monotonic()
-        if self._said_at is None:
+        if self._logged_at is None:
             log.info(f"has weights, version {version}: rolls out")
-        elif now - self._said_at >= self._interval_s:
+        elif now - self._logged_at >= self._interval_s:
             counters = self._counters
             log.info(
                 f"rolls out with version {version}",
-                groups=counters.landed.total(),
+                groups=counters.stored.total(),
                 episodes=counters.episodes,
                 failed=counters.failures.total(),
                 tokens=counters.tokens,
             )
         else:
             return
-        self._said_at = now
+        self._logged_at = now

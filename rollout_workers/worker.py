@@ -1,6 +1,6 @@
 """From tickets to groups: reserve, roll out, commit, many groups at a time.
 
-    buffer.reserve ──▶ GroupPlayer.play ──▶ buffer.commit      READY: the learner may take it
+    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      READY: the learner may take it
       ▲   (waits for slots:             └─▶ buffer.abandon     the ticket's task is rolled again
       │    the pacing)                      ▲
     weights_changed()              buffer.renew keeps the leases meanwhile; a lost one cuts its group short
@@ -29,20 +29,20 @@ from async_rl.replay_protocol import Drop, ReplayBuffer
 from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.failure_log import FailureLog
-from rollout_workers.episodes.group_rollout import GroupPlayer, Surroundings
-from rollout_workers.episodes.leaked_processes import Strays
+from rollout_workers.episodes.group_rollout import EpisodeResources, GroupRunner
+from rollout_workers.episodes.leaked_processes import LeakedProcesses
+from rollout_workers.episodes.leaked_tasks import END_S, track_episode_tasks
 from rollout_workers.episodes.rewards import has_signal
-from rollout_workers.episodes.task_ownership import END_S, tasks_have_owners
-from rollout_workers.episodes.tasks import TaskMix
+from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.graders import open_graders
-from rollout_workers.limits.concurrency import Concurrency, Load
-from rollout_workers.limits.environment_limits import Gates
+from rollout_workers.limits.concurrency import ConcurrencyLimit, EngineLoad
+from rollout_workers.limits.environment_limits import EnvironmentLimits
 
 T = TypeVar("T")
 
 Cut = Literal["lease_lost", "abandoned"]
 
-LEFT_BEHIND = {"tasks behind": "tasks", "processes behind": "processes", "tasks that ignore being cancelled": "stubborn"}
+LEAK_METRICS = {"tasks behind": "tasks", "processes behind": "processes", "tasks that ignore being cancelled": "stubborn"}
 """What episodes leave, and how it is called in metrics."""
 
 log = structlog.get_logger()
@@ -58,11 +58,11 @@ class VersionedInference(InferenceInterface, Protocol):
 
 
 @dataclass(slots=True)
-class Flight:
+class GroupInFlight:
     """A ticket that is being worked on."""
 
     ticket: Ticket
-    playing: int
+    num_playing: int
     """Of its episodes, those that have not ended; 1 while it is handed in."""
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
@@ -72,7 +72,7 @@ class Flight:
         if self.cut_for is None:
             self.cut_for = reason
             if self._scope is not None:
-                _interrupt(self._scope)
+                _expire(self._scope)
 
     async def until_cut(self, work: Callable[[], Awaitable[T]]) -> T | Cut:
         scope = asyncio.timeout(None)
@@ -103,7 +103,7 @@ class Worker:
         seed: int,
         gateway: Gateway | None = None,
         policies: Mapping[str, InferenceInterface] = MappingProxyType({}),
-        load: Callable[[], Load] = Load,
+        load: Callable[[], EngineLoad] = EngineLoad,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """`load` says how busy the engine is, for `groups_in_flight: auto`."""
@@ -116,48 +116,48 @@ class Worker:
         self._settings = settings
         self._load = load
         self._heartbeat_s = heartbeat_s
-        self._concurrency = Concurrency(at_most=settings.groups_at_most)
+        self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
         self._failures = FailureLog(name)
-        self._strays = Strays(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_left_behind)
-        self._gates = Gates(
+        self._leaked_processes = LeakedProcesses(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_leak)
+        self._environment_limits = EnvironmentLimits(
             settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: tasks.played
         )
-        self._player = GroupPlayer(
+        self._runner = GroupRunner(
             worker=name,
             tasks=tasks,
-            gates=self._gates,
-            around=Surroundings(inference=inference, gateway=gateway, policies=policies),
+            limits=self._environment_limits,
+            resources=EpisodeResources(inference=inference, gateway=gateway, policies=policies),
             settings=settings,
             group_size=batch.group_size,
             seed=seed,
             counters=self.counters,
             failures=self._failures,
-            strays=self._strays,
+            leaked_processes=self._leaked_processes,
             heartbeat_s=heartbeat_s,
         )
-        self._flights: dict[str, Flight] = {}
+        self._in_flight: dict[str, GroupInFlight] = {}
         """By ticket."""
-        self._landed = 0
+        self._num_finished = 0
         self._changed = asyncio.Event()
         """An episode has ended, a group has landed, more may fly, or the worker shall stop."""
         self._reserving: asyncio.Timeout | None = None
 
     @property
     def groups_in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
     def tickets(self) -> list[str]:
         """Those it works on."""
-        return list(self._flights)
+        return list(self._in_flight)
 
     def take_notes(self) -> list[WorkerNote]:
         """What went wrong since this was called last, for the console of the run."""
         return self._failures.take_notes()
 
-    def leave_alone(self, environment: str, *, for_s: float) -> None:
+    def pause_environment(self, environment: str, *, for_s: float) -> None:
         """It has held up a worker: none of its groups begins meanwhile, unless nothing else is left to be played."""
-        self._gates.block(environment, for_s=for_s)
+        self._environment_limits.block(environment, for_s=for_s)
 
     @property
     def limit(self) -> int:
@@ -166,32 +166,32 @@ class Worker:
         return self._concurrency.limit if fixed == "auto" else fixed
 
     @property
-    def _flying(self) -> int:
+    def _groups_playing(self) -> int:
         """Episodes that are being played, in groups of them: so that a straggler keeps no whole group from beginning."""
-        return ceil(sum(flight.playing for flight in self._flights.values()) / self._batch.group_size)
+        return ceil(sum(flight.num_playing for flight in self._in_flight.values()) / self._batch.group_size)
 
     def weights_changed(self) -> None:
         """Tell the worker that the inference serves another version: it asks for tickets again at once."""
         if self._reserving is not None:
-            _interrupt(self._reserving)
+            _expire(self._reserving)
             self._reserving = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then finish what flies within `drain_s` and hand back the rest."""
-        with self._strays, tasks_have_owners(self._note_left_behind):
+        with self._leaked_processes, track_episode_tasks(self._note_leak):
             async with open_graders(self._settings.grader_processes), self._tasks.open():
                 await self._work(stop)
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            services = [tasks.create_task(self._wake_on(stop)), tasks.create_task(self._keep_leases())]
+            services = [tasks.create_task(self._wake_on(stop)), tasks.create_task(self._renew_leases())]
             while not stop.is_set():
-                room = self.limit - self._flying
+                room = self.limit - self._groups_playing
                 if room > 0:
                     for ticket in await self._reserve(room):
                         await self._start(ticket, tasks, stop)
                 else:
-                    await self._change()
+                    await self._wait_for_change()
             await self._drain()
             for service in services:
                 service.cancel()
@@ -200,7 +200,7 @@ class Worker:
         await stop.wait()
         self._changed.set()
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
@@ -225,68 +225,68 @@ class Worker:
 
     async def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         if stop.is_set():
-            await self._give_up(ticket.id, "abandoned")
+            await self._hand_back(ticket.id, "abandoned")
             return
-        while (older := self._flights.get(ticket.id)) is not None:  # a server that was set back gives a number again
+        while (older := self._in_flight.get(ticket.id)) is not None:  # a server that was set back gives a number again
             older.cut("lease_lost")
-            await self._change()
-        flight = self._flights[ticket.id] = Flight(ticket, playing=self._batch.group_size)
-        tasks.create_task(self._fly(flight), name=f"group {ticket.id}")
+            await self._wait_for_change()
+        flight = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._batch.group_size)
+        tasks.create_task(self._work_on(flight), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
-        self._gates.close()
+        self._environment_limits.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
-                while self._flights:
-                    await self._change()
-        for flight in self._flights.values():
+                while self._in_flight:
+                    await self._wait_for_change()
+        for flight in self._in_flight.values():
             flight.cut("abandoned")
 
-    async def _keep_leases(self) -> None:
+    async def _renew_leases(self) -> None:
         """Service: renew every ticket in flight, and stop the work on those that are no longer ours."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            self._look_after()
-            if not self._flights:
+            self._check_up()
+            if not self._in_flight:
                 continue
-            for lost in await self._buffer.renew(self.name, list(self._flights)):
-                if (flight := self._flights.get(lost)) is not None:  # it may have landed meanwhile
+            for lost in await self._buffer.renew(self.name, list(self._in_flight)):
+                if (flight := self._in_flight.get(lost)) is not None:  # it may have landed meanwhile
                     flight.cut("lease_lost")
 
-    def _look_after(self) -> None:
-        self._strays.sweep(asyncio.get_running_loop().time())
+    def _check_up(self) -> None:
+        self._leaked_processes.sweep(asyncio.get_running_loop().time())
         before = self.limit
-        self._concurrency.observe(flying=self._flying, landed=self._landed, load=self._load())
+        self._concurrency.observe(playing=self._groups_playing, finished=self._num_finished, load=self._load())
         if self.limit > before:
             self._changed.set()
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _work_on(self, flight: GroupInFlight) -> None:
         """One group, from its ticket to its end."""
         try:
             ended = await flight.until_cut(lambda: self._roll_out(flight))
             if isinstance(ended, RolloutGroup):
-                await self._hand_in(ended)
+                await self._commit(ended)
             else:
-                await self._give_up(flight.ticket.id, ended)
+                await self._hand_back(flight.ticket.id, ended)
         finally:
-            del self._flights[flight.ticket.id]
+            del self._in_flight[flight.ticket.id]
             self._changed.set()
 
-    async def _roll_out(self, flight: Flight) -> RolloutGroup | Drop:
+    async def _roll_out(self, flight: GroupInFlight) -> RolloutGroup | Drop:
         def episode_ended() -> None:
-            flight.playing = max(1, flight.playing - 1)
+            flight.num_playing = max(1, flight.num_playing - 1)
             self._changed.set()
 
         if not self._tasks.knows(flight.ticket.mix):
             self._tasks.follow(await self._buffer.mix())
-        return await self._player.play(flight.ticket, episode_ended)
+        return await self._runner.play(flight.ticket, episode_ended)
 
-    async def _hand_in(self, group: RolloutGroup) -> None:
+    async def _commit(self, group: RolloutGroup) -> None:
         """Commit the group. Repeating a commit after a lost reply is the buffer client's work, and harmless."""
         result = await self._buffer.commit(self.name, group, keep=self._is_worth_keeping(group.rollouts))
-        self._landed += 1
+        self._num_finished += 1
         self.counters.groups[result] += 1
-        self.counters.landed[group.task.environment] += result == "stored"
+        self.counters.stored[group.task.environment] += result == "stored"
         if result == "quarantined":
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
 
@@ -294,16 +294,16 @@ class Worker:
         compares_siblings = self._batch.drop_no_signal and self._batch.group_size > 1
         return has_signal(rollouts) if compares_siblings else True
 
-    async def _give_up(self, ticket: str, reason: Drop) -> None:
+    async def _hand_back(self, ticket: str, reason: Drop) -> None:
         self.counters.groups[reason] += 1
         if reason != "lease_lost":  # then there is nothing left to hand back
             await self._buffer.abandon(self.name, ticket, reason)
 
-    def _note_left_behind(self, environment: str, what: str, names: list[str]) -> None:
-        self.counters.left_behind[LEFT_BEHIND.get(what, what)] += 1
-        self._failures.note_left_behind(environment, what, names)
+    def _note_leak(self, environment: str, what: str, names: list[str]) -> None:
+        self.counters.leaked[LEAK_METRICS.get(what, what)] += 1
+        self._failures.note_leak(environment, what, names)
 
 
-def _interrupt(waiting: asyncio.Timeout) -> None:
+def _expire(waiting: asyncio.Timeout) -> None:
     """End a wait now: it raises TimeoutError where it was entered."""
     waiting.reschedule(asyncio.get_running_loop().time())

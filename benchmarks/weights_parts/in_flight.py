@@ -31,8 +31,8 @@ from async_rl.supervision import keep_pauses_short
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import Completion
-from rollout_workers.inference.core import EngineCore
 from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.engine_core import EngineCore
 from weights_parts.learner import learner
 from weights_parts.pipe_board import PipeBoard
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
-from rollout_workers.adapters.called import called
 from rollout_workers.adapters.scoring import RewardFunction, score_of
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.task_stream import TaskStream
 from rollout_workers.episodes.rewards import Score
+from rollout_workers.user_functions import call_user_function
 
 AgentFunction = Callable[[str, str, Task], Any | Awaitable[Any]]
 
@@ -73,7 +73,7 @@ class OpenAIAgent(EndpointAgent, RowTasks):
     reward_function: RewardFunction
 
     async def act(self, base_url: str, api_key: str, task: Task) -> Any:
-        return await called(self.function, base_url, api_key, task)
+        return await call_user_function(self.function, base_url, api_key, task)
 
     def reward(self, task: Task, output: Any) -> float | Score | Awaitable[float | Score]:
         return self.reward_function(task, output)

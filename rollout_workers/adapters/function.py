@@ -17,13 +17,13 @@ from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterfac
 from async_rl.types import Rollout, Status, StopReason, Task
 from rollout_workers.adapters.scoring import RewardFunction, score_of
 from rollout_workers.adapters.task_rows import Rows, RowTasks
-from rollout_workers.agents.dialogue import Dialogue, Told
+from rollout_workers.agents.dialogue import Dialogue, Observation
 
 AgentFunction = Callable[[Task, "Client"], Awaitable[Any]]
 
 
 @dataclass(slots=True)
-class Record:
+class EpisodeRecord:
     """What an episode has come to so far."""
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
@@ -35,22 +35,22 @@ class Record:
 class Client:
     """The model, for one episode. What it sampled is remembered token by token; the text is for the function."""
 
-    def __init__(self, inference: InferenceInterface, record: Record) -> None:
+    def __init__(self, inference: InferenceInterface, record: EpisodeRecord) -> None:
         self._inference = inference
         self._record = record
         self._dialogue: Dialogue | None = None
 
-    async def ask(self, told: Told, **args: Any) -> str:
-        """Begin with `told`, later go on with it. `args` are fields of GenerationArgs, such as max_tokens.
+    async def ask(self, observation: Observation, **args: Any) -> str:
+        """Begin with `observation`, later go on with it. `args` are fields of GenerationArgs, such as max_tokens.
 
         Raises ContextOverflow when there is no room for an answer.
         """
         if self._dialogue is None:
-            self._dialogue = Dialogue(self._inference, told)
+            self._dialogue = Dialogue(self._inference, observation)
             self._record.dialogues.append(self._dialogue)
         else:
-            self._dialogue.tell(told)
-        completion = await self._dialogue.answer(GenerationArgs(**args))
+            self._dialogue.observe(observation)
+        completion = await self._dialogue.generate(GenerationArgs(**args))
         self._record.turns += 1
         self._record.is_cut = completion.stop_reason is StopReason.LENGTH and "max_tokens" not in args
         return completion.text
@@ -67,7 +67,7 @@ class FunctionAgent(RowTasks):
     """Of a task and what the function returned; without it the function returns the reward itself."""
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        record = Record()
+        record = EpisodeRecord()
         output = await self.function(task, Client(inference, record))
         if not record.turns:
             raise ValueError("the function never asked the model, so there is nothing to train on")

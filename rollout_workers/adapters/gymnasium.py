@@ -13,9 +13,9 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.types import Task
-from rollout_workers.adapters.optional import optional
-from rollout_workers.adapters.own_thread import OwnThread
-from rollout_workers.adapters.stepped import NoAction, Step, SteppedAgent
+from rollout_workers.adapters.episode_thread import EpisodeThread
+from rollout_workers.adapters.import_optional import import_optional
+from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 
 
 @dataclass(kw_only=True)
@@ -26,7 +26,7 @@ class Gymnasium(SteppedAgent):
     """Of `gymnasium.make`: is_slippery, max_episode_steps, ..."""
 
     def __post_init__(self) -> None:
-        library = optional("gymnasium", install="async-rl[envs]")
+        library = import_optional("gymnasium", install="async-rl[envs]")
         try:
             sample = library.make(self.id, **self.options)
         except (library.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
@@ -54,7 +54,7 @@ class Gymnasium(SteppedAgent):
 
     @asynccontextmanager
     async def world(self, task: Task) -> AsyncGenerator[_GymWorld]:
-        thread = OwnThread(name=f"environment {self.name}")
+        thread = EpisodeThread(name=f"environment {self.name}")
         world = _GymWorld(self, int(task.data["seed"]), thread)
         try:
             yield world
@@ -66,7 +66,7 @@ class Gymnasium(SteppedAgent):
 
 
 class _GymWorld:
-    def __init__(self, agent: Gymnasium, seed: int, thread: OwnThread) -> None:
+    def __init__(self, agent: Gymnasium, seed: int, thread: EpisodeThread) -> None:
         self._agent = agent
         self._seed = seed
         self._thread = thread
@@ -75,7 +75,7 @@ class _GymWorld:
     async def reset(self) -> str:
         return await self._thread.run(self._reset)
 
-    async def step(self, said: str) -> Step:
+    async def step(self, said: str) -> WorldStep:
         action = self._agent.read(said)
         return await self._thread.run(lambda: self._step(action))
 
@@ -88,9 +88,9 @@ class _GymWorld:
         observation, _ = self._env.reset(seed=self._seed)
         return self._agent.tell(observation)
 
-    def _step(self, action: Any) -> Step:
+    def _step(self, action: Any) -> WorldStep:
         observation, reward, terminated, truncated, _ = self._env.step(action)
-        return Step(
+        return WorldStep(
             told=self._agent.tell(observation),
             reward=float(reward),
             is_over=bool(terminated),

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from async_rl.errors import ConfigError
 from async_rl.types import Task
-from rollout_workers.adapters.stepped import NoAction, Step, SteppedAgent
+from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 
 
 class _Data(BaseModel):
@@ -83,14 +83,14 @@ class _OpenEnvWorld:
             raise RuntimeError(f"the OpenEnv server refuses to reset: {answer.message} ({answer.code})")
         return self._agent.tell(answer.observation)
 
-    async def step(self, said: str) -> Step:
+    async def step(self, said: str) -> WorldStep:
         answer = await self._ask("step", self._agent.read(said))
         if answer.code == "VALIDATION_ERROR":  # an action that the environment does not take
             raise NoAction("; ".join(str(error.get("msg")) for error in answer.errors) or answer.message)
         if answer.code:
             raise RuntimeError(f"the OpenEnv server cannot step: {answer.message} ({answer.code})")
         reward = answer.reward if answer.reward is not None else 0.0
-        return Step(told=self._agent.tell(answer.observation), reward=reward, is_over=answer.done)
+        return WorldStep(told=self._agent.tell(answer.observation), reward=reward, is_over=answer.done)
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> _Data:
         await self._socket.send_json({"type": kind, "data": data})

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Task
-from rollout_workers.adapters.optional import optional
+from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.agents import RewardOnlyAgent
 
 
@@ -28,7 +28,7 @@ class ReasoningGym(RewardOnlyAgent):
     """Ask in a user's message of the chat template; otherwise the prompt is plain text."""
 
     def __post_init__(self) -> None:
-        library = optional("reasoning_gym", install="async-rl[envs]")
+        library = import_optional("reasoning_gym", install="async-rl[envs]")
         try:
             self._puzzles = library.create_dataset(self.dataset, seed=self.seed, size=self.size, **self.options)
         except (ValueError, TypeError, AssertionError) as error:

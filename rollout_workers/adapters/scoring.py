@@ -8,7 +8,7 @@ from typing import Any
 from async_rl.types import Task
 from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
 from rollout_workers.episodes.stage_timeouts import stage
-from rollout_workers.maybe_await import result_of
+from rollout_workers.user_functions import awaited
 
 RewardFunction = Callable[[Task, Any], float | Score | Awaitable[float | Score]]
 
@@ -17,6 +17,6 @@ async def score_of(reward: RewardFunction | None, task: Task, output: Any) -> Sc
     """Without a reward function the output is the reward."""
     try:
         async with stage("reward"):
-            return as_score(output if reward is None else await result_of(reward(task, output)))
+            return as_score(output if reward is None else await awaited(reward(task, output)))
     except Exception as error:
         raise RewardFailed from error

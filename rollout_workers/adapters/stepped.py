@@ -22,7 +22,7 @@ class NoAction(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class WorldStep:
     told: str
     reward: float = 0.0
     is_over: bool = False
@@ -39,7 +39,7 @@ class World(Protocol):
         """What the model is told first."""
         ...
 
-    async def step(self, said: str) -> Step:
+    async def step(self, said: str) -> WorldStep:
         """Raises NoAction, and then nothing has happened."""
         ...
 
@@ -71,7 +71,7 @@ class SteppedAgent(TaskStream):
             earned, turns, misses, is_cut = 0.0, 0, 0, False
             while True:
                 try:
-                    completion = await dialogue.answer(self.generation_args(task))
+                    completion = await dialogue.generate(self.generation_args(task))
                 except ContextOverflow:
                     if not turns:
                         raise
@@ -84,7 +84,7 @@ class SteppedAgent(TaskStream):
                 is_cut = step.is_cut or (not step.is_over and turns == self.max_turns)
                 if step.is_over or is_cut:
                     break
-                dialogue.tell(step.told)
+                dialogue.observe(step.told)
         return Rollout(
             samples=dialogue.samples,
             reward=earned,
@@ -93,9 +93,9 @@ class SteppedAgent(TaskStream):
             conversation=dialogue.conversation,
         )
 
-    async def _stepped(self, world: World, said: str) -> Step:
+    async def _stepped(self, world: World, said: str) -> WorldStep:
         try:
             async with stage("environment"):
                 return await world.step(said)
         except NoAction as problem:
-            return Step(told=str(problem), reward=self.no_action_reward, is_action=False)
+            return WorldStep(told=str(problem), reward=self.no_action_reward, is_action=False)

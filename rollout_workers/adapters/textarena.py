@@ -11,7 +11,7 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Task
-from rollout_workers.adapters.optional import optional
+from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.agents.games import GameAgent, HeadToHeadAgent, SelfPlayAgent
 
 _CHANCE = Lock()
@@ -84,7 +84,7 @@ class TextArenaAgent(GameAgent):
     """Of the game: max_turns, num_rounds, ..."""
 
     def __post_init__(self) -> None:
-        self._library = optional("textarena", install="async-rl[envs]")
+        self._library = import_optional("textarena", install="async-rl[envs]")
         try:
             self._play(0).observe()
         except Exception as error:

@@ -17,10 +17,10 @@ from typing import Any
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext
 from async_rl.types import Rollout, Task
-from rollout_workers.adapters.called import called
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.group_reward import GroupRewardAgent
 from rollout_workers.episodes.rewards import Score
+from rollout_workers.user_functions import call_user_function
 
 Given = Sequence[float | None]
 TrlReward = Callable[..., Given | Awaitable[Given]]
@@ -82,7 +82,7 @@ def trl_rewards(*functions: TrlReward, dataset: Rows, weights: Sequence[float] |
 
 
 async def _values(function: TrlReward, given: dict[str, Any]) -> Given:
-    values, count = await called(function, **given), len(given["prompts"])
+    values, count = await call_user_function(function, **given), len(given["prompts"])
     if len(values) != count:
         raise ValueError(f"{_name(function)} returned {len(values)} rewards for {count} completions")
     return values

@@ -12,7 +12,7 @@ from typing import Any
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, StopReason, Task
-from rollout_workers.adapters.optional import optional
+from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.agents.task_stream import TaskStream
 
 HARNESS = "async_rl_direct"
@@ -31,7 +31,7 @@ class Verifiers(TaskStream):
     """At most so many of its tasks; after the last the first one comes again."""
 
     def __post_init__(self) -> None:
-        self._library = optional("verifiers.v1", install="verifiers>=0.4,<0.5")
+        self._library = import_optional("verifiers.v1", install="verifiers>=0.4,<0.5")
         sys.modules[HARNESS] = importlib.import_module("rollout_workers.adapters.verifiers_harness")
         block = merged(merged(DEFAULTS, self.environment), {"taskset": {"id": self.taskset}})
         try:

@@ -4,7 +4,7 @@ from rollout_workers.agents.contrastive import BestAndWorstAgent, TwoPromptsAgen
 from rollout_workers.agents.dataset import DatasetAgent
 from rollout_workers.agents.games import Game, HeadToHeadAgent, SelfPlayAgent
 from rollout_workers.agents.group_reward import GroupRewardAgent
-from rollout_workers.agents.multi_task import Member, WeightedMultiTask, multi_task
+from rollout_workers.agents.multi_task import MultiTaskMember, WeightedMultiTask, multi_task
 from rollout_workers.agents.pass_at import PassAtEvaluationAgent
 from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.tool_agent import ToolAgent
@@ -16,7 +16,7 @@ __all__ = [
     "Game",
     "GroupRewardAgent",
     "HeadToHeadAgent",
-    "Member",
+    "MultiTaskMember",
     "PassAtEvaluationAgent",
     "RewardOnlyAgent",
     "Score",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
-from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
-from rollout_workers.agents.siblings import play_each
+from rollout_workers.agents.reward_only import RewardOnlyAgent, RewardValue
+from rollout_workers.agents.siblings import play_siblings
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class BestAndWorstAgent(RewardOnlyAgent):
 
     async def _pair(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> tuple[Rollout, Rollout]:
         contexts = [replace(context, seed=context.seed + candidate) for candidate in range(self.candidates)]
-        candidates = await play_each(self, self.rollout, task, inference, contexts)
+        candidates = await play_siblings(self, self.rollout, task, inference, contexts)
         scored = sorted((one for one in candidates if one.status is not Status.FAILED), key=lambda one: one.reward)
         if len(scored) < 2:
             broken = next(one for one in candidates if one.status is Status.FAILED)
@@ -68,7 +68,7 @@ class TwoPromptsAgent(RewardOnlyAgent):
     def rejected(self, task: Task) -> str | tuple[Message, ...]:
         """The prompt of the other one."""
 
-    def reward(self, task: Task, response: str) -> Scored:
+    def reward(self, task: Task, response: str) -> RewardValue:
         return float(task.data["chosen"])
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:

@@ -15,8 +15,8 @@ from async_rl.datasets.order import Epochs
 from async_rl.datasets.rows import Row, open_rows
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Scalar, Task
-from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
-from rollout_workers.datasets.curriculum import Order, Staged
+from rollout_workers.agents.reward_only import RewardOnlyAgent, RewardValue
+from rollout_workers.datasets.curriculum import CurriculumOrder, RowOrder
 from rollout_workers.datasets.scoring import find_scoring
 from rollout_workers.registry import load_attribute
 
@@ -56,12 +56,12 @@ class DatasetAgent(RewardOnlyAgent):
         if missing := [column for column in wanted if column not in first]:
             raise ConfigError(f"dataset {self.path} has no column {missing[0]!r}; it has {', '.join(first)}")
 
-    def _ordered(self) -> Order:
+    def _ordered(self) -> RowOrder:
         seed = f"{self.seed}/{self.name}"
         if not self.curriculum:
             return Epochs(len(self._rows), seed=seed, is_shuffled=self.shuffle)
         stages = load_attribute(self.curriculum)()
-        return Staged(self._rows, stages, seed=seed, is_shuffled=self.shuffle)
+        return CurriculumOrder(self._rows, stages, seed=seed, is_shuffled=self.shuffle)
 
     @property
     def num_tasks(self) -> int | None:
@@ -90,7 +90,7 @@ class DatasetAgent(RewardOnlyAgent):
     def answer_of(self, row: Row) -> str:
         return str(row[self.answer]) if self.answer else ""
 
-    def reward(self, task: Task, response: str) -> Scored:
+    def reward(self, task: Task, response: str) -> RewardValue:
         return self._score(task, response)
 
 

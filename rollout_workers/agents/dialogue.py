@@ -1,4 +1,4 @@
-"""One episode from the seat of one model: what it was told, what it said, and the token row that both make."""
+"""One episode from the seat of one model: what it was observation, what it said, and the token row that both make."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from async_rl.types import Completion, Message, Sample, Tool
 from rollout_workers.chat.replies import reply_ids
 from rollout_workers.chat.token_row import TokenRow
 
-Told = str | Sequence[Message]
-"""What a model is told between two answers. Text is a user's message where the prompt was a conversation."""
+Observation = str | Sequence[Message]
+"""What a model is observation between two answers. Text is a user's message where the prompt was a conversation."""
 
 
-def as_said(text: str) -> Message:
+def assistant_message(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
@@ -26,7 +26,7 @@ class Dialogue:
         prompt: str | Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        read: Callable[[str], Message] = as_said,
+        read: Callable[[str], Message] = assistant_message,
     ) -> None:
         """`read` makes a message of an answer: it may find calls of tools in it."""
         self._inference = inference
@@ -36,7 +36,7 @@ class Dialogue:
         self._last: Completion | None = None
         self._messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
 
-    async def answer(self, args: GenerationArgs | None = None) -> Completion:
+    async def generate(self, args: GenerationArgs | None = None) -> Completion:
         """What the model says next. Raises ContextOverflow when there is no room left for it."""
         completion = await self._inference.generate(self._row.token_ids, args)
         self._row.add_sampled(completion)
@@ -44,17 +44,17 @@ class Dialogue:
         self._messages.append(self._read(completion.text))
         return completion
 
-    def tell(self, told: Told) -> None:
+    def observe(self, observation: Observation) -> None:
         """What the model hears before its next answer."""
-        messages = [Message(role="user", content=told)] if isinstance(told, str) else list(told)
+        messages = [Message(role="user", content=observation)] if isinstance(observation, str) else list(observation)
         self._messages += messages
         tokenizer = self._inference.tokenizer
         if self._is_text:
-            self._row.add_given(tokenizer.encode(text_of(told)))
+            self._row.add_given(tokenizer.encode(text_of(observation)))
         elif self._last is not None:
             self._row.add_given(reply_ids(tokenizer, self._last, *messages))
         else:
-            raise RuntimeError("a dialogue begins with its prompt and the answer to it: nothing can be told before")
+            raise RuntimeError("a dialogue begins with its prompt and the answer to it: nothing can be observation before")
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -66,5 +66,5 @@ class Dialogue:
         return (self._row.sample(),)
 
 
-def text_of(told: Told) -> str:
-    return told if isinstance(told, str) else "\n".join(message.content for message in told)
+def text_of(observation: Observation) -> str:
+    return observation if isinstance(observation, str) else "\n".join(message.content for message in observation)

@@ -13,7 +13,7 @@ from typing import Protocol
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.agents.dialogue import Dialogue
-from rollout_workers.agents.siblings import play_each
+from rollout_workers.agents.siblings import play_siblings
 from rollout_workers.agents.task_stream import TaskStream
 
 
@@ -48,27 +48,27 @@ class Game(Protocol):
         ...
 
 
-class Seat:
+class GamePlayer:
     """A player: a model, and what it has heard and said so far."""
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
         self._dialogue: Dialogue | None = None
         self._moves = 0
-        self._ran_out = False
+        self._is_context_full = False
 
     async def move(self, told: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
         """What the player says; None when its context is full."""
         if self._dialogue is None:
             self._dialogue = Dialogue(self._inference, told)
         else:
-            self._dialogue.tell(told)
+            self._dialogue.observe(told)
         try:
-            completion = await self._dialogue.answer(args)
+            completion = await self._dialogue.generate(args)
         except ContextOverflow:
             if not self._moves:
                 raise
-            self._ran_out = True
+            self._is_context_full = True
             return None
         self._moves += 1
         return completion.text.strip()
@@ -81,7 +81,7 @@ class Seat:
         return Rollout(
             samples=dialogue.samples,
             reward=reward,
-            status=Status.TRUNCATED if self._ran_out else Status.OK,
+            status=Status.TRUNCATED if self._is_context_full else Status.OK,
             metrics={"seat": seat, "turns": self._moves},
             conversation=dialogue.conversation,
         )
@@ -98,12 +98,12 @@ class GameAgent(TaskStream):
     def game(self, task: Task) -> Game:
         """The task's game, from its beginning."""
 
-    async def play(self, task: Task, game: Game, seats: Sequence[Seat]) -> list[Rollout]:
+    async def play(self, task: Task, game: Game, seats: Sequence[GamePlayer]) -> list[Rollout]:
         """To the end: one rollout for each seat."""
         earned = await self._earned(task, game, seats)
         return [player.rollout(seat, reward) for seat, (player, reward) in enumerate(zip(seats, earned, strict=True))]
 
-    async def _earned(self, task: Task, game: Game, seats: Sequence[Seat]) -> Sequence[float]:
+    async def _earned(self, task: Task, game: Game, seats: Sequence[GamePlayer]) -> Sequence[float]:
         while not game.is_over:
             seat = game.seat
             move = await seats[seat].move(game.observe(), self.generation_args(task))
@@ -123,7 +123,7 @@ class HeadToHeadAgent(GameAgent):
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         game, opponent = self.game(task), self._opponent(inference, context)
         trained = context.sibling % game.seats
-        seats = [Seat(inference if seat == trained else opponent) for seat in range(game.seats)]
+        seats = [GamePlayer(inference if seat == trained else opponent) for seat in range(game.seats)]
         return (await self.play(task, game, seats))[trained]
 
     def _opponent(self, inference: InferenceInterface, context: EpisodeContext) -> InferenceInterface:
@@ -157,10 +157,10 @@ class SelfPlayAgent(GameAgent):
             return tables[context.sibling][0]
 
         hosts = contexts[::seats]
-        firsts = await play_each(self, play_table, task, inference, hosts)
+        firsts = await play_siblings(self, play_table, task, inference, hosts)
         broken = dict(zip((host.sibling for host in hosts), firsts, strict=True))
         return [rollout for host in hosts for rollout in tables.get(host.sibling, [broken[host.sibling]] * seats)]
 
     async def _table(self, task: Task, inference: InferenceInterface) -> list[Rollout]:
         game = self.game(task)
-        return await self.play(task, game, [Seat(inference) for _ in range(game.seats)])
+        return await self.play(task, game, [GamePlayer(inference) for _ in range(game.seats)])

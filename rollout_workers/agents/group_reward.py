@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, Task
-from rollout_workers.agents.reward_only import RewardOnlyAgent, Scored
-from rollout_workers.agents.siblings import play_each
+from rollout_workers.agents.reward_only import RewardOnlyAgent, RewardValue
+from rollout_workers.agents.siblings import play_siblings
 from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
 from rollout_workers.episodes.stage_timeouts import stage
-from rollout_workers.maybe_await import result_of
+from rollout_workers.user_functions import awaited
 
 GroupScores = Sequence[float | Score]
 
@@ -30,7 +30,7 @@ class GroupRewardAgent(RewardOnlyAgent):
         `context` is that of the first sibling: a judge is one of its `policies`.
         """
 
-    def reward(self, task: Task, response: str) -> Scored:
+    def reward(self, task: Task, response: str) -> RewardValue:
         """What the answer is worth by itself: `rollout.reward` until the group is scored."""
         return 0.0
 
@@ -42,7 +42,7 @@ class GroupRewardAgent(RewardOnlyAgent):
     async def rollout_group(
         self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
     ) -> Sequence[Rollout]:
-        rollouts = await play_each(self, super().rollout, task, inference, contexts)
+        rollouts = await play_siblings(self, super().rollout, task, inference, contexts)
         played = [place for place, rollout in enumerate(rollouts) if rollout.status is not Status.FAILED]
         if not played:
             return rollouts
@@ -55,7 +55,7 @@ class GroupRewardAgent(RewardOnlyAgent):
     async def _scores(self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext) -> list[Score]:
         try:
             async with stage("reward"):
-                scores = [as_score(score) for score in await result_of(self.group_reward(task, rollouts, context))]
+                scores = [as_score(score) for score in await awaited(self.group_reward(task, rollouts, context))]
             if len(scores) != len(rollouts):
                 raise ValueError(f"group_reward returned {len(scores)} rewards for {len(rollouts)} rollouts")
         except Exception as error:

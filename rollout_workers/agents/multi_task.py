@@ -23,12 +23,12 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GroupAgent, InferenceInterface
 from async_rl.types import Rollout, Task
-from rollout_workers.agents.siblings import play_each
+from rollout_workers.agents.siblings import play_siblings
 from rollout_workers.registry import build_agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class MultiTaskMember:
     name: str
     agent: Agent
     weight: float = 1.0
@@ -44,7 +44,7 @@ class WeightedMultiTask:
     Use `multi_task(...)` to make one. As `async with` it opens the members that hold something.
     """
 
-    def __init__(self, members: Sequence[Member], *, name: str, for_evaluation: bool = False) -> None:
+    def __init__(self, members: Sequence[MultiTaskMember], *, name: str, for_evaluation: bool = False) -> None:
         self.name = name
         dealt = [member for member in members if for_evaluation or not member.evaluation_only]
         if not dealt:
@@ -100,7 +100,7 @@ class WeightedMultiTask:
             return await member.agent.rollout(replace(task, environment=member.name), inference, context)
 
 
-class WeightedMultiTaskOfGroups(WeightedMultiTask):
+class GroupedMultiTask(WeightedMultiTask):
     """Some of its members play the siblings of a task together."""
 
     async def rollout_group(
@@ -108,15 +108,15 @@ class WeightedMultiTaskOfGroups(WeightedMultiTask):
     ) -> Sequence[Rollout]:
         member = self._members[task.environment]
         if not isinstance(member.agent, GroupAgent):
-            return await play_each(self, self.rollout, task, inference, contexts)
+            return await play_siblings(self, self.rollout, task, inference, contexts)
         async with self._limits[task.environment]:
             return await member.agent.rollout_group(replace(task, environment=member.name), inference, contexts)
 
 
-def multi_task(members: Sequence[Member], *, name: str, for_evaluation: bool = False) -> WeightedMultiTask:
+def multi_task(members: Sequence[MultiTaskMember], *, name: str, for_evaluation: bool = False) -> WeightedMultiTask:
     """Of the kind that its members need."""
     plays_groups = any(isinstance(member.agent, GroupAgent) for member in members)
-    kind = WeightedMultiTaskOfGroups if plays_groups else WeightedMultiTask
+    kind = GroupedMultiTask if plays_groups else WeightedMultiTask
     return kind(members, name=name, for_evaluation=for_evaluation)
 
 
@@ -128,14 +128,14 @@ def from_config(
     return multi_task(members, name=name, for_evaluation=for_evaluation)
 
 
-def _member(whole: str, written: Mapping[str, Any], seed: int) -> Member:
+def _member(whole: str, written: Mapping[str, Any], seed: int) -> MultiTaskMember:
     try:
         section = EnvironmentConfig.model_validate(written)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"])
         raise ConfigError(f"an environment of {whole!r} is written wrongly: {place}: {first['msg']}") from error
-    return Member(
+    return MultiTaskMember(
         name=section.label,
         agent=build_agent(section, seed),
         weight=section.weight,

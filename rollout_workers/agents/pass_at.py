@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GenerationArgs, InferenceInterface
 from async_rl.types import Rollout, Status, Task, Ticket
-from rollout_workers.agents.siblings import play_each
-from rollout_workers.evaluation.estimates import Estimate, of_shares, pass_at_k
-from rollout_workers.inference.readable import Readable
+from rollout_workers.agents.siblings import play_siblings
+from rollout_workers.evaluation.estimates import Estimate, estimate_share, pass_at_k
+from rollout_workers.inference.evaluation_inference import EvaluationInference
 
 GREEDY = GenerationArgs(temperature=0.0)
 
@@ -43,13 +43,13 @@ class PassAtEvaluationAgent:
     ) -> Sequence[Rollout]:
         if len(contexts) <= max(self.k):
             raise ValueError(f"pass@{max(self.k)} and a greedy answer need a group of {max(self.k) + 1}, got {len(contexts)}")
-        greedy_inference = Readable(inference, always=GREEDY)
+        greedy_inference = EvaluationInference(inference, always=GREEDY)
 
         async def roll(task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
             is_greedy = context.sibling == contexts[0].sibling
             return await self.agent.rollout(task, greedy_inference if is_greedy else inference, context)
 
-        greedy, *samples = await play_each(self, roll, task, inference, contexts)
+        greedy, *samples = await play_siblings(self, roll, task, inference, contexts)
         measured = self._measured(greedy, samples)
         if greedy.status is not Status.FAILED:
             greedy = replace(greedy, status=Status.MASKED)
@@ -71,7 +71,7 @@ class PassAtEvaluationAgent:
         found = [task.result().metrics for task in playing]
         names = ["greedy", *(f"pass@{k}" for k in self.k)]
         values = {name: [metrics[name] for metrics in found if name in metrics] for name in names}
-        return {name: of_shares(shares) for name, shares in values.items() if shares}
+        return {name: estimate_share(shares) for name, shares in values.items() if shares}
 
     def _measured(self, greedy: Rollout, samples: Sequence[Rollout]) -> dict[str, float]:
         """What failed was neither right nor wrong. With too few samples left, pass@k is absent."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, StopReason, Task, Tool, Turn
-from rollout_workers.agents.dialogue import Dialogue, Told, as_said, text_of
+from rollout_workers.agents.dialogue import Dialogue, Observation, assistant_message, text_of
 from rollout_workers.agents.task_stream import TaskStream
 from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
 from rollout_workers.episodes.stage_timeouts import stage
-from rollout_workers.maybe_await import result_of
+from rollout_workers.user_functions import awaited
 
-Scored = float | Score | Awaitable[float | Score]
+RewardValue = float | Score | Awaitable[float | Score]
 """A reward is said by a plain method or by an async one."""
 
 
@@ -29,15 +29,15 @@ class RewardOnlyAgent(TaskStream):
     length_is_truncation = True
     """Whether an episode whose last answer ran into its length limit counts as truncated."""
 
-    def reward(self, task: Task, response: str) -> Scored:
+    def reward(self, task: Task, response: str) -> RewardValue:
         """What the last answer is worth."""
         raise NotImplementedError(f"{type(self).__name__} must define reward or trajectory_reward")
 
-    def trajectory_reward(self, task: Task, turns: Sequence[Turn]) -> Scored:
+    def trajectory_reward(self, task: Task, turns: Sequence[Turn]) -> RewardValue:
         """What the whole episode is worth."""
         return self.reward(task, turns[-1].text)
 
-    def get_observation(self, task: Task, turns: Sequence[Turn]) -> Told | Awaitable[Told | None] | None:
+    def get_observation(self, task: Task, turns: Sequence[Turn]) -> Observation | Awaitable[Observation | None] | None:
         """What the environment answers to the last turn; None ends the episode."""
         return None
 
@@ -47,34 +47,34 @@ class RewardOnlyAgent(TaskStream):
 
     def read(self, text: str) -> Message:
         """An answer as a message of the conversation."""
-        return as_said(text)
+        return assistant_message(text)
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         dialogue = Dialogue(inference, task.prompt, tools=self.offered_tools(task), read=self.read)
         turns: list[Turn] = []
         while True:
             try:
-                completion = await dialogue.answer(self.generation_args(task))
+                completion = await dialogue.generate(self.generation_args(task))
             except ContextOverflow:
                 if not turns:
                     raise
                 return await self._scored(task, dialogue, turns, is_cut=True)
             turns.append(Turn(completion=completion))
-            told = await self._observed(task, turns) if len(turns) < self.max_turns else None
-            if told is None:
+            observation = await self._observed(task, turns) if len(turns) < self.max_turns else None
+            if observation is None:
                 hit_limit = completion.stop_reason is StopReason.LENGTH
                 return await self._scored(task, dialogue, turns, is_cut=hit_limit and self.length_is_truncation)
-            turns[-1] = replace(turns[-1], observation=text_of(told))
-            dialogue.tell(told)
+            turns[-1] = replace(turns[-1], observation=text_of(observation))
+            dialogue.observe(observation)
 
-    async def _observed(self, task: Task, turns: Sequence[Turn]) -> Told | None:
+    async def _observed(self, task: Task, turns: Sequence[Turn]) -> Observation | None:
         async with stage("environment"):
-            return await result_of(self.get_observation(task, turns))
+            return await awaited(self.get_observation(task, turns))
 
     async def _scored(self, task: Task, dialogue: Dialogue, turns: Sequence[Turn], *, is_cut: bool) -> Rollout:
         try:
             async with stage("reward"):
-                score = as_score(await result_of(self.trajectory_reward(task, turns)))
+                score = as_score(await awaited(self.trajectory_reward(task, turns)))
         except Exception as error:
             raise RewardFailed from error
         return Rollout(

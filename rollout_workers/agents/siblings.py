@@ -10,11 +10,11 @@ from async_rl.protocols import Agent, EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
 from rollout_workers.episodes.episode import play
 
-Roll = Callable[[Task, InferenceInterface, EpisodeContext], Awaitable[Rollout]]
+RolloutFunction = Callable[[Task, InferenceInterface, EpisodeContext], Awaitable[Rollout]]
 
 
-async def play_each(
-    agent: Agent, roll: Roll, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
+async def play_siblings(
+    agent: Agent, roll: RolloutFunction, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
 ) -> list[Rollout]:
     """One rollout per context, in their order. One that broke is a failed rollout; the others are kept.
 
@@ -29,7 +29,7 @@ async def play_each(
 class _Single:
     """An agent whose episodes are played by a function."""
 
-    def __init__(self, agent: Agent, roll: Roll) -> None:
+    def __init__(self, agent: Agent, roll: RolloutFunction) -> None:
         self.task = agent.task
         self._roll = roll
 

@@ -21,10 +21,10 @@ from async_rl.launch.package_guard import guard
 from async_rl.protocols import EpisodeContext
 from async_rl.telemetry import configure_logs
 from async_rl.types import Ticket
-from rollout_workers.checking.answerers import open_cast
 from rollout_workers.checking.findings import Findings, judge
-from rollout_workers.checking.page import as_json, show
-from rollout_workers.checking.trials import Played, Stage, chosen, played
+from rollout_workers.checking.printing import as_json, show
+from rollout_workers.checking.respondents import open_respondents
+from rollout_workers.checking.trials import EnvironmentTrials, TrialSettings, chosen, played
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 
@@ -43,27 +43,30 @@ def main(words: Sequence[str]) -> None:
         raise ConfigError(f"{', '.join(wrong)}: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
 
 
-async def check(config: Config, line: CommandLine) -> list[tuple[Played, Findings]]:
+async def check(config: Config, line: CommandLine) -> list[tuple[EnvironmentTrials, Findings]]:
     given = {"args": args} if (args := arguments(line.text("args"))) is not None else {}
     sections = chosen(config.environments, line.operands[0] if line.operands else "", **given)
     script, model = line.text("script"), line.text("model")
     count = line.integer("episodes")
-    seen: list[tuple[Played, Findings]] = []
-    async with open_cast(config, script=script, model=model) as cast, _stage(config, cast.context_tokens) as stage:
+    seen: list[tuple[EnvironmentTrials, Findings]] = []
+    async with (
+        open_respondents(config, script=script, model=model) as respondents,
+        _open_settings(config, respondents.context_tokens) as settings,
+    ):
         for section in sections:
-            one = await played(section, stage, count if count is not None else 3, cast.answerers)
-            limits = {"context_tokens": cast.context_tokens, "max_tokens": config.sampling.max_tokens}
-            findings = judge(one, cast.tokenizer, **limits)
+            one = await played(section, settings, count if count is not None else 3, respondents.answerers)
+            limits = {"context_tokens": respondents.context_tokens, "max_tokens": config.sampling.max_tokens}
+            findings = judge(one, respondents.tokenizer, **limits)
             seen.append((one, findings))
             if not line.has("json"):
-                show(Console(highlight=False, markup=False, emoji=False, soft_wrap=True), one, findings, cast.tokenizer)
+                show(Console(highlight=False, markup=False, emoji=False, soft_wrap=True), one, findings, respondents.tokenizer)
     if line.has("json"):
         print(json.dumps({"environments": [as_json(*each) for each in seen]}))
     return seen
 
 
 @asynccontextmanager
-async def _stage(config: Config, context_tokens: int) -> AsyncGenerator[Stage]:
+async def _open_settings(config: Config, context_tokens: int) -> AsyncGenerator[TrialSettings]:
     async with AsyncExitStack() as opened:
         await opened.enter_async_context(open_graders(config.worker.grader_processes))
         gateway = await opened.enter_async_context(
@@ -76,7 +79,7 @@ async def _stage(config: Config, context_tokens: int) -> AsyncGenerator[Stage]:
 
             policies |= await opened.enter_async_context(open_policies(config.policies, device=resolve_device(config.device)))
         context = EpisodeContext(ticket=NO_TICKET, sibling=0, seed=0, gateway=gateway, policies=policies)
-        yield Stage(settings=config.worker, group_size=config.batch.group_size, seed=config.run.seed, context=context)
+        yield TrialSettings(worker=config.worker, group_size=config.batch.group_size, seed=config.run.seed, context=context)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Task
-from rollout_workers.checking.trials import Played, Trial
-from rollout_workers.checking.watching import EnvironmentStall
+from rollout_workers.checking.stalls import EnvironmentStall
+from rollout_workers.checking.trials import EnvironmentTrials, Trial
 
 RIGHT = "right"
 SETUP_S = 1.0
@@ -25,7 +25,7 @@ class Findings:
     """A person should know."""
 
 
-def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens: int) -> Findings:
+def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int, max_tokens: int) -> Findings:
     blocking = [stall for stall in seen.stalls if not _is_setup(stall)]
     lengths = [len(tokenizer.render(task.prompt)) for task in seen.tasks]
     problems = [
@@ -35,7 +35,7 @@ def judge(seen: Played, tokenizer: Tokenizer, *, context_tokens: int, max_tokens
         *_too_long(lengths, context_tokens),
         *_unreadable(seen.tasks, tokenizer),
         *(f"it holds the event loop up for {stall.seconds:.1f} s at {stall.place}" for stall in blocking[:3]),
-        *(f"it leaves {what} behind" for what in dict.fromkeys(seen.left_behind)),
+        *(f"it leaves {what} behind" for what in dict.fromkeys(seen.leaked)),
     ]
     equal = _equal_rewards(seen.trials)
     knows_the_answer = any(trial.answer == RIGHT for trial in seen.trials)

@@ -12,10 +12,10 @@ from typing import Any
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
 from async_rl.types import Task
-from rollout_workers.environment_pool import entered
+from rollout_workers.environment_pool import opened
 from rollout_workers.graders import GraderDied, GraderRaised, GraderTimeout, in_process
-from rollout_workers.maybe_await import result_of
 from rollout_workers.registry import build_agent
+from rollout_workers.user_functions import awaited
 
 START_S = 120.0
 """Of a process that imports the environment anew."""
@@ -41,7 +41,7 @@ async def asked_elsewhere(section: EnvironmentConfig, seed: int, tasks: Sequence
 def digests(section: dict[str, Any], seed: int, count: int) -> list[str]:
     async def all_of_them() -> list[Task]:
         agent = build_agent(EnvironmentConfig.model_validate(section), seed)
-        async with entered(agent):
+        async with opened(agent):
             return await _tasks(agent, count)
 
     return list(map(_digest, asyncio.run(all_of_them())))
@@ -49,7 +49,7 @@ def digests(section: dict[str, Any], seed: int, count: int) -> list[str]:
 
 async def _tasks(agent: Agent, count: int) -> list[Task]:
     """Asked for backwards: their order may not matter either."""
-    return [await result_of(agent.task(index)) for index in reversed(range(count))][::-1]
+    return [await awaited(agent.task(index)) for index in reversed(range(count))][::-1]
 
 
 def _digest(task: Task) -> str:

@@ -23,11 +23,11 @@ from async_rl.protocols import (
 )
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
-from rollout_workers.checking.watching import EnvironmentStall, processes_left, stalls_of
-from rollout_workers.environment_pool import entered
-from rollout_workers.episodes.episode import play, play_group, pose
-from rollout_workers.episodes.task_ownership import run_episode, tasks_have_owners
-from rollout_workers.episodes.tasks import Seat
+from rollout_workers.checking.stalls import EnvironmentStall, processes_left, stalls_of
+from rollout_workers.environment_pool import opened
+from rollout_workers.episodes.episode import play, play_group, pose_task
+from rollout_workers.episodes.leaked_tasks import run_episode, track_episode_tasks
+from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.inference.interface import Inference
 from rollout_workers.registry import build_agent
 
@@ -48,7 +48,7 @@ class Trial:
 
 
 @dataclass(slots=True, kw_only=True)
-class Played:
+class EnvironmentTrials:
     """Everything that was seen of one environment."""
 
     section: EnvironmentConfig
@@ -57,58 +57,58 @@ class Played:
     impurities: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     stalls: list[EnvironmentStall] = field(default_factory=list)
-    left_behind: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What stands around the episodes of a worker."""
+class TrialSettings:
+    """What stands resources the episodes of a worker."""
 
-    settings: WorkerConfig
+    worker: WorkerConfig
     group_size: int
     seed: int
     context: EpisodeContext
     """With gateway and policies."""
 
 
-async def played(section: EnvironmentConfig, stage: Stage, count: int, answerers: Answerers) -> Played:
-    seen = Played(section=section)
+async def played(section: EnvironmentConfig, settings: TrialSettings, count: int, answerers: Answerers) -> EnvironmentTrials:
+    seen = EnvironmentTrials(section=section)
 
     def note(_environment: str, what: str, names: Sequence[str]) -> None:
-        seen.left_behind += [f"the task {name}" for name in names]
+        seen.leaked += [f"the task {name}" for name in names]
 
     # Tasks are its own that it starts: those of the gateway's connections are not.
     loop = asyncio.get_running_loop()
-    with processes_left() as processes, stalls_of(loop, section.label) as seen.stalls, tasks_have_owners(note):
-        agent = build_agent(section, stage.seed)
-        await run_episode(_play_tasks(seen, agent, stage, count, answerers), environment=section.label, name=section.label)
-    seen.left_behind += processes
+    with processes_left() as processes, stalls_of(loop, section.label) as seen.stalls, track_episode_tasks(note):
+        agent = build_agent(section, settings.seed)
+        await run_episode(_play_tasks(seen, agent, settings, count, answerers), environment=section.label, name=section.label)
+    seen.leaked += processes
     if not seen.not_posed and not seen.impurities:
-        seen.impurities = await asked_elsewhere(section, stage.seed, seen.tasks)
+        seen.impurities = await asked_elsewhere(section, settings.seed, seen.tasks)
     return seen
 
 
-async def _play_tasks(seen: Played, agent: Agent, stage: Stage, count: int, answerers: Answerers) -> None:
-    async with entered(agent):
+async def _play_tasks(seen: EnvironmentTrials, agent: Agent, settings: TrialSettings, count: int, answerers: Answerers) -> None:
+    async with opened(agent):
         for index in range(count):
-            await _play_task(seen, agent, index, stage, answerers)
+            await _play_task(seen, agent, index, settings, answerers)
         if not seen.not_posed:
             seen.impurities = await asked_again(agent, seen.tasks)
     await asyncio.sleep(0)  # what was cancelled at the very end may go
 
 
-async def _play_task(seen: Played, agent: Agent, index: int, stage: Stage, answerers: Answerers) -> None:
-    task = await pose(Seat(environment=seen.section, agent=agent, index=index), stage.settings.timeouts)
+async def _play_task(seen: EnvironmentTrials, agent: Agent, index: int, settings: TrialSettings, answerers: Answerers) -> None:
+    task = await pose_task(TaskSource(environment=seen.section, agent=agent, index=index), settings.worker.timeouts)
     if isinstance(task, Failure):
         seen.not_posed.append(task)
         return
     seen.tasks.append(task)
     for sibling, (answer, inference) in enumerate(answerers(task)):
         ticket = Ticket(id=f"check-{index}", task_index=index, version=0, attempt=1)
-        context = replace(stage.context, ticket=ticket, sibling=sibling, seed=sibling)
+        context = replace(settings.context, ticket=ticket, sibling=sibling, seed=sibling)
         watch = timed(inference)
         began = time.monotonic()
-        rollouts = await _play(agent, task, watch, context, stage)
+        rollouts = await _play(agent, task, watch, context, settings)
         seconds = time.monotonic() - began
         seen.trials += [
             Trial(task=task, answer=answer, rollout=rollout, seconds=seconds, generating_s=watch.seconds)
@@ -117,11 +117,11 @@ async def _play_task(seen: Played, agent: Agent, index: int, stage: Stage, answe
 
 
 async def _play(
-    agent: Agent, task: Task, inference: InferenceInterface, context: EpisodeContext, stage: Stage
+    agent: Agent, task: Task, inference: InferenceInterface, context: EpisodeContext, settings: TrialSettings
 ) -> Sequence[Rollout]:
-    limits: Any = {"timeout_s": stage.settings.episode_timeout_s, "timeouts": stage.settings.timeouts}
+    limits: Any = {"timeout_s": settings.worker.episode_timeout_s, "timeouts": settings.worker.timeouts}
     if isinstance(agent, GroupAgent):
-        contexts = [replace(context, sibling=sibling, seed=sibling) for sibling in range(stage.group_size)]
+        contexts = [replace(context, sibling=sibling, seed=sibling) for sibling in range(settings.group_size)]
         return await play_group(agent, task, inference, contexts, **limits)
     return [await play(agent, task, inference, context, **limits)]
 

@@ -1,7 +1,7 @@
 """Which rows are posed when. A curriculum is a list of stages, and each says what every row weighs in it.
 
 def easy_first():
-    return [Stage(tasks=1000, weight=lambda row: row["level"] == 1), Stage(weight=lambda row: row["level"])]
+    return [CurriculumStage(tasks=1000, weight=lambda row: row["level"] == 1), CurriculumStage(weight=lambda row: row["level"])]
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from async_rl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class CurriculumStage:
     tasks: int | None = None
     """Length; None lasts for ever, as the last stage does anyway."""
     weight: Callable[[Row], float]
     """0 (or False) leaves a row out. Rows of equal weight take turns in whole epochs; unequal ones are drawn by chance."""
 
 
-class Order(Protocol):
+class RowOrder(Protocol):
     def row(self, index: int) -> int:
         """The row of the index-th task."""
         ...
 
 
-class Draws:
+class WeightedDraws:
     """Each row as often as its weight says, by chance."""
 
     def __init__(self, weights: Sequence[float], *, seed: str) -> None:
@@ -43,15 +43,15 @@ class Draws:
         return bisect_right(self._reached, chance(f"{self._seed}/{index}") * self._reached[-1])
 
 
-class Staged:
+class CurriculumOrder:
     """One stage after the other. Weights are asked once, when the dataset is opened."""
 
-    def __init__(self, rows: Rows, stages: Sequence[Stage], *, seed: str, is_shuffled: bool) -> None:
+    def __init__(self, rows: Rows, stages: Sequence[CurriculumStage], *, seed: str, is_shuffled: bool) -> None:
         if not stages or any(stage.tasks is None or stage.tasks < 1 for stage in stages[:-1]):
             raise ConfigError("a curriculum needs stages, and each but the last needs tasks, at least 1")
         self._begins = [0, *accumulate(stage.tasks for stage in stages[:-1] if stage.tasks is not None)]
         self._chosen: list[array[int]] = []
-        self._orders: list[Order] = []
+        self._orders: list[RowOrder] = []
         for number, stage in enumerate(stages):
             weights = [float(stage.weight(rows[row])) for row in range(len(rows))]
             chosen = array("Q", (row for row, weight in enumerate(weights) if weight > 0))
@@ -65,7 +65,7 @@ class Staged:
         return self._chosen[stage][self._orders[stage].row(index - self._begins[stage])]
 
 
-def _order(weights: Sequence[float], seed: str, is_shuffled: bool) -> Order:
+def _order(weights: Sequence[float], seed: str, is_shuffled: bool) -> RowOrder:
     if len(set(weights)) == 1:
         return Epochs(len(weights), seed=seed, is_shuffled=is_shuffled)
-    return Draws(weights, seed=seed)
+    return WeightedDraws(weights, seed=seed)

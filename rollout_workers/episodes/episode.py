@@ -17,18 +17,18 @@ from async_rl.errors import FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
 from async_rl.types import Failure, Rollout, Task
+from rollout_workers.episodes.leaked_tasks import run_episode, running_environment
 from rollout_workers.episodes.rewards import RewardFailed
-from rollout_workers.episodes.stage_timeouts import OutOfTime, stage, timeouts_apply
-from rollout_workers.episodes.task_ownership import environment_runs, run_episode
-from rollout_workers.episodes.tasks import Seat
-from rollout_workers.episodes.validation import checked, failed, nonsense, problem_with_task
-from rollout_workers.episodes.watched_inference import Watched, watch
-from rollout_workers.maybe_await import result_of
+from rollout_workers.episodes.stage_timeouts import StageTimeout, apply_timeouts, stage
+from rollout_workers.episodes.task_mix import TaskSource
+from rollout_workers.episodes.validation import checked, failed, invalid_result, problem_with_task
+from rollout_workers.episodes.watched_inference import WatchedInference, watch
+from rollout_workers.user_functions import awaited
 
 T = TypeVar("T")
 
 # Code of the user's may also call sys.exit(), which must not take the worker along.
-ANYTHING_RAISED = (Exception, SystemExit)
+USER_ERRORS = (Exception, SystemExit)
 
 
 async def play(
@@ -67,29 +67,29 @@ async def play_group(
 
     played = await _attempt(run, inference, timeout_s, timeouts)
     if not isinstance(played, Failure) and (problem := _problem_with(played, len(contexts))) is not None:
-        played = nonsense("environment", problem)
+        played = invalid_result("environment", problem)
     if isinstance(played, Failure):
         return tuple(failed(played) for _ in contexts)
     return tuple(checked(rollout) for rollout in played)
 
 
-async def pose(
-    seat: Seat, timeouts: TimeoutsConfig | None = None, posing: AbstractAsyncContextManager[object] | None = None
+async def pose_task(
+    source: TaskSource, timeouts: TimeoutsConfig | None = None, lock: AbstractAsyncContextManager[object] | None = None
 ) -> Task | Failure:
-    """The task, or why its environment could not pose it. `posing` is held while its code runs, on a thread of its own."""
+    """The task, or why its environment could not pose it. `lock` is held while its code runs, on a thread of its own."""
     try:
-        async with posing if posing is not None else nullcontext(), stage("task", timeouts):
-            posed = await in_daemon_thread(lambda: seat.agent.task(seat.index), name=f"task of {seat.environment.label}")
-            with environment_runs(seat.environment.label):
-                task = await result_of(posed)
+        async with lock if lock is not None else nullcontext(), stage("task", timeouts):
+            posed = await in_daemon_thread(lambda: source.agent.task(source.index), name=f"task of {source.environment.label}")
+            with running_environment(source.environment.label):
+                task = await awaited(posed)
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
         return _failure("task", error)
-    except ANYTHING_RAISED as error:
+    except USER_ERRORS as error:
         return _failure("task", error)
     problem = problem_with_task(task)
-    return nonsense("task", problem) if problem is not None else task
+    return invalid_result("task", problem) if problem is not None else task
 
 
 class FailureBudget:
@@ -118,7 +118,7 @@ async def _attempt(
     timeouts: TimeoutsConfig | None,
 ) -> T | Failure:
     deadline = asyncio.timeout(timeout_s)
-    with timeouts_apply(timeouts):
+    with apply_timeouts(timeouts):
         watched = watch(inference)
         try:
             async with deadline:
@@ -127,15 +127,15 @@ async def _attempt(
             if _is_being_cancelled():
                 raise
             return _failure("environment", error)  # a library cancelled a future of its own
-        except ANYTHING_RAISED as error:
+        except USER_ERRORS as error:
             if isinstance(watched.raised, ServiceStopped):
                 raise watched.raised from None  # a bad machine is no bad episode
             if deadline.expired():
                 return Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s")
-            return _told_by(error, watched)
+            return _failure_of(error, watched)
 
 
-def _told_by(error: BaseException, watched: Watched) -> Failure:
+def _failure_of(error: BaseException, watched: WatchedInference) -> Failure:
     boundary = "inference" if watched.raised is error else "environment"
     if isinstance(error, RewardFailed):
         boundary, error = "reward", error.__cause__ if error.__cause__ is not None else error
@@ -143,12 +143,12 @@ def _told_by(error: BaseException, watched: Watched) -> Failure:
 
 
 def _failure(boundary: str, error: BaseException) -> Failure:
-    if isinstance(error, OutOfTime):
+    if isinstance(error, StageTimeout):
         return Failure(boundary=error.stage, kind="TimeoutError", message=str(error))
-    return Failure(boundary=boundary, kind=type(error).__name__, message=f"{error}{_place_of(error)}")
+    return Failure(boundary=boundary, kind=type(error).__name__, message=f"{error}{_location_of(error)}")
 
 
-def _place_of(error: BaseException) -> str:
+def _location_of(error: BaseException) -> str:
     """Where it was raised: whoever wrote the environment wants to go there."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

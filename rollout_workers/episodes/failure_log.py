@@ -47,8 +47,8 @@ class FailureLog:
             cause = f"episodes fail at {failure.boundary} with {failure.kind}{place if place != failure.message else ''}"
             self._note(environment, cause, failure.message, times)
 
-    def note_left_behind(self, environment: str, what: str, names: list[str]) -> None:
-        """Something that an episode started and did not end: see rollout_workers/episodes/task_ownership.py and strays.py."""
+    def note_leak(self, environment: str, what: str, names: list[str]) -> None:
+        """Something that an episode started and did not end: see rollout_workers/episodes/leaked_tasks.py and strays.py."""
         times = self._count((environment, what, *names))
         if _is_power_of_ten(times):
             log.warning(f"an episode left {what}, which were ended", times=times, environment=environment, names=names)

@@ -1,6 +1,6 @@
 """One group, from its ticket to its scored siblings. What breaks is counted, logged, and held against its environment.
 
-ticket ─▶ seat (whose task is it?) ─▶ gate (may it play now?) ─▶ pose ─▶ ┌ sibling 0 ┐ ─▶ refill the failed ─▶ RolloutGroup
+ticket ─▶ source (whose task is it?) ─▶ gate (may it play now?) ─▶ pose ─▶ ┌ sibling 0 ┐ ─▶ refill the failed ─▶ RolloutGroup
                 └─────────────── else: why the ticket is handed back ────┴ ...       ┘
 """
 
@@ -16,19 +16,19 @@ from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, Infer
 from async_rl.replay_protocol import Drop
 from async_rl.types import Failure, Rollout, RolloutGroup, Task, Ticket
 from rollout_workers.counters import Counters
-from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose
+from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose_task
 from rollout_workers.episodes.failure_log import FailureLog
-from rollout_workers.episodes.leaked_processes import Strays
-from rollout_workers.episodes.tasks import EnvironmentDetached, EnvironmentUnavailable, Seat, TaskMix
+from rollout_workers.episodes.leaked_processes import LeakedProcesses
+from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskMix, TaskSource
 from rollout_workers.episodes.validation import trainable
-from rollout_workers.limits.environment_limits import Gates, TurnedAway, Visit
+from rollout_workers.limits.environment_limits import EnvironmentLimits, GroupAttempt, NotAdmitted
 
-HANDED_ON = 8
+MAX_HAND_BACKS = 8
 """A task that nobody can play is handed on so often; after that it counts as failed, and comes to an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class EpisodeResources:
     """What episodes find beside their task."""
 
     inference: InferenceInterface
@@ -36,32 +36,32 @@ class Surroundings:
     policies: Mapping[str, InferenceInterface]
 
 
-class GroupPlayer:
+class GroupRunner:
     def __init__(
         self,
         *,
         worker: str,
         tasks: TaskMix,
-        gates: Gates,
-        around: Surroundings,
+        limits: EnvironmentLimits,
+        resources: EpisodeResources,
         settings: WorkerConfig,
         group_size: int,
         seed: int,
         counters: Counters,
         failures: FailureLog,
-        strays: Strays,
+        leaked_processes: LeakedProcesses,
         heartbeat_s: float,
     ) -> None:
         self._counters = counters
         self._worker = worker
         self._tasks = tasks
-        self._gates = gates
-        self._around = around
+        self._limits = limits
+        self._resources = resources
         self._settings = settings
         self._group_size = group_size
         self._seed = seed
         self._failures = failures
-        self._strays = strays
+        self._leaked_processes = leaked_processes
         self._heartbeat_s = heartbeat_s
         self._budget = FailureBudget(settings.failure_budget)
 
@@ -71,37 +71,37 @@ class GroupPlayer:
         """
         try:
             async with (
-                self._tasks.seat(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as seat,
-                self._gates.enter(seat.environment) as visit,
+                self._tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
+                self._limits.enter(source.environment) as attempt,
             ):
-                self._strays.spare_those_of(seat.agent)
-                group = await self._play_in(seat, visit, ticket, episode_ended)
+                self._leaked_processes.spare_children_of(source.agent)
+                group = await self._play_group(source, attempt, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self._counters.unavailable[missing.environment] += 1
             await asyncio.sleep(self._heartbeat_s)  # for another worker: handed back at once, it would be ours again at once
         except EnvironmentDetached:
             return "detached"
-        except TurnedAway:
+        except NotAdmitted:
             pass
         else:
             return group if group is not None else "failed"
-        return "abandoned" if ticket.attempt <= HANDED_ON else "failed"
+        return "abandoned" if ticket.attempt <= MAX_HAND_BACKS else "failed"
 
-    async def _play_in(
-        self, seat: Seat, visit: Visit, ticket: Ticket, episode_ended: Callable[[], None]
+    async def _play_group(
+        self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[], None]
     ) -> RolloutGroup | None:
-        task = await pose(seat, self._settings.timeouts, visit.posing)
+        task = await pose_task(source, self._settings.timeouts, attempt.task_lock)
         if isinstance(task, Failure):
             self._counters.add_unposed_task(task)
-            self._note_failure(task, environment=seat.environment.label, task=f"index {seat.index}")
-            visit.failed(task)
+            self._note_failure(task, environment=source.environment.label, task=f"index {source.index}")
+            attempt.failed(task)
             return None
-        rollouts = await self._siblings(seat.agent, task, ticket, episode_ended)
+        rollouts = await self._siblings(source.agent, task, ticket, episode_ended)
         failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
         if len(failures) == len(rollouts):
-            visit.failed(failures[-1])
+            attempt.failed(failures[-1])
             return None
-        visit.succeeded()
+        attempt.succeeded()
         return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._worker)
 
     async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:
@@ -110,12 +110,12 @@ class GroupPlayer:
             rollouts = await play_group(
                 agent,
                 task,
-                self._around.inference,
+                self._resources.inference,
                 contexts,
                 timeout_s=self._settings.episode_timeout_s,
                 timeouts=self._settings.timeouts,
             )
-            return [self._noted(task, trainable(rollout)) for rollout in rollouts]
+            return [self._recorded(task, trainable(rollout)) for rollout in rollouts]
         refills = iter(range(self._settings.refills))
 
         async def sibling(number: int) -> Rollout:
@@ -135,12 +135,12 @@ class GroupPlayer:
             played = await play(
                 agent,
                 task,
-                self._around.inference,
+                self._resources.inference,
                 context,
                 timeout_s=self._settings.episode_timeout_s,
                 timeouts=self._settings.timeouts,
             )
-            rollout = self._noted(task, trainable(played))
+            rollout = self._recorded(task, trainable(played))
             if rollout.failure is None or next(refills, None) is None:
                 return rollout
             self._counters.refills += 1
@@ -151,11 +151,11 @@ class GroupPlayer:
             ticket=ticket,
             sibling=sibling,
             seed=_episode_seed(self._seed, ticket, sibling, time),
-            gateway=self._around.gateway,
-            policies=self._around.policies,
+            gateway=self._resources.gateway,
+            policies=self._resources.policies,
         )
 
-    def _noted(self, task: Task, rollout: Rollout) -> Rollout:
+    def _recorded(self, task: Task, rollout: Rollout) -> Rollout:
         self._counters.add_rollout(task, rollout)
         if rollout.failure is None:
             self._budget.succeeded()

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Self
 
 from async_rl.supervision import PipedProcess, children_of_this_thread, descendants_of, kill_each
-from rollout_workers.episodes.task_ownership import Report
+from rollout_workers.episodes.leaked_tasks import LeakReport
 
 
-class Strays:
+class LeakedProcesses:
     """To be made on the event loop's thread, before whatever may start processes there; `with` stands around all of it."""
 
-    def __init__(self, *, longest_s: float, report: Report) -> None:
+    def __init__(self, *, longest_s: float, report: LeakReport) -> None:
         """`longest_s`: no episode lives longer."""
         self._longest_s = longest_s
         self._report = report
-        self._before = set(children_of_this_thread())
+        self._preexisting = set(children_of_this_thread())
         self._spared: set[int] = set()
         self._agents: set[int] = set()
-        self._seen: dict[int, float] = {}
+        self._first_seen: dict[int, float] = {}
         """When children were seen first."""
 
     def __enter__(self) -> Self:
@@ -37,7 +37,7 @@ class Strays:
         """Nothing is played any more, and the agents are closed: nobody can own what is left."""
         self._kill(self._present())
 
-    def spare_those_of(self, agent: object) -> None:
+    def spare_children_of(self, agent: object) -> None:
         """What is there when an agent is met first may be its own."""
         if id(agent) not in self._agents:
             self._agents.add(id(agent))
@@ -46,11 +46,11 @@ class Strays:
     def sweep(self, now: float) -> None:
         """Ends those that no episode can own any more. Call it every now and then."""
         present = [pid for pid in self._present() if pid not in self._spared]
-        self._seen = {pid: self._seen.get(pid, now) for pid in present}
-        self._kill([pid for pid in present if now - self._seen[pid] > self._longest_s])
+        self._first_seen = {pid: self._first_seen.get(pid, now) for pid in present}
+        self._kill([pid for pid in present if now - self._first_seen[pid] > self._longest_s])
 
     def _present(self) -> list[int]:
-        return [pid for pid in children_of_this_thread() if pid not in self._before and pid not in PipedProcess.running]
+        return [pid for pid in children_of_this_thread() if pid not in self._preexisting and pid not in PipedProcess.running]
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:

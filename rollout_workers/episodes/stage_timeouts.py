@@ -26,14 +26,14 @@ _KEYS: dict[Stage, str] = {
 _timeouts: ContextVar[TimeoutsConfig | None] = ContextVar("timeouts", default=None)
 
 
-class OutOfTime(TimeoutError):
+class StageTimeout(TimeoutError):
     def __init__(self, stage: Stage, limit_s: float) -> None:
         super().__init__(f"no end within {limit_s:g} s (worker.timeouts.{_KEYS[stage]})")
         self.stage: Stage = stage
 
 
 @contextmanager
-def timeouts_apply(timeouts: TimeoutsConfig | None) -> Generator[None]:
+def apply_timeouts(timeouts: TimeoutsConfig | None) -> Generator[None]:
     """To the stages inside; None leaves those in force that are."""
     if timeouts is None:
         yield
@@ -45,21 +45,21 @@ def timeouts_apply(timeouts: TimeoutsConfig | None) -> Generator[None]:
         _timeouts.reset(before)
 
 
-def timeouts_in_force() -> TimeoutsConfig:
+def current_timeouts() -> TimeoutsConfig:
     return found if (found := _timeouts.get()) is not None else _NONE
 
 
 @asynccontextmanager
 async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGenerator[None]:
-    """Raises OutOfTime where the stage has not ended in time. `timeouts` None means those in force here."""
-    limit_s: float = getattr(timeouts if timeouts is not None else timeouts_in_force(), _KEYS[name])
+    """Raises StageTimeout where the stage has not ended in time. `timeouts` None means those in force here."""
+    limit_s: float = getattr(timeouts if timeouts is not None else current_timeouts(), _KEYS[name])
     deadline = asyncio.timeout(limit_s if limit_s > 0 else None)
     try:
         async with deadline:
             yield
     except TimeoutError as error:
         if deadline.expired():
-            raise OutOfTime(name, limit_s) from error
+            raise StageTimeout(name, limit_s) from error
         raise
 
 

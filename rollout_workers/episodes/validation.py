@@ -15,8 +15,8 @@ def failed(failure: Failure) -> Rollout:
     return Rollout(samples=(), reward=0.0, status=Status.FAILED, failure=failure)
 
 
-def nonsense(boundary: str, message: str) -> Failure:
-    return Failure(boundary=boundary, kind="Nonsense", message=message)
+def invalid_result(boundary: str, message: str) -> Failure:
+    return Failure(boundary=boundary, kind="InvalidResult", message=message)
 
 
 def problem_with_task(task: object) -> str | None:
@@ -50,14 +50,16 @@ def _is_conversation(prompt: object) -> bool:
 def checked(rollout: object) -> Rollout:
     """The rollout, if it is one and its numbers fit together; else a failed one that says what is wrong."""
     if not isinstance(rollout, Rollout):
-        return failed(nonsense("environment", f"rollout() must return a Rollout, got {type(rollout).__name__}"))
+        return failed(invalid_result("environment", f"rollout() must return a Rollout, got {type(rollout).__name__}"))
     if rollout.status is Status.FAILED:
-        return failed(rollout.failure if rollout.failure is not None else nonsense("environment", "failed without a reason"))
+        return failed(
+            rollout.failure if rollout.failure is not None else invalid_result("environment", "failed without a reason")
+        )
     if not math.isfinite(rollout.reward):
-        return failed(nonsense("reward", f"the reward must be a finite number, got {rollout.reward!r}"))
+        return failed(invalid_result("reward", f"the reward must be a finite number, got {rollout.reward!r}"))
     for sample in rollout.samples:
         if (problem := _problem_of(sample)) is not None:
-            return failed(nonsense("environment", problem))
+            return failed(invalid_result("environment", problem))
     return rollout
 
 
@@ -66,7 +68,7 @@ def trainable(rollout: Rollout) -> Rollout:
     if rollout.status in (Status.FAILED, Status.MASKED) or rollout.num_sampled:
         return rollout
     return failed(
-        nonsense(
+        invalid_result(
             "environment",
             "the rollout holds no sampled token: a backend that returns no token ids, logprobs and versions "
             "can be evaluated, but not trained",

@@ -7,38 +7,38 @@ from functools import cache
 
 from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, ReturnsLogprobs, ReturnsText, ReturnsTokens
 from async_rl.types import Completion
-from rollout_workers.episodes.stage_timeouts import stage, timeouts_in_force
-from rollout_workers.episodes.task_ownership import nobodys_tasks
+from rollout_workers.episodes.leaked_tasks import outside_episodes
+from rollout_workers.episodes.stage_timeouts import current_timeouts, stage
 from rollout_workers.inference.interface import Inference
 
 
-class Watched(Inference):
+class WatchedInference(Inference):
     """So that a broken engine is not blamed on the environment."""
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
         self._loop = asyncio.get_running_loop()
         # Taken here: a gateway generates for an episode in tasks that know nothing of it.
-        self._timeouts = timeouts_in_force()
+        self._timeouts = current_timeouts()
         self.tokenizer = inference.tokenizer
         self.raised: Exception | None = None
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         try:
             async with stage("inference", self._timeouts):
-                with nobodys_tasks():
+                with outside_episodes():
                     return await self._inference.generate(prompt, args)
         except Exception as error:
             self.raised = error
             raise
 
 
-def watch(inference: InferenceInterface) -> Watched:
+def watch_inference(inference: InferenceInterface) -> WatchedInference:
     """It says of itself what the backend says: agents ask whether it returns tokens."""
     marks = (mark for mark in (ReturnsLogprobs, ReturnsTokens, ReturnsText) if isinstance(inference, mark))
     return _with_mark(next(marks, None))(inference)
 
 
 @cache
-def _with_mark(mark: type | None) -> type[Watched]:
-    return Watched if mark is None else type(f"Watched{mark.__name__}", (Watched, mark), {})
+def _with_mark(mark: type | None) -> type[WatchedInference]:
+    return WatchedInference if mark is None else type(f"WatchedInference{mark.__name__}", (WatchedInference, mark), {})

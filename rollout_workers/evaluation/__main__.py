@@ -34,12 +34,19 @@ from async_rl.transport.wire.rendezvous import STORE
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
-from rollout_workers.episodes.group_rollout import Surroundings
+from rollout_workers.episodes.group_rollout import EpisodeResources
 from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
 from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
-from rollout_workers.evaluation.report import Evaluated, Report
-from rollout_workers.evaluation.subject import Checkpoint, Folder, Live, Policy, Subject, find_subject
+from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport
+from rollout_workers.evaluation.subject import (
+    CheckpointSubject,
+    HuggingFaceFolder,
+    LiveRun,
+    PolicySubject,
+    Subject,
+    find_subject,
+)
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 from rollout_workers.inference.open_engine import engine_devices
@@ -58,31 +65,31 @@ def main() -> None:
         config = load_named(args)
         configure_logs("evaluator")
         if word == SCHEDULED:
-            asyncio.run(until_stopped(config))
+            asyncio.run(evaluate_on_schedule(config))
         else:
-            asyncio.run(once(find_subject(word, config), config))
+            asyncio.run(evaluate_once(find_subject(word, config), config))
 
 
-async def once(subject: Subject, config: Config) -> None:
-    if isinstance(subject, Live):
+async def evaluate_once(subject: Subject, config: Config) -> None:
+    if isinstance(subject, LiveRun):
         async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
             log.info("waits for the learner's weights")
-            evaluated = of_version(config, await take(fleet, empty, config, at_step=0))
+            evaluated = describe_version(config, await take(fleet, empty, config, at_step=0))
             async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
                 results = await evaluator.evaluate()
     else:
-        evaluated = of(subject)
+        evaluated = describe_subject(subject)
         async with (
             open_model(subject, config, os.environ) as model,
             open_evaluator(model.inference, config, model.context_tokens) as evaluator,
         ):
             results = await evaluator.evaluate()
-    report = Report(evaluated=evaluated, settings=config.evaluation, results=results)
+    report = EvaluationReport(evaluated=evaluated, settings=config.evaluation, results=results)
     print(f"{evaluated.title}\n\n{report.summary}")
     print(report.write(config.run_folder / "eval"))
 
 
-async def until_stopped(config: Config) -> None:
+async def evaluate_on_schedule(config: Config) -> None:
     """The evaluator of a run: every `evaluation.every` steps' weights, for as long as it is not told to stop."""
     async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
         stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
@@ -116,7 +123,7 @@ async def follow(fleet: Fleet, empty: EmptyEngine, evaluator: Evaluator, config:
         due = await until_due(fleet.board, last, config.evaluation.every)
         last = await take(fleet, empty, config, at_step=due)
         results = await evaluator.evaluate()
-        report = Report(evaluated=of_version(config, last), settings=config.evaluation, results=results)
+        report = EvaluationReport(evaluated=describe_version(config, last), settings=config.evaluation, results=results)
         log.info(f"evaluated step {last.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
         await fleet.board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
 
@@ -147,18 +154,18 @@ async def open_evaluator(inference: InferenceInterface, config: Config, context_
     gateway = config.worker.gateway.model_copy(update={"port": 0})  # a worker on this machine may have taken the port
     async with AsyncExitStack() as opened:
         await opened.enter_async_context(open_graders(config.worker.grader_processes))
-        around = Surroundings(
+        resources = EpisodeResources(
             inference=inference,
             policies=await opened.enter_async_context(open_policies(config.policies, device=resolve_device(config.device))),
             gateway=await opened.enter_async_context(
                 open_gateway(gateway, context_tokens=context_tokens, run_token=secrets.token_hex(16))
             ),
         )
-        yield Evaluator(await opened.enter_async_context(open_environments(config)), config, around)
+        yield Evaluator(await opened.enter_async_context(open_environments(config)), config, resources)
 
 
-def of_version(config: Config, record: VersionRecord) -> Evaluated:
-    return Evaluated(
+def describe_version(config: Config, record: VersionRecord) -> EvaluatedModel:
+    return EvaluatedModel(
         name=f"step-{record.step:08d}-version-{record.version}",
         title=f"Run {config.run.name} after step {record.step} (version {record.version})",
         step=record.step,
@@ -166,18 +173,18 @@ def of_version(config: Config, record: VersionRecord) -> Evaluated:
     )
 
 
-def of(subject: Checkpoint | Folder | Policy) -> Evaluated:
-    if isinstance(subject, Checkpoint):
+def describe_subject(subject: CheckpointSubject | HuggingFaceFolder | PolicySubject) -> EvaluatedModel:
+    if isinstance(subject, CheckpointSubject):
         step, version = subject.manifest.step, subject.manifest.extra.get("version")
-        return Evaluated(
+        return EvaluatedModel(
             name=f"checkpoint-{subject.path.name}",
             title=f"Checkpoint {subject.path}",
             step=step,
             version=version if isinstance(version, int) else None,
         )
-    what = subject.name if isinstance(subject, Policy) else str(subject.path)
+    what = subject.name if isinstance(subject, PolicySubject) else str(subject.path)
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return Evaluated(name=f"{re.sub(r'[^A-Za-z0-9.]+', '-', what).strip('-')}-{stamp}", title=what)
+    return EvaluatedModel(name=f"{re.sub(r'[^A-Za-z0-9.]+', '-', what).strip('-')}-{stamp}", title=what)
 
 
 if __name__ == "__main__":

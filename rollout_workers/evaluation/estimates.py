@@ -43,7 +43,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1 - prod((wrong - drawn) / (samples - drawn) for drawn in range(k)) if wrong >= k else 1.0
 
 
-def of_shares(values: Sequence[float]) -> Estimate:
+def estimate_share(values: Sequence[float]) -> Estimate:
     """Of one value in [0, 1] per task, such as its pass@k. The interval is Wilson's, at most 1 and at least 0 also where
     every task is right. It is what 0 or 1 per task would give; shares vary less than that, so it errs on the wide side.
     """
@@ -53,7 +53,7 @@ def of_shares(values: Sequence[float]) -> Estimate:
     return Estimate(mean=mean, low=max(0.0, (middle - spread) / scale), high=min(1.0, (middle + spread) / scale), tasks=tasks)
 
 
-def of_means(values: Sequence[float]) -> Estimate:
+def estimate_mean(values: Sequence[float]) -> Estimate:
     """Estimate from one mean reward per task, whatever its range. The interval is Student's, from the standard error between
     tasks; without bounds for a single task, which says nothing about how tasks differ.
     """

@@ -10,7 +10,7 @@ from statistics import fmean
 from async_rl.config.evaluation import EvaluationConfig
 from async_rl.telemetry.evaluation_rows import HIGH, LOW
 from async_rl.types import Rollout, Status
-from rollout_workers.evaluation.estimates import Estimate, of_means, of_shares, pass_at_k
+from rollout_workers.evaluation.estimates import Estimate, estimate_mean, estimate_share, pass_at_k
 from rollout_workers.evaluation.evaluator import TaskResult
 
 
@@ -66,13 +66,13 @@ def _estimates(results: Sequence[TaskResult], settings: EvaluationConfig) -> dic
     greedy = [rollout for result in results for rollout in scored(_one(result.greedy))]
     found: dict[str, Estimate] = {}
     if samples:
-        found[f"mean@{settings.samples}"] = of_means([fmean(each.reward for each in task) for task in samples])
+        found[f"mean@{settings.samples}"] = estimate_mean([fmean(each.reward for each in task) for task in samples])
     for k in settings.k:
         if values := [pass_at_k(len(task), num_right(task, settings), k) for task in samples if len(task) >= k]:
-            found[f"pass@{k}"] = of_shares(values)
+            found[f"pass@{k}"] = estimate_share(values)
     if greedy:
-        found["greedy"] = of_means([rollout.reward for rollout in greedy])
-        found["greedy_pass@1"] = of_shares([float(is_right(rollout, settings)) for rollout in greedy])
+        found["greedy"] = estimate_mean([rollout.reward for rollout in greedy])
+        found["greedy_pass@1"] = estimate_share([float(is_right(rollout, settings)) for rollout in greedy])
     return found
 
 

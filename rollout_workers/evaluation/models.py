@@ -18,7 +18,7 @@ from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
-from rollout_workers.evaluation.subject import Checkpoint, Folder, Policy
+from rollout_workers.evaluation.subject import CheckpointSubject, HuggingFaceFolder, PolicySubject
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.open_engine import open_engine
 from rollout_workers.inference.replicas import EngineFleet
@@ -59,16 +59,16 @@ async def open_empty_engine(config: Config, inherited: Mapping[str, str]) -> Asy
 
 @asynccontextmanager
 async def open_model(
-    subject: Checkpoint | Folder | Policy, config: Config, inherited: Mapping[str, str]
+    subject: CheckpointSubject | HuggingFaceFolder | PolicySubject, config: Config, inherited: Mapping[str, str]
 ) -> AsyncGenerator[OpenModel]:
-    if isinstance(subject, Policy):
+    if isinstance(subject, PolicySubject):
         async with open_policy(sampled_as(config, subject.config), resolve_device(config.device)) as inference:
             yield OpenModel(inference=inference, context_tokens=UNKNOWN_CONTEXT)
         return
-    if isinstance(subject, Folder):
+    if isinstance(subject, HuggingFaceFolder):
         config = with_folder(config, subject)
     async with open_empty_engine(config, inherited) as empty:
-        if isinstance(subject, Folder):
+        if isinstance(subject, HuggingFaceFolder):
             weights = load_folder(subject.path, empty.shape, empty.dtype)
         else:
             weights = load_checkpoint(subject.path, subject.manifest, empty.shape, empty.dtype)
@@ -76,7 +76,7 @@ async def open_model(
         yield OpenModel(inference=empty.engine, context_tokens=empty.shape.max_positions)
 
 
-def with_folder(config: Config, subject: Folder) -> Config:
+def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
     """The run with another model, and with the tokenizer that lies beside it, if one does."""
     changes: dict[str, object] = {"model": ModelConfig(folder=subject.path, layer_spec=config.model.layer_spec)}
     if (subject.path / "tokenizer_config.json").is_file():

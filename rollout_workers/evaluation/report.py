@@ -18,7 +18,7 @@ from rollout_workers.evaluation.measures import EnvironmentMeasures, measure, nu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class EvaluatedModel:
     """What was evaluated."""
 
     name: str
@@ -29,8 +29,8 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    evaluated: Evaluated
+class EvaluationReport:
+    evaluated: EvaluatedModel
     settings: EvaluationConfig
     results: Sequence[TaskResult]
 

@@ -14,30 +14,30 @@ LIVE = "live"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class LiveRun:
     """The run as it trains now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointSubject:
     path: Path
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class HuggingFaceFolder:
     """Of Hugging Face."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class PolicySubject:
     name: str
     config: PolicyConfig
 
 
-Subject = Live | Checkpoint | Folder | Policy
+Subject = LiveRun | CheckpointSubject | HuggingFaceFolder | PolicySubject
 
 
 def find_subject(word: str, config: Config) -> Subject:
@@ -45,14 +45,14 @@ def find_subject(word: str, config: Config) -> Subject:
     if not word:
         return _newest(config)
     if word == LIVE:
-        return Live()
+        return LiveRun()
     if word.startswith(("http://", "https://")):
-        return Policy(name=word.partition("://")[2].strip("/").replace("/", "-"), config=OpenAIPolicy(url=word))
+        return PolicySubject(name=word.partition("://")[2].strip("/").replace("/", "-"), config=OpenAIPolicy(url=word))
     if word in config.policies:
-        return Policy(name=word, config=config.policies[word])
+        return PolicySubject(name=word, config=config.policies[word])
     path = Path(word).absolute()
     if (path / "config.json").is_file():
-        return Folder(path=path)
+        return HuggingFaceFolder(path=path)
     if found := found_in(path):
         return _checkpoint(found[0])
     known = ", ".join(config.policies) if config.policies else "none"
@@ -62,7 +62,7 @@ def find_subject(word: str, config: Config) -> Subject:
     )
 
 
-def _newest(config: Config) -> Checkpoint:
+def _newest(config: Config) -> CheckpointSubject:
     folder = config.run_folder / "checkpoints"
     found = candidates(folder)
     if not config.run.name or not found:
@@ -74,5 +74,5 @@ def _newest(config: Config) -> Checkpoint:
     return _checkpoint(found[0])
 
 
-def _checkpoint(path: Path) -> Checkpoint:
-    return Checkpoint(path=path, manifest=read_asked(path))
+def _checkpoint(path: Path) -> CheckpointSubject:
+    return CheckpointSubject(path=path, manifest=read_asked(path))

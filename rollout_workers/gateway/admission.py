@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from async_rl.config.rollout import GatewayConfig
-from rollout_workers.gateway.counts import Counts
-from rollout_workers.gateway.problems import Problem, closed
+from rollout_workers.gateway.counters import GatewayCounters
+from rollout_workers.gateway.request_errors import RequestError, closed
 
 
 class Admission:
-    def __init__(self, settings: GatewayConfig, counts: Counts) -> None:
+    def __init__(self, settings: GatewayConfig, counters: GatewayCounters) -> None:
         self._settings = settings
-        self._counts = counts
+        self._counters = counters
         self._is_closed = False
         self._running = 0
         self._open: set[asyncio.Timeout] = set()
@@ -23,12 +23,12 @@ class Admission:
         self._idle.set()
 
     @asynccontextmanager
-    async def of(self, generations: int) -> AsyncIterator[None]:
+    async def admit(self, generations: int) -> AsyncIterator[None]:
         """Room for so many. The block ends early when the episode does, or when the request's time is over."""
         self._check(generations)
         waiting = asyncio.timeout(self._settings.request_timeout_s)
         self._running += generations
-        self._counts.generations += generations
+        self._counters.generations += generations
         self._open.add(waiting)
         self._idle.clear()
         try:
@@ -40,10 +40,10 @@ class Admission:
             if self._is_closed:
                 raise closed() from None
             limit = self._settings.request_timeout_s
-            raise Problem(503, f"no answer within worker.gateway.request_timeout_s={limit}", kind="timeout") from None
+            raise RequestError(503, f"no answer within worker.gateway.request_timeout_s={limit}", kind="timeout") from None
         finally:
             self._running -= generations
-            self._counts.generations -= generations
+            self._counters.generations -= generations
             self._open.discard(waiting)
             if not self._open:
                 self._idle.set()
@@ -53,11 +53,13 @@ class Admission:
         if self._is_closed:
             raise closed()
         if generations > limit:
-            raise Problem(
+            raise RequestError(
                 400, f"n={generations} exceeds the {limit} generations that worker.gateway.max_concurrent allows", param="n"
             )
         if self._running + generations > limit:
-            raise Problem(429, f"this episode runs {self._running} generations already; {limit} may run at once", kind="busy")
+            raise RequestError(
+                429, f"this episode runs {self._running} generations already; {limit} may run at once", kind="busy"
+            )
 
     async def close(self) -> None:
         """Refuse what comes and end what runs."""

@@ -21,12 +21,12 @@ from aiohttp import web
 from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
-from rollout_workers.gateway.counts import Counts
+from rollout_workers.gateway.counters import GatewayCounters
 from rollout_workers.gateway.endpoints.chat import chat_completions
 from rollout_workers.gateway.endpoints.completions import completions
 from rollout_workers.gateway.endpoints.responses import responses
 from rollout_workers.gateway.endpoints.tokens import detokenize, generate, tokenize
-from rollout_workers.gateway.problems import Problem, closed, of_http
+from rollout_workers.gateway.request_errors import RequestError, closed, from_http
 from rollout_workers.gateway.session import EpisodeSession
 
 log = structlog.get_logger()
@@ -81,7 +81,7 @@ class HttpGateway:
 
     def __init__(self, config: GatewayConfig, address: str, context_tokens: int, run_token: str) -> None:
         self.address = address
-        self.counts = Counts()
+        self.counters = GatewayCounters()
         self._config = config
         self._context_tokens = context_tokens
         self._run_token = run_token
@@ -101,10 +101,10 @@ class HttpGateway:
             name=name,
             settings=self._config,
             context_tokens=self._context_tokens,
-            counts=self.counts,
+            counters=self.counters,
         )
         self._open[key] = session
-        self.counts.sessions += 1
+        self.counters.sessions += 1
         try:
             yield session
         finally:
@@ -112,8 +112,8 @@ class HttpGateway:
             self._over[key] = None
             if len(self._over) > REMEMBERED:
                 self._over.popitem(last=False)
-            self.counts.sessions -= 1
-            self.counts.forks += session.forks
+            self.counters.sessions -= 1
+            self.counters.forks += session.forks
             await session.close()
 
     async def close(self) -> None:
@@ -143,34 +143,36 @@ class HttpGateway:
         if key in self._over:
             raise closed()
         if "episode" in request.match_info:
-            raise Problem(404, "there is no such episode: use the base_url that the episode's session gave", code="no_episode")
-        raise Problem(401, "give the episode's key as api_key (Authorization: Bearer KEY)", code="invalid_api_key")
+            raise RequestError(
+                404, "there is no such episode: use the base_url that the episode's session gave", code="no_episode"
+            )
+        raise RequestError(401, "give the episode's key as api_key (Authorization: Bearer KEY)", code="invalid_api_key")
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Whatever goes wrong is an answer in OpenAI's form."""
-        self.counts.requests += 1
+        self.counters.requests += 1
         try:
             return await handler(request)
         except Exception as error:
-            self.counts.refused += 1
-            return self._problem_of(error).response()
+            self.counters.refused += 1
+            return self._error_for(error).response()
 
-    def _problem_of(self, error: Exception) -> Problem:
+    def _error_for(self, error: Exception) -> RequestError:
         match error:
-            case Problem():
+            case RequestError():
                 return error
             case web.HTTPException():
-                return of_http(error, self._config.max_body_mb)
+                return from_http(error, self._config.max_body_mb)
             case ContextOverflow():
-                return Problem(400, str(error), code="context_length_exceeded")
+                return RequestError(400, str(error), code="context_length_exceeded")
             case ValueError() | ConfigError():  # of the engine, or of the chat template
-                return Problem(400, str(error), param=_named_by(error))
+                return RequestError(400, str(error), param=_named_by(error))
             case AsyncRLError():
-                return Problem(503, str(error), kind="unavailable")
+                return RequestError(503, str(error), kind="unavailable")
             case _:
                 log.error("a request to the gateway broke", error=repr(error), exc_info=error)
-                return Problem(500, f"{type(error).__name__}: {error}", kind="server_error")
+                return RequestError(500, f"{type(error).__name__}: {error}", kind="server_error")
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -178,8 +180,8 @@ class HttpGateway:
     async def _metrics(self, request: web.Request) -> web.Response:
         given, wanted = _bearer(request).encode(errors="replace"), self._run_token.encode()
         if not wanted or not hmac.compare_digest(given, wanted):
-            raise Problem(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
-        return web.Response(body=self.counts.exposition(), content_type="text/plain")
+            raise RequestError(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
+        return web.Response(body=self.counters.exposition(), content_type="text/plain")
 
 
 def _named_by(error: Exception) -> str | None:

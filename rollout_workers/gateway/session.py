@@ -17,13 +17,13 @@ from rollout_workers.chat.replies import reply_ids
 from rollout_workers.chat.tool_calls import parse
 from rollout_workers.gateway.admission import Admission
 from rollout_workers.gateway.canonical import canonical
-from rollout_workers.gateway.counts import Counts
-from rollout_workers.gateway.pieces import complete_text
-from rollout_workers.gateway.turn_tree import History, Place, SampledTurn, TurnTree
+from rollout_workers.gateway.counters import GatewayCounters
+from rollout_workers.gateway.token_texts import complete_text
+from rollout_workers.gateway.turn_tree import History, SampledTurn, TurnPlace, TurnTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class GatewayAnswer:
     """One choice of a response."""
 
     turn: SampledTurn
@@ -58,7 +58,7 @@ class EpisodeSession:
         name: str,
         settings: GatewayConfig,
         context_tokens: int,
-        counts: Counts,
+        counters: GatewayCounters,
     ) -> None:
         self.base_url = base_url
         self.api_key = key
@@ -70,8 +70,8 @@ class EpisodeSession:
         self._inference = inference
         self._args = args if args is not None else GenerationArgs()
         self._settings = settings
-        self._counts = counts
-        self._admission = Admission(settings, counts)
+        self._counters = counters
+        self._admission = Admission(settings, counters)
         self._tree = TurnTree()
 
     # -- Session ----------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class EpisodeSession:
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[Tool], args: GenerationArgs, *, n: int, parses_calls: bool
-    ) -> list[Answer]:
+    ) -> list[GatewayAnswer]:
         """Answer a conversation. Only what it adds to a sampled answer is rendered."""
         history = (tuple(tools), *map(canonical, messages))
 
@@ -112,29 +112,29 @@ class EpisodeSession:
 
         return await self._sample(self._place_chat(history, messages, tools), args, n, messages, read)
 
-    async def continue_text(self, prompt: str, args: GenerationArgs, *, n: int) -> list[Answer]:
+    async def continue_text(self, prompt: str, args: GenerationArgs, *, n: int) -> list[GatewayAnswer]:
         """Continue a text. Where it repeats what was sampled, the sampled ids stand for it."""
         parent = self._tree.find_history(prompt)
         if parent is None:
             place = self._tree.place_tokens(self.tokenizer.render(prompt))
         else:
-            place = Place(parent=parent, given=tuple(self.tokenizer.encode(prompt[len(parent.history) :])))
+            place = TurnPlace(parent=parent, given=tuple(self.tokenizer.encode(prompt[len(parent.history) :])))
         return await self._continue(place, args, n, lambda said: prompt + said)
 
-    async def continue_tokens(self, token_ids: Sequence[int], args: GenerationArgs, *, n: int) -> list[Answer]:
+    async def continue_tokens(self, token_ids: Sequence[int], args: GenerationArgs, *, n: int) -> list[GatewayAnswer]:
         return await self._continue(self._tree.place_tokens(token_ids), args, n, lambda said: ())
 
-    def _place_chat(self, history: History, messages: Sequence[Message], tools: Sequence[Tool]) -> Place:
+    def _place_chat(self, history: History, messages: Sequence[Message], tools: Sequence[Tool]) -> TurnPlace:
         parent = self._tree.find_history(history)
         if parent is not None:
             reply = messages[len(parent.history) - 1 :]
             if not any(message.role == "system" for message in reply):  # some templates move those to the front
-                return Place(parent=parent, given=tuple(reply_ids(self.tokenizer, parent.completion, *reply)))
+                return TurnPlace(parent=parent, given=tuple(reply_ids(self.tokenizer, parent.completion, *reply)))
         return self._tree.place_tokens(self.tokenizer.render(messages, tools))
 
     async def _continue(
-        self, place: Place, args: GenerationArgs, n: int, history_after: Callable[[str], History]
-    ) -> list[Answer]:
+        self, place: TurnPlace, args: GenerationArgs, n: int, history_after: Callable[[str], History]
+    ) -> list[GatewayAnswer]:
         before = place.parent.conversation if place.parent is not None else ()
         given = Message(role="user", content=self.tokenizer.decode(place.given))
 
@@ -145,16 +145,16 @@ class EpisodeSession:
         return await self._sample(place, args, n, (*before, given), read)
 
     async def _sample(
-        self, place: Place, args: GenerationArgs, n: int, conversation: Sequence[Message], read: Read
-    ) -> list[Answer]:
-        async with self._admission.of(n):
+        self, place: TurnPlace, args: GenerationArgs, n: int, conversation: Sequence[Message], read: Read
+    ) -> list[GatewayAnswer]:
+        async with self._admission.admit(n):
             completions = await self._generate(place.prompt, args, n)
-        answers: list[Answer] = []
+        answers: list[GatewayAnswer] = []
         for completion in completions:
-            self._counts.tokens += len(completion.token_ids)
+            self._counters.tokens += len(completion.token_ids)
             message, history = read(completion)
             turn = self._tree.add(place, completion, conversation=(*conversation, message), history=history)
-            answers.append(Answer(turn=turn, message=message))
+            answers.append(GatewayAnswer(turn=turn, message=message))
         return answers
 
     async def _generate(self, prompt: Sequence[int], args: GenerationArgs, n: int) -> list[Completion]:

@@ -20,7 +20,7 @@ History = Sequence[object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TurnPlace:
     """Where a generation hangs, found before it is sampled."""
 
     parent: SampledTurn | None
@@ -36,7 +36,7 @@ class Place:
 class SampledTurn:
     """One generation and its place."""
 
-    place: Place
+    place: TurnPlace
     completion: Completion
     conversation: tuple[Message, ...]
     """All of it, the answer included, for people to read."""
@@ -89,12 +89,14 @@ class TurnTree:
                 waiting += [(child, end) for child in turn.children]
         return found
 
-    def place_tokens(self, token_ids: Sequence[int]) -> Place:
+    def place_tokens(self, token_ids: Sequence[int]) -> TurnPlace:
         """Where a prompt of tokens belongs: below the row that it begins with."""
         parent = self.find_tokens(token_ids)
-        return Place(parent=parent, given=tuple(token_ids[len(parent.row()) if parent is not None else 0 :]))
+        return TurnPlace(parent=parent, given=tuple(token_ids[len(parent.row()) if parent is not None else 0 :]))
 
-    def add(self, place: Place, completion: Completion, *, conversation: tuple[Message, ...], history: History) -> SampledTurn:
+    def add(
+        self, place: TurnPlace, completion: Completion, *, conversation: tuple[Message, ...], history: History
+    ) -> SampledTurn:
         turn = SampledTurn(place=place, completion=completion, conversation=conversation, history=history)
         self.turns.append(turn)
         if place.parent is not None:

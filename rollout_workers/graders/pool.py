@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from async_rl.supervision import PipedProcess, ProcessEnded
+from rollout_workers.episodes.leaked_tasks import outside_episodes
 from rollout_workers.episodes.rewards import Score
-from rollout_workers.episodes.task_ownership import nobodys_tasks
 
 READY_S = 120.0
 """Starting Python and importing the grader's module, which may import anything."""
@@ -72,7 +72,7 @@ class GraderPool:
 
     async def call(self, reference: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
         async with self._places:
-            with nobodys_tasks():
+            with outside_episodes():
                 process = self._free.pop() if self._free else await PipedProcess.start("rollout_workers.graders.process")
             is_reusable = False
             try:

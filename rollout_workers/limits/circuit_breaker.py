@@ -10,7 +10,7 @@ CLOSED ────────────────────────�
 from __future__ import annotations
 
 
-class Breaker:
+class CircuitBreaker:
     """Times are what the caller's clock says."""
 
     def __init__(self, *, after: int, pause_s: float) -> None:
@@ -18,7 +18,7 @@ class Breaker:
         self._pause_s = pause_s
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
-        self._is_tried = False
+        self._is_in_trial = False
 
     @property
     def is_closed(self) -> bool:
@@ -28,24 +28,24 @@ class Breaker:
         """Whether a group may begin. One that is told so while the breaker is half open must say how it went."""
         if self._opened_at is None:
             return True
-        if self._is_tried or now < self._opened_at + self._pause_s:
+        if self._is_in_trial or now < self._opened_at + self._pause_s:
             return False
-        self._is_tried = True
+        self._is_in_trial = True
         return True
 
     def wait_s(self, now: float) -> float | None:
         """Until `admits` may say something else; None where that depends on how a trial goes."""
         if self._opened_at is None:
             return 0.0
-        return None if self._is_tried else max(0.0, self._opened_at + self._pause_s - now)
+        return None if self._is_in_trial else max(0.0, self._opened_at + self._pause_s - now)
 
     def open(self, now: float, *, for_s: float) -> None:
         """Whatever its groups did: it is left alone for so long, and then tried."""
-        self._opened_at, self._is_tried = now + for_s - self._pause_s, False
+        self._opened_at, self._is_in_trial = now + for_s - self._pause_s, False
 
     def succeeded(self) -> None:
         self._failed_in_a_row = 0
-        self._opened_at, self._is_tried = None, False
+        self._opened_at, self._is_in_trial = None, False
 
     def failed(self, now: float, *, may_open: bool) -> bool:
         """Whether this opened it. `may_open` is False where there is nothing else to go on with."""
@@ -53,10 +53,10 @@ class Breaker:
         was_closed = self.is_closed
         if was_closed and (not may_open or not self._after or self._failed_in_a_row < self._after):
             return False
-        if was_closed or self._is_tried:  # a straggler from before says nothing new
-            self._opened_at, self._is_tried = now, False
+        if was_closed or self._is_in_trial:  # a straggler from before says nothing new
+            self._opened_at, self._is_in_trial = now, False
         return was_closed
 
-    def gave_up(self) -> None:
+    def trial_ended_without_result(self) -> None:
         """A group ended without telling: whoever comes next may try."""
-        self._is_tried = False
+        self._is_in_trial = False

@@ -1,7 +1,7 @@
-"""One gate for each environment of a worker: how many of its groups fly, and whether it is being left alone.
+"""Limits of each environment of a worker: how many of its groups run at once, and its circuit breaker.
 
-Tickets do not choose their environment, so a gate cannot send for others: who may not enter waits. That costs a place among the
-groups in flight and a slot of the buffer, hence only few may wait for a broken environment; more are turned away.
+A ticket already belongs to one environment, so a group that may not start waits here. It then holds one of the worker's
+places and a slot of the buffer, so only a few groups may wait for a broken environment; the others are handed back.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import structlog
 from async_rl.config.rollout import BreakerConfig, EnvironmentConfig
 from async_rl.types import Failure
 from rollout_workers.counters import Counters
-from rollout_workers.limits.circuit_breaker import Breaker
+from rollout_workers.limits.circuit_breaker import CircuitBreaker
 
 log = structlog.get_logger()
 
 
-class TurnedAway(Exception):
+class NotAdmitted(Exception):
     """The environment has failed too often lately, and enough groups wait for it; or the worker begins nothing more."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Gate:
-    breaker: Breaker
-    places: asyncio.Semaphore | None = None
-    posing: asyncio.Lock = field(default_factory=asyncio.Lock)
+class EnvironmentState:
+    breaker: CircuitBreaker
+    slots: asyncio.Semaphore | None = None
+    task_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_blocking: bool = False
     """It has held up a worker, and is left alone for that."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,10 +41,10 @@ class Gate:
 
 
 @dataclass(slots=True)
-class Visit:
-    """Of one group, to one environment. How it went must be said, or the gate learns nothing."""
+class GroupAttempt:
+    """Of one group, to one environment. How it went must be said, or the state learns nothing."""
 
-    posing: asyncio.Lock
+    task_lock: asyncio.Lock
     """Held while a task is posed: whoever writes `task()` need not think of threads."""
     failure: Failure | None = None
     has_succeeded: bool = False
@@ -57,7 +57,7 @@ class Visit:
         self.has_succeeded = True
 
 
-class Gates:
+class EnvironmentLimits:
     def __init__(
         self,
         settings: BreakerConfig,
@@ -70,85 +70,85 @@ class Gates:
         self._played = played
         self._settings = settings
         self._may_wait = may_wait
-        self._gates: dict[str, Gate] = {}
+        self._states: dict[str, EnvironmentState] = {}
         self._counters = counters
         self._waiting = 0
-        self._are_closed = False
+        self._is_closed = False
 
     def close(self) -> None:
         """Whoever waits is turned away."""
-        self._are_closed = True
-        for gate in self._gates.values():
-            gate.notify()
+        self._is_closed = True
+        for state in self._states.values():
+            state.notify()
 
     @asynccontextmanager
-    async def enter(self, environment: EnvironmentConfig) -> AsyncGenerator[Visit]:
-        """Waits for a place. Raises TurnedAway."""
-        gate = self._gate(environment.label, environment.max_in_flight)
-        await self._until_admitted(environment.label, gate)
-        visit = Visit(gate.posing)
+    async def enter(self, environment: EnvironmentConfig) -> AsyncGenerator[GroupAttempt]:
+        """Waits for a place. Raises NotAdmitted."""
+        state = self._state(environment.label, environment.max_in_flight)
+        await self._until_admitted(environment.label, state)
+        attempt = GroupAttempt(state.task_lock)
         try:
-            async with gate.places if gate.places is not None else nullcontext():
-                if self._are_closed:
-                    raise TurnedAway(environment.label)
-                yield visit
+            async with state.slots if state.slots is not None else nullcontext():
+                if self._is_closed:
+                    raise NotAdmitted(environment.label)
+                yield attempt
         finally:
-            self._learn(environment.label, gate, visit)
+            self._record(environment.label, state, attempt)
 
     def block(self, environment: str, *, for_s: float) -> None:
         """Leave it alone, whether or not its groups failed: its code has held up a worker."""
-        gate = self._gate(environment)
-        gate.is_blocking = True
-        gate.breaker.open(_now(), for_s=for_s)
+        state = self._state(environment)
+        state.is_blocking = True
+        state.breaker.open(_now(), for_s=for_s)
         self._counters.rests += 1
-        gate.notify()
+        state.notify()
 
-    def _gate(self, environment: str, most: int | None = None) -> Gate:
-        gate = self._gates.setdefault(
-            environment, Gate(breaker=Breaker(after=self._settings.after, pause_s=self._settings.pause_s))
+    def _state(self, environment: str, most: int | None = None) -> EnvironmentState:
+        state = self._states.setdefault(
+            environment, EnvironmentState(breaker=CircuitBreaker(after=self._settings.after, pause_s=self._settings.pause_s))
         )
-        if gate.places is None and most is not None:
-            gate.places = asyncio.Semaphore(most)
-        return gate
+        if state.slots is None and most is not None:
+            state.slots = asyncio.Semaphore(most)
+        return state
 
-    def _may_wait_for(self, gate: Gate) -> bool:
+    def _may_wait_for(self, state: EnvironmentState) -> bool:
         """A blocking environment may be left alone for long, so its groups wait only where nothing else can be played."""
-        if not gate.is_blocking:
+        if not state.is_blocking:
             return self._waiting < self._may_wait()
-        others = (self._gates.get(name) for name in self._played())
-        return not any(other is None or other.breaker.is_closed for other in others if other is not gate)
+        others = (self._states.get(name) for name in self._played())
+        return not any(other is None or other.breaker.is_closed for other in others if other is not state)
 
-    def _has_others(self, gate: Gate) -> bool:
-        return any(other.breaker.is_closed for other in self._gates.values() if other is not gate)
+    def _has_others(self, state: EnvironmentState) -> bool:
+        return any(other.breaker.is_closed for other in self._states.values() if other is not state)
 
-    async def _until_admitted(self, name: str, gate: Gate) -> None:
-        if gate.breaker.admits(_now()):
+    async def _until_admitted(self, name: str, state: EnvironmentState) -> None:
+        if state.breaker.admits(_now()):
             return
-        if not self._may_wait_for(gate):
-            raise TurnedAway(name)
+        if not self._may_wait_for(state):
+            raise NotAdmitted(name)
         self._waiting += 1
         try:
-            while not gate.breaker.admits(_now()):
-                if self._are_closed:
-                    raise TurnedAway(name)
-                await _change(gate.changed, gate.breaker.wait_s(_now()))
+            while not state.breaker.admits(_now()):
+                if self._is_closed:
+                    raise NotAdmitted(name)
+                await _wait(state.changed, state.breaker.wait_s(_now()))
         finally:
             self._waiting -= 1
 
-    def _learn(self, name: str, gate: Gate, visit: Visit) -> None:
-        if visit.has_succeeded:
-            if not gate.breaker.is_closed:
+    def _record(self, name: str, state: EnvironmentState, attempt: GroupAttempt) -> None:
+        if attempt.has_succeeded:
+            if not state.breaker.is_closed:
                 log.info("an environment works again", environment=name)
-            gate.breaker.succeeded()
-            gate.is_blocking = False
-        elif visit.failure is not None:
-            self._learn_failure(name, gate, visit.failure)
+            state.breaker.succeeded()
+            state.is_blocking = False
+        elif attempt.failure is not None:
+            self._record_failure(name, state, attempt.failure)
         else:
-            gate.breaker.gave_up()
-        gate.notify()
+            state.breaker.trial_ended_without_result()
+        state.notify()
 
-    def _learn_failure(self, name: str, gate: Gate, failure: Failure) -> None:
-        if gate.breaker.failed(_now(), may_open=self._has_others(gate)):
+    def _record_failure(self, name: str, state: EnvironmentState, failure: Failure) -> None:
+        if state.breaker.failed(_now(), may_open=self._has_others(state)):
             self._counters.rests += 1
             log.warning(
                 f"an environment is left alone for {self._settings.pause_s:g} s: its last {self._settings.after} groups failed",
@@ -163,7 +163,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _change(changed: asyncio.Event, within_s: float | None) -> None:
+async def _wait(changed: asyncio.Event, within_s: float | None) -> None:
     try:
         async with asyncio.timeout(within_s):
             await changed.wait()

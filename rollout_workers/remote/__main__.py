@@ -23,7 +23,7 @@ from async_rl.supervision import drain_on_signals, stall_watchdog
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.episodes.failure_log import FailureLog
-from rollout_workers.episodes.task_ownership import tasks_have_owners
+from rollout_workers.episodes.leaked_tasks import track_episode_tasks
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 from rollout_workers.remote.server import open_server
@@ -51,7 +51,7 @@ async def serve(line: CommandLine) -> None:
     stop = drain_on_signals()
     with ExitStack() as watched:
         watched.enter_context(stall_watchdog())
-        watched.enter_context(tasks_have_owners(FailureLog().note_left_behind))
+        watched.enter_context(track_episode_tasks(FailureLog().note_leak))
         async with (
             open_graders(),
             open_gateway(GatewayConfig(), context_tokens=ANY_CONTEXT, run_token=secrets.token_hex(16)) as gateway,

@@ -21,13 +21,13 @@ from aiohttp import (
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
-from rollout_workers.episodes.stage_timeouts import timeouts_in_force
-from rollout_workers.remote.socket_model import mark_of
+from rollout_workers.episodes.stage_timeouts import current_timeouts
+from rollout_workers.remote.socket_model import returns_of
 from rollout_workers.remote.tokenizers import describe
 from rollout_workers.remote.wire import (
     MAX_BYTES,
     SCHEMA,
-    Packed,
+    WireMap,
     pack,
     read_args,
     read_prompt,
@@ -108,9 +108,9 @@ class RemoteAgent:
                 {"ticket": write_ticket(each.ticket), "sibling": each.sibling, "seed": each.seed} for each in contexts
             ],
             "models": {
-                name: {"mark": mark_of(model), "tokenizer": describe(model.tokenizer)} for name, model in models.items()
+                name: {"mark": returns_of(model), "tokenizer": describe(model.tokenizer)} for name, model in models.items()
             },
-            "timeouts": timeouts_in_force().model_dump(),
+            "timeouts": current_timeouts().model_dump(),
         }
         try:
             async with self._session.ws_connect(f"{self._url}/play", max_msg_size=MAX_BYTES, heartbeat=HEARTBEAT_S) as socket:
@@ -142,7 +142,7 @@ class RemoteAgent:
         return EnvironmentServerFailed(f"no environment server is at {self._url}: {error}")
 
 
-async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[str, InferenceInterface]) -> Packed:
+async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[str, InferenceInterface]) -> WireMap:
     """Generate whatever the episode asks for, until it ends: its last message, or nothing if the connection ended first."""
     generating: dict[int, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
@@ -166,10 +166,10 @@ async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[st
     return {}
 
 
-async def _generate(socket: ClientWebSocketResponse, number: int, model: InferenceInterface, question: Packed) -> None:
+async def _generate(socket: ClientWebSocketResponse, number: int, model: InferenceInterface, question: WireMap) -> None:
     try:
         completion = await model.generate(read_prompt(question.get("prompt")), read_args(question.get("args")))
-        reply: Packed = {"number": number, "completion": write_completion(completion)}
+        reply: WireMap = {"number": number, "completion": write_completion(completion)}
     except Exception as error:  # the agent there hears of it, as it would here
         reply = {"number": number, "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
     with suppress(ClientError, OSError):  # whoever reads the socket notices that it is gone

@@ -16,17 +16,17 @@ from async_rl.config.rollout import EnvironmentConfig, TimeoutsConfig
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, InferenceInterface, Tokenizer
 from async_rl.types import Failure, Rollout
-from rollout_workers.environment_pool import EnvironmentUnavailable, Residents
-from rollout_workers.episodes.episode import play, play_group, pose
-from rollout_workers.episodes.tasks import Seat
+from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavailable
+from rollout_workers.episodes.episode import play, play_group, pose_task
+from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.registry import build_agent
-from rollout_workers.remote.socket_model import Questions, socket_model
+from rollout_workers.remote.socket_model import PendingGenerations, socket_model
 from rollout_workers.remote.tokenizers import tokenizer_for
 from rollout_workers.remote.wire import (
     MAX_BYTES,
     SCHEMA,
-    BadMessage,
-    Packed,
+    MalformedMessage,
+    WireMap,
     pack,
     read_task,
     read_ticket,
@@ -62,7 +62,7 @@ async def open_server(
     refuse_exposure("the environment", host, token=token, insecure=False, way_out="give --token-file")
     server = EnvironmentServer(section, token=token, tokenizer=tokenizer, gateway=gateway, max_episodes=max_episodes)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    async with server.residents.open():
+    async with server.pool.open():
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
@@ -83,7 +83,7 @@ class EnvironmentServer:
         gateway: Gateway | None,
         max_episodes: int,
     ) -> None:
-        self.residents = Residents([])
+        self.pool = EnvironmentPool([])
         self._section = section
         agent = build_agent(section, 0)
         self._plays_groups = isinstance(agent, GroupAgent)
@@ -105,7 +105,7 @@ class EnvironmentServer:
             raise web.HTTPUnauthorized(text="the environment server does not know this token")
         try:
             return await handler(request)
-        except (BadMessage, ConfigError, EnvironmentUnavailable) as error:
+        except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
             raise web.HTTPBadRequest(text=str(error)) from error
 
     async def _hello(self, request: web.Request) -> web.Response:
@@ -116,9 +116,9 @@ class EnvironmentServer:
         try:
             name, seed, index = request.query["name"], int(request.query["seed"]), int(request.query["index"])
         except (KeyError, ValueError) as error:
-            raise BadMessage("a task has a name, a seed and an index") from error
-        async with self._seat(name, seed, index) as seat:
-            task = await pose(seat)
+            raise MalformedMessage("a task has a name, a seed and an index") from error
+        async with self._source(name, seed, index) as source:
+            task = await pose_task(source)
         if isinstance(task, Failure):
             return _answer({"failure": f"{task.kind}: {task.message}"})
         return _answer({"task": write_task(task)})
@@ -132,20 +132,20 @@ class EnvironmentServer:
             await socket.prepare(request)
             order = unpack(await socket.receive_bytes())
             await self._converse(socket, order)
-        except (BadMessage, TypeError) as error:  # TypeError: the first message was none of ours
+        except (MalformedMessage, TypeError) as error:  # TypeError: the first message was none of ours
             await socket.close(message=str(error)[:100].encode())
         finally:
             self._free += 1
         return socket
 
-    async def _converse(self, socket: web.WebSocketResponse, order: Packed) -> None:
+    async def _converse(self, socket: web.WebSocketResponse, order: WireMap) -> None:
         """Play while the worker listens. Its going away ends the episode."""
 
-        async def send(message: Packed) -> None:
+        async def send(message: WireMap) -> None:
             if not socket.closed:
                 await socket.send_bytes(pack(message))
 
-        questions = Questions(send)
+        questions = PendingGenerations(send)
         async with asyncio.TaskGroup() as tasks:
             playing = tasks.create_task(self._played(order, questions))
             listening = tasks.create_task(_listen(socket, questions, playing))
@@ -154,17 +154,17 @@ class EnvironmentServer:
                 await send(playing.result())
             listening.cancel()
 
-    async def _played(self, order: Packed, questions: Questions) -> Packed:
+    async def _played(self, order: WireMap, questions: PendingGenerations) -> WireMap:
         try:
             rollouts = await self._rollouts(order, questions)
-        except (BadMessage, ConfigError, EnvironmentUnavailable) as error:
+        except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
             return {"refused": str(error)}
         return {"rollouts": [write_rollout(rollout) for rollout in rollouts]}
 
-    async def _rollouts(self, order: Packed, questions: Questions) -> tuple[Rollout, ...]:
+    async def _rollouts(self, order: WireMap, questions: PendingGenerations) -> tuple[Rollout, ...]:
         match order:
             case {"schema": int() as schema} if schema != SCHEMA:
-                raise BadMessage(
+                raise MalformedMessage(
                     f"the worker speaks schema {schema} and this server {SCHEMA}: use the same async_rl on both sides"
                 )
             case {
@@ -177,17 +177,17 @@ class EnvironmentServer:
             }:
                 pass
             case _:
-                raise BadMessage("an order names environment, task, contexts and models")
+                raise MalformedMessage("an order names environment, task, contexts and models")
         posed = read_task(task)
         made = {model: self._model(questions, model, said) for model, said in models.items()}
         episodes = [self._context(said, made) for said in contexts]
         limits: Any = {"timeout_s": WHOLE_EPISODE_S, "timeouts": TimeoutsConfig.model_validate(timeouts)}
-        async with self._seat(name, seed, episodes[0].ticket.task_index) as seat:
-            if isinstance(seat.agent, GroupAgent):
-                return await play_group(seat.agent, posed, made[""], episodes, **limits)
-            return (await play(seat.agent, posed, made[""], episodes[0], **limits),)
+        async with self._source(name, seed, episodes[0].ticket.task_index) as source:
+            if isinstance(source.agent, GroupAgent):
+                return await play_group(source.agent, posed, made[""], episodes, **limits)
+            return (await play(source.agent, posed, made[""], episodes[0], **limits),)
 
-    def _model(self, questions: Questions, name: str, said: Mapping[str, Any]) -> InferenceInterface:
+    def _model(self, questions: PendingGenerations, name: str, said: Mapping[str, Any]) -> InferenceInterface:
         return socket_model(said["mark"])(questions, name, tokenizer_for(said["tokenizer"], self._tokenizer))
 
     def _context(self, said: Mapping[str, Any], models: Mapping[str, InferenceInterface]) -> EpisodeContext:
@@ -198,19 +198,19 @@ class EnvironmentServer:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def _seat(self, name: str, seed: int, index: int) -> AsyncGenerator[Seat]:
+    async def _source(self, name: str, seed: int, index: int) -> AsyncGenerator[TaskSource]:
         """Each run has an agent of its own: its tasks follow the run's seed."""
         if (name, seed) not in self._runs and len(self._runs) >= RUNS_MOST:
             raise ConfigError(f"this environment server plays under {RUNS_MOST} names and seeds already: start another one")
         self._runs.add((name, seed))
         section = self._section.model_copy(update={"name": name})
         key = f"{name}/{seed}"
-        self.residents.add(key, partial(build_agent, section, seed))
-        async with self.residents.visit(key, is_detached=lambda: False) as agent:
-            yield Seat(environment=section, agent=agent, index=index)
+        self.pool.add(key, partial(build_agent, section, seed))
+        async with self.pool.use(key, is_detached=lambda: False) as agent:
+            yield TaskSource(environment=section, agent=agent, index=index)
 
 
-async def _listen(socket: web.WebSocketResponse, questions: Questions, playing: asyncio.Task[Any]) -> None:
+async def _listen(socket: web.WebSocketResponse, questions: PendingGenerations, playing: asyncio.Task[Any]) -> None:
     try:
         async for message in socket:
             if message.type is not WSMsgType.BINARY:
@@ -222,10 +222,10 @@ async def _listen(socket: web.WebSocketResponse, questions: Questions, playing: 
                     questions.refuse(number, kind, reason)
                 case _:
                     break
-    except BadMessage as error:
+    except MalformedMessage as error:
         log.warning("a worker is not understood", reason=str(error))
     playing.cancel()
 
 
-def _answer(message: Packed) -> web.Response:
+def _answer(message: WireMap) -> web.Response:
     return web.Response(body=pack(message), content_type="application/msgpack")

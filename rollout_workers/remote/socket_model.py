@@ -19,19 +19,19 @@ from async_rl.protocols import (
 )
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference
-from rollout_workers.remote.wire import Packed, read_completion, write_args, write_prompt
+from rollout_workers.remote.wire import WireMap, read_completion, write_args, write_prompt
 
 MARKS: dict[str, type] = {"logprobs": ReturnsLogprobs, "tokens": ReturnsTokens, "text": ReturnsText}
 """What completions carry, the most first."""
 
-Send = Callable[[Packed], Awaitable[None]]
+Send = Callable[[WireMap], Awaitable[None]]
 
 
 class GenerationFailed(Exception):
     """The worker could not generate; it knows why."""
 
 
-class Questions:
+class PendingGenerations:
     """The generations of one episode that have not been answered."""
 
     def __init__(self, send: Send) -> None:
@@ -68,8 +68,8 @@ class Questions:
             asked.set_exception(ContextOverflow(message) if kind == ContextOverflow.__name__ else GenerationFailed(message))
 
 
-class SocketModel(Inference):
-    def __init__(self, questions: Questions, model: str, tokenizer: Tokenizer) -> None:
+class SocketInference(Inference):
+    def __init__(self, questions: PendingGenerations, model: str, tokenizer: Tokenizer) -> None:
         self._questions = questions
         self._model = model
         self._loop = asyncio.get_running_loop()
@@ -79,12 +79,12 @@ class SocketModel(Inference):
         return await self._questions.ask(self._model, prompt, args)
 
 
-def mark_of(inference: object) -> str:
+def returns_of(inference: object) -> str:
     """The name of what its completions carry; empty for a backend that does not say."""
     return next((name for name, mark in MARKS.items() if isinstance(inference, mark)), "")
 
 
 @cache
-def socket_model(mark: str) -> type[SocketModel]:
+def socket_model(mark: str) -> type[SocketInference]:
     """It says of itself what the worker's model says: agents ask whether it returns tokens."""
-    return type(f"SocketModel{mark}", (SocketModel, MARKS[mark]), {}) if mark in MARKS else SocketModel
+    return type(f"SocketInference{mark}", (SocketInference, MARKS[mark]), {}) if mark in MARKS else SocketInference

@@ -10,19 +10,19 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Tool
-from rollout_workers.remote.wire import Packed
+from rollout_workers.remote.wire import WireMap
 
 PROBE = "Ünder 7 trees, a fox said: «42!»\n\n"
 """Tokenizers that treat this alike, and are equally large, are taken for the same."""
 
 
-def describe(tokenizer: Tokenizer) -> Packed:
+def describe(tokenizer: Tokenizer) -> WireMap:
     if isinstance(tokenizer, Characters):
         return {"alphabet": tokenizer.decode(range(tokenizer.num_special, tokenizer.vocab_size))}
     return {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id, "probe": list(tokenizer.encode(PROBE))}
 
 
-def tokenizer_for(described: Packed, own: Tokenizer | None) -> Tokenizer:
+def tokenizer_for(described: WireMap, own: Tokenizer | None) -> Tokenizer:
     """What the worker has: made from its description, or `own` if that is the same one."""
     if isinstance(alphabet := described.get("alphabet"), str):
         return _characters(alphabet)
@@ -30,7 +30,7 @@ def tokenizer_for(described: Packed, own: Tokenizer | None) -> Tokenizer:
         raise ConfigError(
             "the tokenizer of this environment server is another one than the run's: --tokenizer must name the same"
         )
-    return own if own is not None else Absent(described)
+    return own if own is not None else MissingTokenizer(described)
 
 
 @cache
@@ -38,10 +38,10 @@ def _characters(alphabet: str) -> Characters:
     return Characters(alphabet)
 
 
-class Absent:
+class MissingTokenizer:
     """Most agents never ask for the tokenizer, so its absence is told to those that do."""
 
-    def __init__(self, described: Packed) -> None:
+    def __init__(self, described: WireMap) -> None:
         self.vocab_size: int = described.get("vocab_size", 0)
         self.end_id: int = described.get("end_id", -1)
 

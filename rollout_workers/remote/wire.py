@@ -22,14 +22,14 @@ _TASK, _TICKET, _ARGS = TypeAdapter(Task), TypeAdapter(Ticket), TypeAdapter(Gene
 _MESSAGES, _FAILURE = TypeAdapter(tuple[Message, ...]), TypeAdapter(Failure | None)
 _NUMBERS, _IDS = TypeAdapter(dict[str, float]), TypeAdapter(list[int])
 
-Packed = Mapping[str, Any]
+WireMap = Mapping[str, Any]
 
 
-class BadMessage(ValueError):
+class MalformedMessage(ValueError):
     """The other side has sent what nobody here understands."""
 
 
-def pack(message: Packed) -> bytes:
+def pack(message: WireMap) -> bytes:
     return cast("Any", msgpack).packb(message)
 
 
@@ -37,9 +37,9 @@ def unpack(message: bytes) -> dict[str, Any]:
     try:
         found = cast("Any", msgpack).unpackb(message, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise BadMessage(f"a message of {len(message)} bytes is not msgpack") from error
+        raise MalformedMessage(f"a message of {len(message)} bytes is not msgpack") from error
     if not isinstance(found, dict):
-        raise BadMessage(f"a message is a {type(found).__name__} and should be a map")
+        raise MalformedMessage(f"a message is a {type(found).__name__} and should be a map")
     return cast("dict[str, Any]", found)
 
 
@@ -48,11 +48,11 @@ def read(adapter: TypeAdapter[Any], value: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
-        raise BadMessage(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+        raise MalformedMessage(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
 
 
 # -- tasks and tickets ----------------------------------------------------------------------------------------------
-def write_task(task: Task) -> Packed:
+def write_task(task: Task) -> WireMap:
     return asdict(task)
 
 
@@ -60,7 +60,7 @@ def read_task(value: Any) -> Task:
     return read(_TASK, value)
 
 
-def write_ticket(ticket: Ticket) -> Packed:
+def write_ticket(ticket: Ticket) -> WireMap:
     return asdict(ticket)
 
 
@@ -69,7 +69,7 @@ def read_ticket(value: Any) -> Ticket:
 
 
 # -- generations ----------------------------------------------------------------------------------------------------
-def write_prompt(prompt: Prompt) -> Packed:
+def write_prompt(prompt: Prompt) -> WireMap:
     if isinstance(prompt, str):
         return {"text": prompt}
     messages = [part for part in prompt if isinstance(part, Message)]
@@ -85,10 +85,10 @@ def read_prompt(value: Any) -> Prompt:
         case {"ids": ids}:
             return read(_IDS, ids)
         case _:
-            raise BadMessage("a prompt is a text, messages or token ids")
+            raise MalformedMessage("a prompt is a text, messages or token ids")
 
 
-def write_args(args: GenerationArgs) -> Packed:
+def write_args(args: GenerationArgs) -> WireMap:
     return asdict(args)
 
 
@@ -96,7 +96,7 @@ def read_args(value: Any) -> GenerationArgs:
     return read(_ARGS, value)
 
 
-def write_completion(completion: Completion) -> Packed:
+def write_completion(completion: Completion) -> WireMap:
     return {
         "token_ids": _bytes(completion.token_ids, "<i4"),
         "logprobs": _bytes(completion.logprobs, "<f4"),
@@ -117,11 +117,11 @@ def read_completion(value: Any) -> Completion:
                 text=text,
             )
         case _:
-            raise BadMessage("a completion is not what a completion must be")
+            raise MalformedMessage("a completion is not what a completion must be")
 
 
 # -- rollouts -------------------------------------------------------------------------------------------------------
-def write_rollout(rollout: Rollout) -> Packed:
+def write_rollout(rollout: Rollout) -> WireMap:
     return {
         "samples": [_write_sample(sample) for sample in rollout.samples],
         "reward": rollout.reward,
@@ -146,10 +146,10 @@ def read_rollout(value: Any) -> Rollout:
                 conversation=read(_MESSAGES, rest.get("conversation")),
             )
         case _:
-            raise BadMessage("a rollout is not what a rollout must be")
+            raise MalformedMessage("a rollout is not what a rollout must be")
 
 
-def _write_sample(sample: Sample) -> Packed:
+def _write_sample(sample: Sample) -> WireMap:
     return {
         "token_ids": _bytes(sample.token_ids, "<i4"),
         "loss_mask": _bytes(sample.loss_mask, "u1"),
@@ -168,7 +168,7 @@ def _read_sample(value: Any) -> Sample:
                 versions=_read_spans(spans),
             )
         case _:
-            raise BadMessage("a sample is not what a sample must be")
+            raise MalformedMessage("a sample is not what a sample must be")
 
 
 def _write_spans(spans: Sequence[VersionSpan]) -> list[tuple[int, int, int]]:
@@ -179,7 +179,7 @@ def _read_spans(value: Any) -> tuple[VersionSpan, ...]:
     try:
         return tuple(VersionSpan(version=int(version), start=int(start), stop=int(stop)) for version, start, stop in value)
     except (TypeError, ValueError) as error:
-        raise BadMessage("version spans are triples of numbers") from error
+        raise MalformedMessage("version spans are triples of numbers") from error
 
 
 def _bytes(array: np.ndarray, kind: str) -> bytes:
@@ -188,7 +188,7 @@ def _bytes(array: np.ndarray, kind: str) -> bytes:
 
 def _array(value: Any, kind: str) -> Any:
     if not isinstance(value, bytes) or len(value) % np.dtype(kind).itemsize:
-        raise BadMessage(f"an array of {kind} is not one")
+        raise MalformedMessage(f"an array of {kind} is not one")
     return np.frombuffer(value, np.dtype(kind))
 
 
@@ -196,4 +196,4 @@ def _choice(kind: type[Any], value: Any) -> Any:
     try:
         return kind(value)
     except ValueError as error:
-        raise BadMessage(f"{value!r} is no {kind.__name__}") from error
+        raise MalformedMessage(f"{value!r} is no {kind.__name__}") from error

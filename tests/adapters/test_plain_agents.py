@@ -15,8 +15,8 @@ from async_rl.protocols import Agent
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.adapters import Client, function_agent, openai_agent, trl_rewards
-from rollout_workers.adapters.optional import optional
-from rollout_workers.adapters.stepped import NoAction, Step, SteppedAgent
+from rollout_workers.adapters.import_optional import import_optional
+from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 from rollout_workers.episodes.episode import play
 from rollout_workers.episodes.rewards import RewardFailed
 from rollout_workers.gateway import open_gateway
@@ -171,11 +171,11 @@ class Stairs:
     async def reset(self) -> str:
         return "go="
 
-    async def step(self, said: str) -> Step:
+    async def step(self, said: str) -> WorldStep:
         if said != "up":
             raise NoAction("up=")
         self.steps += 1
-        return Step(told="on=", reward=1.0, is_over=self.steps == 3)
+        return WorldStep(told="on=", reward=1.0, is_over=self.steps == 3)
 
 
 @dataclass(kw_only=True)
@@ -213,6 +213,6 @@ def test_mistakes_are_one_sentence():
     with pytest.raises(ConfigError, match="2 reward functions and 1 weights"):
         trl_rewards(len, sum, dataset=["a="], weights=[1.0])(name="trl")
     with pytest.raises(ConfigError, match=r"'no_such_library' is not installed here: pip install 'async-rl\[envs\]'"):
-        optional("no_such_library.part", install="async-rl[envs]")
+        import_optional("no_such_library.part", install="async-rl[envs]")
     with pytest.raises(ValueError, match="prompt must be a text or a list of messages, got 3"):
         trl_rewards(len, dataset=[{"prompt": 3}])(name="trl").task(0)

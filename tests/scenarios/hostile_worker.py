@@ -27,7 +27,7 @@ from async_rl.telemetry import configure_logs
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import RolloutGroup, Status, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
 from rollout_workers.worker import VersionedInference, Worker
 
 GROUP_SIZE = 8
@@ -90,7 +90,7 @@ async def _work(
         "complete": buffer.complete,
         "groups_per_s": (tasks // 2) / seconds,
         "failures": worker.counters.failures,
-        "left_behind": worker.counters.left_behind.total(),
+        "left_behind": worker.counters.leaked.total(),
         "problems": audit.problems,
         "reserved": audit.stats.reserved,
     }

@@ -68,7 +68,7 @@ def found(config: Path) -> dict[str, dict[str, Any]]:
         ("PaysInfinity", "an episode fails (reward): ValueError: the reward must be a finite number, got inf"),
         ("Raises", "an episode fails (environment): LookupError: no such room"),
         ("Cannot", "a task cannot be posed: IndexError: the data set is empty"),
-        ("HasNoAnswer", "a task cannot be posed: Nonsense: a Task's answer must be text, got None"),
+        ("HasNoAnswer", "a task cannot be posed: InvalidResult: a Task's answer must be text, got None"),
         ("Talks", "a prompt has 601 tokens, and the model's context is 512"),
         ("Speaks", "the prompts hold characters that tokenizer.alphabet lacks: ' ?W"),
         ("Blocks", "s at bad_environments.py:"),

@@ -22,8 +22,8 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt, ReturnsLogprobs
 from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Rollout, Task, Ticket, VersionSpan
-from rollout_workers.episodes.episode import play, play_group, pose
-from rollout_workers.episodes.tasks import Seat
+from rollout_workers.episodes.episode import play, play_group, pose_task
+from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.client import RemoteAgent
 from rollout_workers.remote.server import open_server
@@ -62,7 +62,7 @@ async def served(type_name: str, *, seed: int = 5, **options: Any) -> AsyncItera
 
 
 async def posed(agent: Any, index: int = 0) -> Task:
-    task = await pose(Seat(environment=EnvironmentConfig(type="far"), agent=agent, index=index))
+    task = await pose_task(TaskSource(environment=EnvironmentConfig(type="far"), agent=agent, index=index))
     assert isinstance(task, Task), task
     return task
 

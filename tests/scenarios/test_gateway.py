@@ -453,7 +453,7 @@ async def test_an_episode_that_ends_takes_its_requests_along(tokenizer: HuggingF
         assert status == 410
         assert "this episode is over" in late["error"]["message"]
         assert session.samples() == ()
-        assert gateway.counts.generations == 0
+        assert gateway.counters.generations == 0
 
 
 async def test_a_client_that_leaves_ends_its_generation(tokenizer: HuggingFace):

@@ -149,8 +149,8 @@ async def test_rows_are_what_was_sampled_and_the_learner_s_model_agrees(tokenize
     for prompt, completion in recorder.recorded:
         assert any(is_trained_in(row, prompt, completion) for row in rows)
     assert any(len(completion.versions) > 1 for _, completion in recorder.recorded), "no swap came in the middle"
-    assert gateway.counts.forks >= EPISODES
-    assert len(rows) >= EPISODES + gateway.counts.forks + EPISODES, "nobody branched"
+    assert gateway.counters.forks >= EPISODES
+    assert len(rows) >= EPISODES + gateway.counters.forks + EPISODES, "nobody branched"
 
     differences = [difference for row in rows for difference in logprob_differences(shape, weights, row, kv)]
     assert max(differences) < 1e-4

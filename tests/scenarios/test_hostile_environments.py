@@ -22,7 +22,7 @@ CAUSES = {
     "LookupError": "environment",
     "SystemExit": "environment",
     "CancelledError": "environment",
-    "Nonsense": "environment",
+    "InvalidResult": "environment",
     "OSError": "environment",
     "IndexError": "task",
 }

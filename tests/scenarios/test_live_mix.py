@@ -20,7 +20,7 @@ from async_rl.types import BufferPosition, VersionRecord
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
-from rollout_workers.episodes.tasks import TaskMix
+from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.worker import Worker
 
 HERE = __name__

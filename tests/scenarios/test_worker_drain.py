@@ -14,7 +14,7 @@ from async_rl.replay_protocol import Limits
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
 from rollout_workers.gateway import open_gateway
 from rollout_workers.worker import Worker
 
@@ -63,7 +63,7 @@ async def test_sessions_that_hang_are_closed_and_their_tickets_handed_back() -> 
                 await hanging.acquire()
             (good,) = await buffer.take(fence, step=1, version=0, num_groups=1, wait_s=30)
             stop.set()
-        assert gateway.counts.snapshot()["gateway/sessions"] == 0
+        assert gateway.counters.snapshot()["gateway/sessions"] == 0
     assert asyncio.all_tasks() == before
     assert (good.group.task.prompt, [rollout.reward for rollout in good.group.rollouts]) == ("1", [0.0, 1.0])
     assert worker.counters.groups == {"stored": 1, "abandoned": 1}

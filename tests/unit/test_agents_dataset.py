@@ -17,10 +17,10 @@ from async_rl.protocols import EpisodeContext
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Ticket
 from rollout_workers.agents import DatasetAgent
-from rollout_workers.datasets.curriculum import Stage, Staged
+from rollout_workers.datasets.curriculum import CurriculumOrder, CurriculumStage
 from rollout_workers.graders import open_graders
-from rollout_workers.maybe_await import result_of
 from rollout_workers.registry import build_agent
+from rollout_workers.user_functions import awaited
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 SUMS = [{"question": f"{number}+1=", "answer": number + 1, "level": number % 3} for number in range(10)]
@@ -75,10 +75,10 @@ def test_without_shuffling_rows_come_as_they_stand(sums: str):
 
 # -- curricula --------------------------------------------------------------------------------------------------------
 CURRICULUM = """
-from rollout_workers.datasets.curriculum import Stage
+from rollout_workers.datasets.curriculum import CurriculumStage
 
 def easy_first():
-    return [Stage(tasks=8, weight=lambda row: row["level"] == 0), Stage(weight=lambda row: row["level"])]
+    return [CurriculumStage(tasks=8, weight=lambda row: row["level"] == 0), CurriculumStage(weight=lambda row: row["level"])]
 """
 
 
@@ -96,11 +96,11 @@ def test_a_curriculum_filters_and_weighs(sums: str, tmp_path: Path):
 
 def test_a_stage_begins_at_its_first_row():
     stages = [
-        Stage(tasks=3, weight=lambda row: row["level"] == 0),
-        Stage(tasks=2, weight=bool),
-        Stage(weight=lambda row: row["level"] == 1),
+        CurriculumStage(tasks=3, weight=lambda row: row["level"] == 0),
+        CurriculumStage(tasks=2, weight=bool),
+        CurriculumStage(weight=lambda row: row["level"] == 1),
     ]
-    staged = Staged(SUMS, stages, seed="", is_shuffled=False)
+    staged = CurriculumOrder(SUMS, stages, seed="", is_shuffled=False)
     assert [staged.row(index) for index in range(10)] == [0, 3, 6, 0, 1, 1, 4, 7, 1, 4]
 
 
@@ -108,13 +108,13 @@ def test_a_stage_begins_at_its_first_row():
     ("stages", "sentence"),
     [
         ([], "needs stages"),
-        ([Stage(weight=bool), Stage(weight=bool)], "each but the last needs tasks"),
-        ([Stage(weight=lambda row: 0)], "stage 0 of the curriculum leaves out every row"),
+        ([CurriculumStage(weight=bool), CurriculumStage(weight=bool)], "each but the last needs tasks"),
+        ([CurriculumStage(weight=lambda row: 0)], "stage 0 of the curriculum leaves out every row"),
     ],
 )
-def test_a_curriculum_that_poses_nothing_is_refused(stages: list[Stage], sentence: str):
+def test_a_curriculum_that_poses_nothing_is_refused(stages: list[CurriculumStage], sentence: str):
     with pytest.raises(ConfigError, match=sentence):
-        Staged(SUMS, stages, seed="", is_shuffled=True)
+        CurriculumOrder(SUMS, stages, seed="", is_shuffled=True)
 
 
 # -- rows to tasks ----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ async def test_mathematics_is_compared_by_what_it_means(tmp_path: Path):
     posed = agent(path, shuffle=False, scoring="math")
     async with open_graders():
         for index, (_, said, worth) in enumerate(MATH):
-            assert await result_of(posed.reward(posed.task(index), said)) == worth
+            assert await awaited(posed.reward(posed.task(index), said)) == worth
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

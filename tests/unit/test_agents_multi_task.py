@@ -12,7 +12,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, Ticket
-from rollout_workers.agents import Member, WeightedMultiTask, multi_task
+from rollout_workers.agents import MultiTaskMember, WeightedMultiTask, multi_task
 from rollout_workers.environments.nim import NimSelfPlay
 from rollout_workers.registry import build_agent
 
@@ -21,8 +21,8 @@ CONTEXTS = [EpisodeContext(ticket=TICKET, sibling=sibling, seed=0) for sibling i
 ECHO = ScriptedInference(lambda text: text)
 
 
-def echo(name: str, **about: Any) -> Member:
-    return Member(name=name, agent=EchoAgent(name=name), **about)
+def echo(name: str, **about: Any) -> MultiTaskMember:
+    return MultiTaskMember(name=name, agent=EchoAgent(name=name), **about)
 
 
 def test_tasks_are_dealt_out_by_weight_and_each_member_sees_its_own_stream():
@@ -77,7 +77,9 @@ class Busy:
 
 async def test_a_limit_holds_for_its_member_alone():
     limited, free = Busy(), Busy()
-    mixed = multi_task([Member(name="busy", agent=limited, max_in_flight=2), Member(name="free", agent=free)], name="mix")
+    mixed = multi_task(
+        [MultiTaskMember(name="busy", agent=limited, max_in_flight=2), MultiTaskMember(name="free", agent=free)], name="mix"
+    )
     async with mixed, asyncio.TaskGroup() as episodes:
         for index in range(20):
             task = mixed.task(index)
@@ -94,7 +96,7 @@ async def test_the_members_play_and_are_told_their_own_name():
 
 
 async def test_groups_are_played_together_by_the_members_that_want_it():
-    mixed = multi_task([echo("a"), Member(name="nim", agent=NimSelfPlay(name="nim"))], name="mix")
+    mixed = multi_task([echo("a"), MultiTaskMember(name="nim", agent=NimSelfPlay(name="nim"))], name="mix")
     assert isinstance(mixed, GroupAgent)
 
     async def played(index: int, answer: str) -> Sequence[float]:

@@ -33,13 +33,13 @@ async def rests(times: Collection[float], played: Collection[str], *, is_replace
     await board.post(BLOCKED, report_of_another(time.time()).model_dump())
     heard = asyncio.Event()
 
-    def leave_alone(environment: str, for_s: float) -> None:
+    def pause_environment(environment: str, for_s: float) -> None:
         if environment == "another":
             heard.set()
         else:
             left.append(for_s)
 
-    blocking = BlockingEnvironments(board, pause_s=100, leave_alone=leave_alone, played=lambda: played)
+    blocking = BlockingEnvironments(board, pause_s=100, pause_environment=pause_environment, played=lambda: played)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(blocking.run())
         waiting = tasks.create_task(heard.wait())

@@ -2,15 +2,15 @@
 
 import pytest
 
-from rollout_workers.limits.circuit_breaker import Breaker
+from rollout_workers.limits.circuit_breaker import CircuitBreaker
 
 
-def after(events: str, *, may_open: bool = True) -> tuple[Breaker, float]:
+def after(events: str, *, may_open: bool = True) -> tuple[CircuitBreaker, float]:
     """The breaker, and how late it is.
 
     f: a group fails, s: one succeeds, a: one asks whether it may begin, g: one gives up, 1 to 9: so many seconds pass.
     """
-    breaker, now = Breaker(after=3, pause_s=5.0), 0.0
+    breaker, now = CircuitBreaker(after=3, pause_s=5.0), 0.0
     for event in events:
         match event:
             case "f":
@@ -20,7 +20,7 @@ def after(events: str, *, may_open: bool = True) -> tuple[Breaker, float]:
             case "a":
                 breaker.admits(now)
             case "g":
-                breaker.gave_up()
+                breaker.trial_ended_without_result()
             case _:
                 now += int(event)
     return breaker, now

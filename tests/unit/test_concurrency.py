@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.limits.concurrency import FULL, MORE, Concurrency, Load
+from rollout_workers.limits.concurrency import FULL, MORE, ConcurrencyLimit, EngineLoad
 
 
 @dataclass(kw_only=True)
@@ -16,16 +16,16 @@ class Engine:
     kv_groups: float = 1e9
     fast_groups: float = 1e9
 
-    def load(self, flying: int) -> Load:
-        waiting = max(0, int(flying - min(self.fast_groups, self.kv_groups)))
-        return Load(kv_used=min(1.0, flying / self.kv_groups), waiting=waiting, queue_s=2.0 if waiting else 0.0)
+    def load(self, playing: int) -> EngineLoad:
+        waiting = max(0, int(playing - min(self.fast_groups, self.kv_groups)))
+        return EngineLoad(kv_used=min(1.0, playing / self.kv_groups), waiting=waiting, queue_s=2.0 if waiting else 0.0)
 
 
 class Flights:
     """What a worker does with its limit: in a round, every group that flies lands once."""
 
     def __init__(self, *, at_most: int = 1000, tickets: int = 1_000_000) -> None:
-        self._concurrency = Concurrency(at_most=at_most)
+        self._concurrency = ConcurrencyLimit(at_most=at_most)
         self._tickets = tickets
         self._landed = 0
 
@@ -34,9 +34,9 @@ class Flights:
         return [self._round(engine) for _ in range(rounds)]
 
     def _round(self, engine: Engine) -> int:
-        flying = min(self._concurrency.limit, self._tickets)
-        self._landed += flying
-        self._concurrency.observe(flying=flying, landed=self._landed, load=engine.load(flying))
+        playing = min(self._concurrency.limit, self._tickets)
+        self._landed += playing
+        self._concurrency.observe(playing=playing, finished=self._landed, load=engine.load(playing))
         return self._concurrency.limit
 
 
@@ -77,10 +77,10 @@ def test_a_shortage_of_tickets_is_no_reason_for_more():
     assert set(Flights(tickets=2).limits(Engine(), 50)) == {4}
 
 
-@pytest.mark.parametrize("flying", [5, 40])
-def test_a_step_down_is_waited_for_before_the_next(flying: int):
-    concurrency = Concurrency(at_most=1000)
-    concurrency.observe(flying=4, landed=4, load=Load(kv_used=0.95))
+@pytest.mark.parametrize("playing", [5, 40])
+def test_a_step_down_is_waited_for_before_the_next(playing: int):
+    concurrency = ConcurrencyLimit(at_most=1000)
+    concurrency.observe(playing=4, finished=4, load=EngineLoad(kv_used=0.95))
     once = concurrency.limit
-    concurrency.observe(flying=flying, landed=5, load=Load(kv_used=0.95))
+    concurrency.observe(playing=playing, finished=5, load=EngineLoad(kv_used=0.95))
     assert concurrency.limit == once < 4

@@ -17,9 +17,9 @@ from async_rl.protocols import EpisodeContext, InferenceInterface, ReturnsLogpro
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Failure, Rollout, Status, Task, Ticket, Turn, VersionSpan
 from rollout_workers.agents import RewardOnlyAgent, Score
-from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose
-from rollout_workers.episodes.task_ownership import tasks_have_owners
-from rollout_workers.episodes.tasks import Seat
+from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose_task
+from rollout_workers.episodes.leaked_tasks import track_episode_tasks
+from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.episodes.validation import checked, trainable
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
@@ -82,12 +82,12 @@ async def test_a_good_episode_passes_unchanged():
         ("exits", "environment", "SystemExit", "3"),
         ("cancels itself", "environment", "CancelledError", ""),
         ("times out by itself", "environment", "TimeoutError", "its own server"),
-        ("returns None", "environment", "Nonsense", "must return a Rollout, got NoneType"),
-        ("returns NaN", "reward", "Nonsense", "finite number, got nan"),
-        ("loses a logprob", "environment", "Nonsense", "logprobs"),
-        ("has an infinite logprob", "environment", "Nonsense", "not a finite number"),
-        ("forgets the versions", "environment", "Nonsense", "do not cover"),
-        ("invents versions", "environment", "Nonsense", "outside its row"),
+        ("returns None", "environment", "InvalidResult", "must return a Rollout, got NoneType"),
+        ("returns NaN", "reward", "InvalidResult", "finite number, got nan"),
+        ("loses a logprob", "environment", "InvalidResult", "logprobs"),
+        ("has an infinite logprob", "environment", "InvalidResult", "not a finite number"),
+        ("forgets the versions", "environment", "InvalidResult", "do not cover"),
+        ("invents versions", "environment", "InvalidResult", "outside its row"),
         ("fails by itself", "environment", "BadLuck", "lost"),
     ],
 )
@@ -175,7 +175,7 @@ async def test_a_task_that_cannot_be_posed_is_a_failure():
         def task(self, index: int) -> Task:
             raise IndexError(f"only 10 tasks, asked for {index}")
 
-    posed = await pose(Seat(environment=EnvironmentConfig(type="empty"), agent=Empty(), index=11))
+    posed = await pose_task(TaskSource(environment=EnvironmentConfig(type="empty"), agent=Empty(), index=11))
     assert_failed(posed, "task", "IndexError", "only 10 tasks, asked for 11")
 
 
@@ -200,8 +200,8 @@ async def test_a_task_may_be_async_and_may_not_stop_the_worker(how: str):
             await asyncio.sleep(0)
             return EchoAgent.task(self, index)
 
-    seat = Seat(environment=EnvironmentConfig(type="odd"), agent=Odd(), index=7)
-    posed = await pose(seat, TimeoutsConfig(task_s=0.05 if how == "hangs" else 60))
+    seat = TaskSource(environment=EnvironmentConfig(type="odd"), agent=Odd(), index=7)
+    posed = await pose_task(seat, TimeoutsConfig(task_s=0.05 if how == "hangs" else 60))
     released.set()
     if how == "async":
         assert posed == EchoAgent().task(7)
@@ -209,7 +209,7 @@ async def test_a_task_may_be_async_and_may_not_stop_the_worker(how: str):
     assert isinstance(posed, Failure)
     assert (posed.boundary, posed.kind) == (
         "task",
-        {"exits": "RuntimeError", "nonsense": "Nonsense", "hangs": "TimeoutError"}[how],
+        {"exits": "RuntimeError", "nonsense": "InvalidResult", "hangs": "TimeoutError"}[how],
     )
 
 
@@ -305,7 +305,7 @@ async def test_tasks_that_an_episode_starts_end_with_it():
             asyncio.create_task(heartbeat())  # noqa: RUF006
             return await EchoAgent.rollout(self, task, inference, context)
 
-    with tasks_have_owners(lambda environment, what, names: told.append((what, names))):
+    with track_episode_tasks(lambda environment, what, names: told.append((what, names))):
         rollout = await play_one(Careless())
     assert (rollout.status, ended.is_set()) == (Status.OK, True)
     assert [what for what, _ in told] == ["tasks behind"]
@@ -325,7 +325,7 @@ async def test_tasks_that_end_soon_after_their_episode_are_no_leak():
             asyncio.create_task(close())  # noqa: RUF006
             return await EchoAgent.rollout(self, task, inference, context)
 
-    with tasks_have_owners(lambda environment, what, names: pytest.fail(f"{names}")):
+    with track_episode_tasks(lambda environment, what, names: pytest.fail(f"{names}")):
         assert (await play_one(ClosesBehindItself())).status is Status.OK
     assert closed.is_set()
 
@@ -340,7 +340,7 @@ async def test_tasks_of_the_backend_are_not_the_episodes():
         kept.append(asyncio.create_task(serve()))
         return text
 
-    with tasks_have_owners(lambda environment, what, names: pytest.fail(what)):
+    with track_episode_tasks(lambda environment, what, names: pytest.fail(what)):
         assert (await play_one(EchoAgent(), ScriptedInference(answer))).status is Status.OK
     assert not kept[0].done()
     kept[0].cancel()
@@ -358,7 +358,7 @@ async def test_an_episode_that_ignores_its_deadline_is_left_to_itself():
             gone.set()
             raise LookupError("lost")
 
-    with tasks_have_owners(lambda environment, what, names: told.append(what)):
+    with track_episode_tasks(lambda environment, what, names: told.append(what)):
         rollout = await play_one(Stubborn(), timeout_s=0.01)
     assert rollout.failure is not None
     assert rollout.failure.boundary == "deadline"
@@ -398,9 +398,9 @@ class Together(EchoAgent):
         ("", [None, None, None]),
         ("raises", ["KeyError"] * 3),
         ("hangs", ["TimeoutError"] * 3),
-        ("loses one", ["Nonsense"] * 3),
-        ("returns one", ["Nonsense"] * 3),
-        ("has one NaN", ["Nonsense", None, None]),
+        ("loses one", ["InvalidResult"] * 3),
+        ("returns one", ["InvalidResult"] * 3),
+        ("has one NaN", ["InvalidResult", None, None]),
     ],
 )
 async def test_a_group_that_is_played_together(what: str, failures: list[str | None]):

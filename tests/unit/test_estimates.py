@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.evaluation.estimates import of_means, of_shares, pass_at_k, student_quantile
+from rollout_workers.evaluation.estimates import estimate_mean, estimate_share, pass_at_k, student_quantile
 
 
 @given(st.data())
@@ -33,7 +33,7 @@ def test_intervals_of_shares_hold_the_truth_as_often_as_they_say(truth: float) -
     chance = random.Random(7)
     held = 0
     for _ in range(1000):
-        estimate = of_shares([float(chance.random() < truth) for _ in range(40)])
+        estimate = estimate_share([float(chance.random() < truth) for _ in range(40)])
         held += estimate.low <= truth <= estimate.high
     assert 920 <= held <= 990
 
@@ -43,7 +43,7 @@ def test_intervals_of_means_hold_the_truth_as_often_as_they_say(tasks: int) -> N
     chance = random.Random(7)
     held = 0
     for _ in range(1000):
-        estimate = of_means([chance.gauss(3.0, 2.0) for _ in range(tasks)])
+        estimate = estimate_mean([chance.gauss(3.0, 2.0) for _ in range(tasks)])
         held += estimate.low <= 3.0 <= estimate.high
     assert 920 <= held <= 970
 
@@ -54,16 +54,16 @@ def test_students_quantile_is_that_of_the_tables(degrees: int, t: float) -> None
 
 
 def test_tasks_that_are_all_right_are_no_certainty() -> None:
-    estimate = of_shares([1.0] * 10)
+    estimate = estimate_share([1.0] * 10)
     assert (estimate.mean, estimate.high) == (1.0, 1.0)
     assert 0.6 < estimate.low < 0.8
 
 
 def test_one_task_says_nothing_about_how_tasks_differ() -> None:
-    estimate = of_means([2.0])
+    estimate = estimate_mean([2.0])
     assert (estimate.mean, estimate.low, estimate.high) == (2.0, -inf, inf)
 
 
 def test_nothing_is_no_estimate() -> None:
     with pytest.raises(ValueError, match="nothing to estimate"):
-        of_shares([])
+        estimate_share([])

@@ -23,12 +23,12 @@ from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Message, Rollout, Task, ToolCall, VersionRecord
 from rollout_workers.adapters.function import Client, function_agent
 from rollout_workers.chat.tool_calls import parse
-from rollout_workers.episodes.group_rollout import Surroundings
+from rollout_workers.episodes.group_rollout import EpisodeResources
 from rollout_workers.evaluation.evaluator import Evaluator, TaskResult, open_environments
 from rollout_workers.evaluation.live import next_due
 from rollout_workers.evaluation.measures import measure
-from rollout_workers.evaluation.report import Evaluated, Report
-from rollout_workers.evaluation.subject import Folder, Live, Policy, find_subject
+from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport
+from rollout_workers.evaluation.subject import HuggingFaceFolder, LiveRun, PolicySubject, find_subject
 from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.scripted import Scripted
 from rollout_workers.inference.transcript import Transcript
@@ -50,7 +50,7 @@ HELD_OUT = EnvironmentConfig(type="even_digits", evaluation_only=True, args={"ma
 
 async def results_of(config: Config, inference: Inference | ScriptedInference) -> list[TaskResult]:
     async with open_environments(config) as seats:
-        return await Evaluator(seats, config, Surroundings(inference=inference, gateway=None, policies={})).evaluate()
+        return await Evaluator(seats, config, EpisodeResources(inference=inference, gateway=None, policies={})).evaluate()
 
 
 class HalfRight(Inference):
@@ -206,7 +206,9 @@ async def test_a_broken_episode_is_no_wrong_answer(tmp_path: Path) -> None:
     assert (measures.failed, measures.episodes) == (4, 8)
     assert measures.estimates["pass@1"].mean == 1.0
     assert "pass@4" not in measures.estimates, "two answers cannot say what four would"
-    report = Report(evaluated=Evaluated(name="e", title="Nothing much"), settings=config.evaluation, results=results)
+    report = EvaluationReport(
+        evaluated=EvaluatedModel(name="e", title="Nothing much"), settings=config.evaluation, results=results
+    )
     page = report.write(tmp_path).read_text()
     assert "| breaks | 2 | 1.000 [1.000, 1.000] | 1.000 [0.342, 1.000] |" in page
     assert "| breaks/1 | 1= | 2/2 | 1 failed 1 failed |" in page
@@ -219,7 +221,9 @@ async def test_a_broken_episode_is_no_wrong_answer(tmp_path: Path) -> None:
 async def test_a_model_that_only_fails_is_still_reported(tmp_path: Path) -> None:
     config = config_of(BREAKS, tasks=1, samples=1)
     results = await results_of(config, Scripted(["broken"]))
-    report = Report(evaluated=Evaluated(name="e", title="All broken"), settings=config.evaluation, results=results)
+    report = EvaluationReport(
+        evaluated=EvaluatedModel(name="e", title="All broken"), settings=config.evaluation, results=results
+    )
     assert "2/2" in report.write(tmp_path).read_text()
     metrics = {"failed": 1.0, "truncated": 0.0, "length": 0.0, "tasks": 1}
     assert report.metrics == {f"eval/breaks/{name}": value for name, value in metrics.items()}
@@ -245,12 +249,12 @@ def test_one_word_says_what_is_evaluated(tmp_path: Path) -> None:
     config = config_of(folder=tmp_path)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("{}")
-    assert find_subject("live", config) == Live()
-    assert find_subject("judge", config) == Policy(name="judge", config=config.policies["judge"])
-    assert find_subject("http://host:8000/v1", config) == Policy(
+    assert find_subject("live", config) == LiveRun()
+    assert find_subject("judge", config) == PolicySubject(name="judge", config=config.policies["judge"])
+    assert find_subject("http://host:8000/v1", config) == PolicySubject(
         name="host:8000-v1", config=OpenAIPolicy(url="http://host:8000/v1")
     )
-    assert find_subject(str(tmp_path / "hf"), config) == Folder(path=tmp_path / "hf")
+    assert find_subject(str(tmp_path / "hf"), config) == HuggingFaceFolder(path=tmp_path / "hf")
 
 
 def test_what_cannot_be_evaluated_is_one_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models behind OpenAI's protocol: what kind of backend a server makes, and what becomes of its moods."""
+"""ServedModels behind OpenAI's protocol: what kind of backend a server makes, and what becomes of its moods."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from async_rl.protocols import ContextOverflow, EpisodeContext, ReturnsLogprobs,
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Status, StopReason, Ticket, Tool, ToolCall
 from rollout_workers.environments.counting import Counting
+from rollout_workers.inference.evaluation_inference import EvaluationInference
 from rollout_workers.inference.openai.backend import OpenAIText, open_openai
 from rollout_workers.inference.openai.retrying_client import RetryBudget, ServerUnavailable
-from rollout_workers.inference.readable import Readable
 
 DIGITS = CharacterTokenizer(alphabet="0123456789=")
 END = Characters.end_id
@@ -52,7 +52,7 @@ async def test_a_server_that_returns_ids_gives_tokens_but_nothing_to_train_on() 
         agent = Counting(name="counting", length=3)
         with pytest.raises(ValueError, match="can be evaluated, not trained on"):
             await agent.rollout(agent.task(0), inference, CONTEXT)
-        rollout = await agent.rollout(agent.task(0), Readable(inference), CONTEXT)
+        rollout = await agent.rollout(agent.task(0), EvaluationInference(inference), CONTEXT)
         assert rollout.status is Status.OK
         assert rollout.num_sampled == 3
 
@@ -66,7 +66,7 @@ async def test_a_server_of_text_is_given_text_and_can_be_evaluated() -> None:
         task = agent.task(0)
         with pytest.raises(ValueError, match="token ids"):
             await agent.rollout(task, inference, CONTEXT)
-        rollout = await agent.rollout(task, Readable(inference), CONTEXT)
+        rollout = await agent.rollout(task, EvaluationInference(inference), CONTEXT)
         assert rollout.conversation[-1].content == "456"
         assert asked[-1]["prompt"] == task.prompt
         assert not isinstance(inference, ReturnsTokens)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from rollout_workers.adapters.own_thread import OwnThread
+from rollout_workers.adapters.episode_thread import EpisodeThread
 
 
 async def test_a_call_that_exits_or_stops_an_iteration_ends_neither_the_thread_nor_the_loop() -> None:
-    thread = OwnThread("a simulator")
+    thread = EpisodeThread("a simulator")
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         await thread.run(lambda: sys.exit(3))
     with pytest.raises(RuntimeError, match="StopIteration"):

@@ -21,7 +21,7 @@ from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.generation import resolve
 from rollout_workers.inference.replicas import EngineFleet
-from rollout_workers.inference.replicas.frames import Answer, Generate, Pipe, Step, Submit
+from rollout_workers.inference.replicas.frames import Generate, RequestDone, SocketPipe, StepOrder, Submit
 from rollout_workers.inference.replicas.lockstep import LockstepCore, follow
 from rollout_workers.inference.replicas.placement import worker_gpus
 from rollout_workers.inference.replicas.routing import SLACK, Router
@@ -130,8 +130,8 @@ def test_messages_arrive_as_they_were_sent() -> None:
     order = Submit(id=2, prompt=(3,), sampling=resolve(args, prompt_length=1, max_positions=9))
     near, far = socket.socketpair()
     with near, far:
-        sender, receiver = Pipe(near), Pipe(far)
-        for message in (request, order, Answer(id=1, completion=completion)):
+        sender, receiver = SocketPipe(near), SocketPipe(far)
+        for message in (request, order, RequestDone(id=1, completion=completion)):
             sender.send(message)
         assert (receiver.receive(), receiver.receive()) == (request, order)
         arrived = receiver.receive().completion
@@ -164,12 +164,12 @@ def test_a_rank_that_came_to_other_tokens_stops_before_it_computes_with_them() -
     )
     leader, follower = socket.socketpair()
     with leader, follower:
-        orders = Pipe(leader)
+        orders = SocketPipe(leader)
         orders.send(Submit(id=0, prompt=(5,), sampling=resolve(GenerationArgs(), prompt_length=1, max_positions=32)))
-        orders.send(Step(state=0))
+        orders.send(StepOrder(state=0))
         try:
             with pytest.raises(ServiceStopped, match="other tokens"):
-                follow(core, Pipe(follower), {})
+                follow(core, SocketPipe(follower), {})
             assert core.metrics.steps == 0
         finally:
             core.close()

@@ -10,8 +10,8 @@ import pytest
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.tokenization.tokenizers import Characters
 from rollout_workers.checking.findings import judge
+from rollout_workers.checking.stalls import BEAT_S, STALL_S, stalls_of
 from rollout_workers.checking.trials import Played
-from rollout_workers.checking.watching import BEAT_S, STALL_S, stalls_of
 
 
 def stand_still(seconds: float) -> None:

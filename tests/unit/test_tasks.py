@@ -17,7 +17,7 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError, find_async_rl_error
 from async_rl.testing import EchoAgent
 from async_rl.types import MixChange
-from rollout_workers.episodes.tasks import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
 
 SECTIONS = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
 HERE = __name__

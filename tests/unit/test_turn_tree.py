@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from async_rl.types import Completion, Message, StopReason, ToolCall, spans_of
 from rollout_workers.gateway.canonical import canonical
-from rollout_workers.gateway.turn_tree import Place, SampledTurn, TurnTree
+from rollout_workers.gateway.turn_tree import SampledTurn, TurnPlace, TurnTree
 
 
 def completion(*token_ids: int, version: int = 0) -> Completion:
@@ -21,7 +21,7 @@ def completion(*token_ids: int, version: int = 0) -> Completion:
     )
 
 
-def grow(tree: TurnTree, place: Place, *token_ids: int, history: str = "") -> SampledTurn:
+def grow(tree: TurnTree, place: TurnPlace, *token_ids: int, history: str = "") -> SampledTurn:
     return tree.add(place, completion(*token_ids), conversation=(), history=history)
 
 
@@ -32,17 +32,17 @@ def rows(tree: TurnTree) -> list[list[tuple[int, int]]]:
 
 def test_a_conversation_is_one_row():
     tree = TurnTree()
-    first = grow(tree, Place(parent=None, given=(1, 2)), 3, 4)
-    grow(tree, Place(parent=first, given=(5,)), 6)
+    first = grow(tree, TurnPlace(parent=None, given=(1, 2)), 3, 4)
+    grow(tree, TurnPlace(parent=first, given=(5,)), 6)
     assert rows(tree) == [[(1, 0), (2, 0), (3, 1), (4, 1), (5, 0), (6, 1)]]
     assert tree.forks == 0
 
 
 def test_what_branches_share_is_trained_in_the_first_and_read_in_the_others():
     tree = TurnTree()
-    first = grow(tree, Place(parent=None, given=(1,)), 2)
-    grow(tree, Place(parent=first, given=(3,)), 4)
-    grow(tree, Place(parent=first, given=(5,)), 6)
+    first = grow(tree, TurnPlace(parent=None, given=(1,)), 2)
+    grow(tree, TurnPlace(parent=first, given=(3,)), 4)
+    grow(tree, TurnPlace(parent=first, given=(5,)), 6)
     assert rows(tree) == [[(1, 0), (2, 1), (3, 0), (4, 1)], [(1, 0), (2, 0), (5, 0), (6, 1)]]
     [left, right] = tree.samples()
     assert left.logprobs[1] != 0
@@ -52,23 +52,23 @@ def test_what_branches_share_is_trained_in_the_first_and_read_in_the_others():
 
 def test_siblings_of_one_prompt_are_no_forks_and_other_prompts_are():
     tree = TurnTree()
-    place = Place(parent=None, given=(1,))
+    place = TurnPlace(parent=None, given=(1,))
     grow(tree, place, 2)
     grow(tree, place, 3)
-    grow(tree, Place(parent=None, given=(1,)), 4)
+    grow(tree, TurnPlace(parent=None, given=(1,)), 4)
     assert tree.forks == 0
-    grow(tree, Place(parent=None, given=(9,)), 2)
+    grow(tree, TurnPlace(parent=None, given=(9,)), 2)
     assert tree.forks == 1
     assert len(rows(tree)) == 4
 
 
 def test_a_history_goes_on_from_the_longest_and_newest_turn_that_it_repeats():
     tree = TurnTree()
-    place = Place(parent=None, given=(1,))
+    place = TurnPlace(parent=None, given=(1,))
     grow(tree, place, 2, history="ab")
     same = grow(tree, place, 3, history="ab")
-    longer = grow(tree, Place(parent=same, given=(4,)), 5, history="abcd")
-    grow(tree, Place(parent=None, given=(1,)), 6)  # speaks in tokens: no text repeats it
+    longer = grow(tree, TurnPlace(parent=same, given=(4,)), 5, history="abcd")
+    grow(tree, TurnPlace(parent=None, given=(1,)), 6)  # speaks in tokens: no text repeats it
     assert tree.find_history("abc") is same
     assert tree.find_history("abcde") is longer
     assert tree.find_history("b") is None
@@ -76,14 +76,14 @@ def test_a_history_goes_on_from_the_longest_and_newest_turn_that_it_repeats():
 
 def test_tokens_go_on_from_the_longest_row_they_begin_with():
     tree = TurnTree()
-    place = Place(parent=None, given=(1,))
+    place = TurnPlace(parent=None, given=(1,))
     short = grow(tree, place, 2)
     long = grow(tree, place, 2, 3)
-    below = grow(tree, Place(parent=short, given=(3, 4)), 5)
+    below = grow(tree, TurnPlace(parent=short, given=(3, 4)), 5)
     assert tree.find_tokens([1, 2]) is short
     assert tree.find_tokens([1, 2, 3, 9]) is long
-    assert tree.place_tokens([1, 2, 3, 4, 5, 6]) == Place(parent=below, given=(6,))
-    assert tree.place_tokens([2, 1]) == Place(parent=None, given=(2, 1))
+    assert tree.place_tokens([1, 2, 3, 4, 5, 6]) == TurnPlace(parent=below, given=(6,))
+    assert tree.place_tokens([2, 1]) == TurnPlace(parent=None, given=(2, 1))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def test_rows_are_paths_and_cover_every_sampled_token_once(plan: list[Step]):
     for step in plan:
         turns = tree.turns
         parent = turns[step.parent] if 0 <= step.parent < len(turns) else None
-        place = Place(parent=parent, given=step.given)
+        place = TurnPlace(parent=parent, given=step.given)
         for _ in range(step.count):
             tree.add(place, completion(*step.sampled, version=version), conversation=(), history="")
             sampled[version] = step.sampled

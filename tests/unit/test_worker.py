@@ -19,8 +19,8 @@ from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.tasks import TaskMix, WeightedAgent
-from rollout_workers.limits.concurrency import Load
+from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
+from rollout_workers.limits.concurrency import EngineLoad
 from rollout_workers.worker import Worker
 
 LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)
@@ -495,7 +495,7 @@ async def test_a_broken_environment_is_left_alone_and_the_others_go_on():
         while endings["stored"] < 8:
             endings.update(await bench.buffer.next_endings(1))
         stop.set()
-    assert bench.worker.counters.rests == 1
+    assert bench.worker.counters.pauses == 1
     assert bench.worker.counters.scored == {"good": 16}
     assert sum(attempts.values()) < 16
     assert (await bench.buffer.audit()).is_clean
@@ -516,7 +516,7 @@ async def test_an_environment_that_works_again_is_played_again():
     )
     await bench.learn(Limits(max_age=99, groups_per_step=2, lease_s=30.0, max_attempts=99))
     async with bench.at_work():
-        while not bench.worker.counters.rests:
+        while not bench.worker.counters.pauses:
             await bench.buffer.next_endings(1)
         works.set()
         while not bench.worker.counters.scored["flaky"]:
@@ -621,7 +621,7 @@ async def test_a_drain_does_not_wait_for_a_task_that_is_never_posed():
 
 
 async def test_the_number_of_groups_follows_the_load():
-    loads = {"load": Load}
+    loads = {"load": EngineLoad}
     bench = Bench(PlayAgent(), settings={"groups_in_flight": "auto", "groups_at_most": 20}, surroundings=loads)
     await bench.learn(Limits(max_age=999, groups_per_step=2, lease_s=30.0, max_attempts=2))
     async with bench.at_work():
@@ -641,13 +641,13 @@ async def test_processes_that_episodes_leave_behind_are_ended():
         await bench.buffer.next_endings(2)
     assert left
     assert [process.poll() is not None for process in left] == [True] * len(left)
-    assert bench.worker.counters.left_behind.total() == len(left)
+    assert bench.worker.counters.leaked.total() == len(left)
 
 
 async def test_an_environment_that_blocked_a_worker_is_left_alone_from_the_first_ticket_on():
     bench = Bench(PlayAgent(name="blocks"), others=[PlayAgent(name="awaits")], groups_in_flight=4)
     await bench.learn(Limits(max_age=9, groups_per_step=2, lease_s=30.0, max_attempts=99))
-    bench.worker.leave_alone("blocks", for_s=3600)
+    bench.worker.pause_environment("blocks", for_s=3600)
     async with bench.at_work() as stop:
         endings: Counter[str] = Counter()
         while endings["stored"] < 4:
@@ -659,6 +659,6 @@ async def test_an_environment_that_blocked_a_worker_is_left_alone_from_the_first
 async def test_an_environment_without_others_is_played_again_after_its_pause():
     bench = Bench(PlayAgent(name="blocks"))
     await bench.learn()
-    bench.worker.leave_alone("blocks", for_s=0.05)
+    bench.worker.pause_environment("blocks", for_s=0.05)
     async with bench.at_work():
         assert await bench.buffer.next_endings(2) == ["stored", "stored"], "its tasks wait meanwhile"

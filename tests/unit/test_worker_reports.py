@@ -78,7 +78,7 @@ def test_a_worker_notes_each_cause_at_powers_of_ten() -> None:
     for number in range(30):
         failed = Failure(boundary="reward", kind="KeyError", message=f"'{number}' (tasks.py:3)")
         failures.note(failed, environment="math", task=f"{number}")
-        failures.note_left_behind("math", "tasks behind", ["close"])
+        failures.note_leak("math", "tasks behind", ["close"])
     notes = failures.take_notes()
     assert [(one.cause, one.times) for one in notes] == [
         ("episodes fail at reward with KeyError (tasks.py:3)", 1),

@@ -25,8 +25,8 @@ from rollout_workers.gateway.endpoints.requests import (
     versions_of,
 )
 from rollout_workers.gateway.endpoints.streaming import stream_data
-from rollout_workers.gateway.pieces import pieces
-from rollout_workers.gateway.session import Answer, EpisodeSession
+from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
+from rollout_workers.gateway.token_texts import token_texts
 
 
 class ChatRequest(SamplingFields):
@@ -71,7 +71,7 @@ async def chat_completions(request: web.Request, session: EpisodeSession) -> web
     return web.json_response({**whole, **_prompt_ids(asked, answers)})
 
 
-def _choice(asked: ChatRequest, index: int, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+def _choice(asked: ChatRequest, index: int, answer: GatewayAnswer, tokenizer: Tokenizer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.message.content}
     if answer.message.tool_calls:
         message["tool_calls"] = [_call(call) for call in answer.message.tool_calls]
@@ -93,23 +93,23 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _logprobs(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
     """Of the sampled tokens; what else could have been sampled is not kept. The bytes of all tokens are those of the text."""
     content: list[dict[str, Any]] = []
-    for text, logprob in zip(pieces(completion, tokenizer), completion.logprobs.tolist(), strict=True):
+    for text, logprob in zip(token_texts(completion, tokenizer), completion.logprobs.tolist(), strict=True):
         content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
     return {"content": content, "refusal": None}
 
 
-def _prompt_ids(asked: ChatRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+def _prompt_ids(asked: ChatRequest, answers: Sequence[GatewayAnswer]) -> dict[str, Any]:
     return {"prompt_token_ids": answers[0].turn.place.prompt} if asked.return_token_ids else {}
 
 
-def _sampled_ids(asked: ChatRequest, answer: Answer) -> dict[str, Any]:
+def _sampled_ids(asked: ChatRequest, answer: GatewayAnswer) -> dict[str, Any]:
     if not asked.return_token_ids:
         return {}
     return {"token_ids": answer.completion.token_ids.tolist(), "versions": versions_of(answer.completion)}
 
 
 def _chunks(
-    asked: ChatRequest, head: dict[str, Any], answers: Sequence[Answer], tokenizer: Tokenizer
+    asked: ChatRequest, head: dict[str, Any], answers: Sequence[GatewayAnswer], tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
     """The answer in the pieces of a stream: role, text, calls, end."""
     head = {**head, "object": "chat.completion.chunk"}

@@ -20,9 +20,9 @@ from rollout_workers.gateway.endpoints.requests import (
     versions_of,
 )
 from rollout_workers.gateway.endpoints.streaming import stream_data
-from rollout_workers.gateway.pieces import pieces
-from rollout_workers.gateway.problems import not_offered
-from rollout_workers.gateway.session import Answer, EpisodeSession
+from rollout_workers.gateway.request_errors import not_offered
+from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
+from rollout_workers.gateway.token_texts import token_texts
 
 
 class CompletionRequest(SamplingFields):
@@ -57,7 +57,7 @@ async def completions(request: web.Request, session: EpisodeSession) -> web.Stre
     return web.json_response({**whole, "usage": usage(answers)})
 
 
-def _choice(asked: CompletionRequest, index: int, answer: Answer, session: EpisodeSession) -> dict[str, Any]:
+def _choice(asked: CompletionRequest, index: int, answer: GatewayAnswer, session: EpisodeSession) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "text": answer.message.content,
@@ -73,8 +73,8 @@ def _choice(asked: CompletionRequest, index: int, answer: Answer, session: Episo
     return choice
 
 
-def _logprobs(answer: Answer, session: EpisodeSession) -> dict[str, Any]:
-    texts = pieces(answer.completion, session.tokenizer)
+def _logprobs(answer: GatewayAnswer, session: EpisodeSession) -> dict[str, Any]:
+    texts = token_texts(answer.completion, session.tokenizer)
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     return {
         "tokens": texts,

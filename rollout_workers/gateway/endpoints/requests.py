@@ -20,10 +20,10 @@ from pydantic import (
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, Message, Tool, ToolCall
-from rollout_workers.gateway.problems import Problem, malformed, not_offered
-from rollout_workers.gateway.session import Answer
+from rollout_workers.gateway.request_errors import RequestError, malformed, not_offered
+from rollout_workers.gateway.session import GatewayAnswer
 
-Body = TypeVar("Body", bound="Wire")
+Body = TypeVar("Body", bound="RequestFields")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=-1, lt=2**31)]
 """Numbers end up in tensors: one that does not fit must not get that far."""
@@ -32,7 +32,7 @@ Count = Annotated[int, Field(ge=-1, lt=2**31)]
 INSTEAD = {"top_logprobs": "answers carry the log-probabilities of their sampled tokens alone (logprobs: true); leave it out"}
 
 
-class Wire(BaseModel):
+class RequestFields(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     not_offered: ClassVar[Mapping[str, object]] = {}
@@ -56,7 +56,7 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
         raise malformed(error, body) from error
 
 
-class SamplingFields(Wire):
+class SamplingFields(RequestFields):
     """Of a generation, under the names of OpenAI and vLLM."""
 
     not_offered: ClassVar[Mapping[str, object]] = {
@@ -122,7 +122,7 @@ Text = Annotated[str, BeforeValidator(_flat)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class FunctionWire(Wire):
+class FunctionWire(RequestFields):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -135,12 +135,12 @@ class FunctionWire(Wire):
         )
 
 
-class CalledWire(Wire):
+class CalledWire(RequestFields):
     name: str
     arguments: Annotated[str, BeforeValidator(_as_json)] = "{}"
 
 
-class ToolCallWire(Wire):
+class ToolCallWire(RequestFields):
     id: str | None = None
     function: CalledWire
 
@@ -148,7 +148,7 @@ class ToolCallWire(Wire):
         return ToolCall(name=self.function.name, arguments=self.function.arguments, id=self.id if self.id is not None else "")
 
 
-class MessageWire(Wire):
+class MessageWire(RequestFields):
     role: Role
     content: Text = ""
     tool_calls: tuple[ToolCallWire, ...] | None = None
@@ -163,25 +163,27 @@ class MessageWire(Wire):
         )
 
 
-class FormatWire(Wire):
+class FormatWire(RequestFields):
     """Answers are not held to a schema: ask for JSON in the prompt."""
 
     type: Literal["text"] = "text"
 
 
-class ToolWire(Wire):
+class ToolWire(RequestFields):
     type: Literal["function"] = "function"
     function: FunctionWire
 
 
-class StreamOptions(Wire):
+class StreamOptions(RequestFields):
     include_usage: bool = False
 
 
 def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
     """Whether calls are looked for in the answer. The prompt shows the tools either way, so that it only grows."""
     if tool_choice not in (None, "auto", "none"):
-        raise Problem(400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'", param="tool_choice")
+        raise RequestError(
+            400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'", param="tool_choice"
+        )
     return bool(tools) and tool_choice != "none"
 
 
@@ -190,7 +192,7 @@ def versions_of(completion: Completion) -> list[dict[str, int]]:
     return [{"version": span.version, "start": span.start, "stop": span.stop} for span in completion.versions]
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
+def usage(answers: Sequence[GatewayAnswer]) -> dict[str, int]:
     read = len(answers[0].turn.place.prompt)
     said = sum(len(answer.completion.token_ids) for answer in answers)
     return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}

@@ -18,16 +18,16 @@ from rollout_workers.gateway.endpoints.requests import (
     FormatWire,
     FunctionWire,
     MessageWire,
+    RequestFields,
     SamplingFields,
     Text,
-    Wire,
     parses_calls,
     read_body,
     usage,
 )
 from rollout_workers.gateway.endpoints.streaming import stream_events
-from rollout_workers.gateway.problems import Problem
-from rollout_workers.gateway.session import Answer, EpisodeSession
+from rollout_workers.gateway.request_errors import RequestError
+from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
 
 
 class MessageItem(MessageWire):
@@ -39,13 +39,13 @@ class CallItem(CalledWire):
     call_id: str
 
 
-class OutputItem(Wire):
+class OutputItem(RequestFields):
     type: Literal["function_call_output"]
     call_id: str
     output: Text
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(RequestFields):
     type: Literal["reasoning"]
 
 
@@ -63,7 +63,7 @@ class FunctionItem(FunctionWire):
     type: Literal["function"]
 
 
-class TextOptions(Wire):
+class TextOptions(RequestFields):
     format: FormatWire | None = None
 
 
@@ -94,7 +94,7 @@ class ResponsesRequest(SamplingFields):
 async def responses(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
     asked = await read_body(request, ResponsesRequest)
     if asked.n > 1:
-        raise Problem(400, "n is not offered by /responses: ask several times, or use /chat/completions", param="n")
+        raise RequestError(400, "n is not offered by /responses: ask several times, or use /chat/completions", param="n")
     instructions = [Message(role="system", content=asked.instructions)] if asked.instructions is not None else []
     messages = [*_earlier(asked, session), *_messages(asked.input)]
     tools = [tool.tool() for tool in asked.tools] if asked.tools is not None else []
@@ -117,7 +117,7 @@ def _earlier(asked: ResponsesRequest, session: EpisodeSession) -> Sequence[Messa
     if asked.previous_response_id is None:
         return ()
     if (stored := session.stored.get(asked.previous_response_id)) is None:
-        raise Problem(
+        raise RequestError(
             400, f"this episode has no response {asked.previous_response_id!r} to go on from", param="previous_response_id"
         )
     return stored
@@ -140,7 +140,7 @@ def _messages(given: str | Sequence[MessageItem | CallItem | OutputItem | Reason
     return messages
 
 
-def _response(asked: ResponsesRequest, answer: Answer, session: EpisodeSession) -> dict[str, Any]:
+def _response(asked: ResponsesRequest, answer: GatewayAnswer, session: EpisodeSession) -> dict[str, Any]:
     is_cut = answer.finish_reason == "length"
     counted = usage([answer])
     extra: dict[str, Any] = {}

@@ -11,18 +11,18 @@ from pydantic import Field
 from async_rl.types import StopReason
 from rollout_workers.gateway.endpoints.requests import (
     MessageWire,
+    RequestFields,
     SamplingFields,
     TokenId,
     ToolWire,
-    Wire,
     read_body,
     usage,
     versions_of,
 )
-from rollout_workers.gateway.session import Answer, EpisodeSession
+from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
 
 
-class GenerateRequest(Wire):
+class GenerateRequest(RequestFields):
     not_offered: ClassVar = {"features": {}, "content_parts": [], "stream": False}
 
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
@@ -36,7 +36,7 @@ async def generate(request: web.Request, session: EpisodeSession) -> web.StreamR
     return web.json_response({"request_id": secrets.token_hex(12), "choices": choices, "usage": usage(answers)})
 
 
-def _token_choice(index: int, answer: Answer) -> dict[str, Any]:
+def _token_choice(index: int, answer: GatewayAnswer) -> dict[str, Any]:
     token_ids = answer.completion.token_ids.tolist()
     logprobs = [
         {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
@@ -51,7 +51,7 @@ def _token_choice(index: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(RequestFields):
     prompt: str | None = None
     messages: tuple[MessageWire, ...] | None = None
     tools: tuple[ToolWire, ...] | None = None
@@ -68,7 +68,7 @@ async def tokenize(request: web.Request, session: EpisodeSession) -> web.StreamR
     return web.json_response({"tokens": token_ids, "count": len(token_ids), "max_model_len": session.context_tokens})
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(RequestFields):
     tokens: tuple[TokenId, ...]
 
 

@@ -1,1 +1,1 @@
-"""Models behind a server that speaks OpenAI's protocol: `backend.py` first."""
+"""ServedModels behind a server that speaks OpenAI's protocol: `backend.py` first."""

@@ -1,4 +1,4 @@
-"""Models behind any server that speaks OpenAI's protocol. What the server returns decides what the backend is:
+"""ServedModels behind any server that speaks OpenAI's protocol. What the server returns decides what the backend is:
 
     ids, logprobs and versions (our gateway)    OpenAILogprobs    can be trained on
     ids (vLLM's return_token_ids)               OpenAITokens      can be evaluated, opponents, judges
@@ -30,8 +30,15 @@ from async_rl.protocols import (
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference, prompt_ids
-from rollout_workers.inference.openai.messages import Choice, Malformed, Models, Said, body_of, first_choice
-from rollout_workers.inference.openai.retrying_client import Refused, RetryingClient, ServerUnavailable
+from rollout_workers.inference.openai.messages import (
+    MalformedResponse,
+    ResponseChoice,
+    ResponseMessage,
+    ServedModels,
+    body_of,
+    first_choice,
+)
+from rollout_workers.inference.openai.retrying_client import RequestRefused, RetryingClient, ServerUnavailable
 from rollout_workers.inference.transcript import Transcript, read
 
 PROBE = "1"
@@ -45,7 +52,7 @@ async def open_openai(config: OpenAIPolicy) -> AsyncGenerator[OpenAIText]:
             model = config.model if config.model else await _only_model(client)
             tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer is not None else Transcript()
             kind = OpenAIChat if isinstance(tokenizer, Transcript) else await _probe(client, model, tokenizer)
-        except (Refused, ServerUnavailable, Malformed, TimeoutError) as error:
+        except (RequestRefused, ServerUnavailable, MalformedResponse, TimeoutError) as error:
             raise ConfigError(f"the server at {config.url} cannot be used: {error}") from error
         yield kind(client, model, config, tokenizer)
 
@@ -72,7 +79,7 @@ class OpenAIText(Inference, ReturnsText):
                 raise ValueError(f"{name} is not offered by the server at {self._client.url}; leave it unset")
         try:
             return await self._ask(prompt_ids(prompt, self.tokenizer), body_of(chosen) | {"model": self.model, **self.asks_for})
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.code == "context_length_exceeded" or "maximum context length" in str(refused):
                 raise ContextOverflow(f"the prompt is too long for the model {self.model}: {refused}") from refused
             raise
@@ -91,7 +98,7 @@ class OpenAITokens(OpenAIText, ReturnsTokens):
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
         choice = first_choice(await self._client.post("/completions", {**body, "prompt": token_ids}))
         if choice.token_ids is None:
-            raise Malformed(f"the server at {self._client.url} returned token ids once and does so no more")
+            raise MalformedResponse(f"the server at {self._client.url} returned token ids once and does so no more")
         return choice.completion(text_of(choice), choice.token_ids, end_id=self.tokenizer.end_id)
 
 
@@ -109,20 +116,20 @@ class OpenAIChat(OpenAIText):
         if conversation.tools:
             request["tools"] = conversation.tools
         choice = first_choice(await self._client.post("/chat/completions", request))
-        said = choice.message if choice.message is not None else Said()
+        said = choice.message if choice.message is not None else ResponseMessage()
         answer = self.tokenizer.answer(said.content if said.content is not None else "", said.calls)
         return choice.completion(self.tokenizer.decode(answer), answer, end_id=None)
 
 
-def text_of(choice: Choice) -> str:
+def text_of(choice: ResponseChoice) -> str:
     return choice.text if choice.text is not None else ""
 
 
 async def _only_model(client: RetryingClient) -> str:
     try:
-        names = [model.id for model in Models.model_validate(await client.get("/models")).data]
+        names = [model.id for model in ServedModels.model_validate(await client.get("/models")).data]
     except ValidationError as error:
-        raise Malformed("its /models are no list of models") from error
+        raise MalformedResponse("its /models are no list of models") from error
     if len(names) != 1:
         raise ConfigError(f"the server at {client.url} has these models: {', '.join(names)}; say which with `model`")
     return names[0]
@@ -132,7 +139,7 @@ async def _probe(client: RetryingClient, model: str, tokenizer: Tokenizer) -> ty
     body = {"model": model, "prompt": tokenizer.render(PROBE), "max_tokens": 1, **OpenAITokens.asks_for}
     try:
         choice = first_choice(await client.post("/completions", body))
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in (401, 403):
             raise
         return OpenAIText  # it takes no ids, or does not know the fields that ask for them

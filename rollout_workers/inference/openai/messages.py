@@ -16,18 +16,18 @@ class _Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Called(_Wire):
+class ResponseFunction(_Wire):
     name: str
     arguments: str = ""
 
 
-class CallSaid(_Wire):
-    function: Called
+class ResponseToolCall(_Wire):
+    function: ResponseFunction
 
 
-class Said(_Wire):
+class ResponseMessage(_Wire):
     content: str | None = None
-    tool_calls: tuple[CallSaid, ...] | None = None
+    tool_calls: tuple[ResponseToolCall, ...] | None = None
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -36,28 +36,28 @@ class Said(_Wire):
         return tuple(ToolCall(name=call.function.name, arguments=call.function.arguments) for call in self.tool_calls)
 
 
-class Logprobs(_Wire):
+class ResponseLogprobs(_Wire):
     token_logprobs: tuple[float, ...] = ()
     """Of /completions; the other endpoint has them in another form, which nobody needs here."""
 
 
-class Span(_Wire):
+class ResponseSpan(_Wire):
     version: int
     start: int
     stop: int
 
 
-class Choice(_Wire):
+class ResponseChoice(_Wire):
     """One continuation, of either endpoint."""
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """vLLM's: the stop string or token that ended it, if one did."""
     text: str | None = None
-    message: Said | None = None
+    message: ResponseMessage | None = None
     token_ids: tuple[int, ...] | None = None
-    logprobs: Logprobs | None = None
-    versions: tuple[Span, ...] | None = None
+    logprobs: ResponseLogprobs | None = None
+    versions: tuple[ResponseSpan, ...] | None = None
 
     def completion(self, text: str, token_ids: Sequence[int], *, end_id: int | None) -> Completion:
         """`end_id` None means that the ids do not show how it ended."""
@@ -79,29 +79,29 @@ class Choice(_Wire):
         return StopReason.END if has_end else StopReason.STOP
 
 
-class Answer(_Wire):
-    choices: tuple[Choice, ...]
+class CompletionResponse(_Wire):
+    choices: tuple[ResponseChoice, ...]
 
 
-class Model(_Wire):
+class ServedModel(_Wire):
     id: str
 
 
-class Models(_Wire):
-    data: tuple[Model, ...] = ()
+class ServedModels(_Wire):
+    data: tuple[ServedModel, ...] = ()
 
 
-class Malformed(Exception):
+class MalformedResponse(Exception):
     """The server's answer is not what the protocol says."""
 
 
-def first_choice(answer: Mapping[str, Any]) -> Choice:
+def first_choice(answer: Mapping[str, Any]) -> ResponseChoice:
     try:
-        choices = Answer.model_validate(answer).choices
+        choices = CompletionResponse.model_validate(answer).choices
     except ValidationError as error:
-        raise Malformed(f"its answer is none of OpenAI's protocol: {error.errors()[0]['msg']}") from error
+        raise MalformedResponse(f"its answer is none of OpenAI's protocol: {error.errors()[0]['msg']}") from error
     if not choices:
-        raise Malformed("its answer has no choices")
+        raise MalformedResponse("its answer has no choices")
     return choices[0]
 
 

@@ -24,7 +24,7 @@ class ServerUnavailable(Exception):
     """It stayed busy or away for all the attempts that were allowed."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server understood and said no: asking again would not help."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
@@ -83,7 +83,7 @@ class RetryingClient:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Raises Refused, ServerUnavailable, or TimeoutError when all attempts together took too long."""
+        """Raises RequestRefused, ServerUnavailable, or TimeoutError when all attempts together took too long."""
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
@@ -121,9 +121,9 @@ async def _read(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
     if response.status >= 400:
         error = content.get("error", content) if isinstance(content, dict) else None
         told: dict[str, Any] = error if isinstance(error, dict) else {}
-        raise Refused(response.status, str(told.get("message", response.reason)), str(told.get("code") or ""))
+        raise RequestRefused(response.status, str(told.get("message", response.reason)), str(told.get("code") or ""))
     if not isinstance(content, dict):
-        raise Refused(response.status, "something that is no JSON object", "")
+        raise RequestRefused(response.status, "something that is no JSON object", "")
     return content
 
 

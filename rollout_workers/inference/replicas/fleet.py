@@ -27,7 +27,7 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
 from async_rl.types import Completion
-from rollout_workers.inference.core import EngineMetrics
+from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.interface import Inference, prompt_ids
 from rollout_workers.inference.replicas.frames import Generate, Swap
 from rollout_workers.inference.replicas.replica import Replica

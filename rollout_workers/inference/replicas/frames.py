@@ -15,7 +15,7 @@ import numpy as np
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, StopReason, VersionSpan
-from rollout_workers.inference.core import EngineMetrics
+from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.generation import Sampling
 
 # -- the worker and rank 0 ----------------------------------------------------------------------------------------------
@@ -37,19 +37,19 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class CancelRequest:
     """Nobody waits for this request any longer. It is not answered."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class EngineReady:
     kernel: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RequestDone:
     id: int
     completion: Completion | None = None
 
@@ -70,7 +70,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class MetricsReport:
     metrics: EngineMetrics
 
 
@@ -85,20 +85,20 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepOrder:
     state: int
     """A checksum of what every rank must have before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class WeightsLoaded:
     """The shared memory has been read."""
 
 
 # -- on the way ---------------------------------------------------------------------------------------------------------
 
 _KINDS: tuple[type[Any], ...] = (
-    Generate, Swap, Cancel, Ready, Answer, Refusal, Broken, Report, Submit, Step, Loaded,
+    Generate, Swap, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit, StepOrder, WeightsLoaded,
     GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, frozenset,
 )  # fmt: skip
 _CODES: Mapping[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
@@ -121,7 +121,7 @@ async def receive(reader: asyncio.StreamReader) -> Any:
         return None
 
 
-class Pipe:
+class SocketPipe:
     """The same for a thread that may block."""
 
     def __init__(self, end: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 engine thread of rank 0            ranks 1 ...
 submit, cancel, swap, step ──────▶ the same calls, in the same order
-   ◀── Loaded, after a swap ──────
+   ◀── WeightsLoaded, after a swap ──────
 
 No tokens travel. The ranks gather equal logits and draw with equal generators, so they sample alike; each step is told
 together with a checksum of what led to it, and a rank that has come to anything else stops before it computes with it.
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from async_rl.errors import ServiceStopped
 from async_rl.types import Completion
-from rollout_workers.inference.core import EngineCore
+from rollout_workers.inference.engine_core import EngineCore
 from rollout_workers.inference.generation import Generation
-from rollout_workers.inference.replicas.frames import Cancel, Loaded, Pipe, Step, Submit, Swap
+from rollout_workers.inference.replicas.frames import CancelRequest, SocketPipe, StepOrder, Submit, Swap, WeightsLoaded
 
 
 class LockstepCore(EngineCore):
@@ -37,7 +37,7 @@ class LockstepCore(EngineCore):
 class LeadingCore(LockstepCore):
     """Rank 0's. With no followers it is an EngineCore."""
 
-    def __init__(self, followers: Sequence[Pipe], **arguments: Any) -> None:
+    def __init__(self, followers: Sequence[SocketPipe], **arguments: Any) -> None:
         self._followers = followers
         super().__init__(**arguments)
 
@@ -46,7 +46,7 @@ class LeadingCore(LockstepCore):
         super().submit(generation)
 
     def cancel(self, generation: Generation) -> None:
-        self._tell(Cancel(id=generation.id))
+        self._tell(CancelRequest(id=generation.id))
         super().cancel(generation)
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
@@ -55,12 +55,12 @@ class LeadingCore(LockstepCore):
             super().swap(number, tensors)
         finally:  # whoever gave us `tensors` may overwrite them once we return
             for rank, follower in enumerate(self._followers, start=1):
-                if not isinstance(follower.receive(), Loaded):
+                if not isinstance(follower.receive(), WeightsLoaded):
                     raise ServiceStopped(f"tensor rank {rank} is gone")
 
     def step(self) -> None:
         if self._followers:
-            self._tell(Step(state=self.state()))
+            self._tell(StepOrder(state=self.state()))
         super().step()
 
     def _tell(self, order: object) -> None:
@@ -68,7 +68,7 @@ class LeadingCore(LockstepCore):
             follower.send(order)
 
 
-def follow(core: LockstepCore, leader: Pipe, weights: Mapping[str, Tensor]) -> None:
+def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]) -> None:
     """Do what rank 0 does, until it is gone."""
     running: dict[int, Generation] = {}
     while (order := leader.receive()) is not None:
@@ -76,14 +76,14 @@ def follow(core: LockstepCore, leader: Pipe, weights: Mapping[str, Tensor]) -> N
             case Submit():
                 running[order.id] = _as_told(order, running)
                 core.submit(running[order.id])
-            case Cancel():
+            case CancelRequest():
                 if (generation := running.pop(order.id, None)) is not None:
                     core.cancel(generation)
             case Swap():
                 with suppress(ValueError):  # rank 0 refuses the same, and says so
                     core.swap(order.version, weights)
-                leader.send(Loaded())
-            case Step():
+                leader.send(WeightsLoaded())
+            case StepOrder():
                 if order.state != core.state():
                     raise ServiceStopped("this tensor rank has come to other tokens than rank 0")
                 core.step()

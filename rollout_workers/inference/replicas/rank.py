@@ -25,7 +25,7 @@ from async_rl.supervision import run_with
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.replicas.frames import Broken, Pipe, Ready, frame
+from rollout_workers.inference.replicas.frames import Broken, EngineReady, SocketPipe, frame
 from rollout_workers.inference.replicas.lockstep import LeadingCore, LockstepCore, follow
 from rollout_workers.inference.replicas.server import EngineServer
 from rollout_workers.inference.replicas.setup import RankSetup
@@ -43,10 +43,10 @@ def main() -> None:
         weights = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights).tensors
         leader, *followers = (sockets.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
         if setup.rank > 0:
-            orders = Pipe(leader)
+            orders = SocketPipe(leader)
             follow(_core(setup, orders), orders, weights)
         else:
-            asyncio.run(lead(setup, leader, [Pipe(follower) for follower in followers], weights))
+            asyncio.run(lead(setup, leader, [SocketPipe(follower) for follower in followers], weights))
 
 
 def _meet(setup: RankSetup) -> None:
@@ -55,7 +55,7 @@ def _meet(setup: RankSetup) -> None:
     parallel.initialize(device=setup.torch_device, tensor=ranks, rendezvous=meeting)
 
 
-def _core(setup: RankSetup, orders: Pipe) -> LockstepCore:
+def _core(setup: RankSetup, orders: SocketPipe) -> LockstepCore:
     try:
         return LockstepCore(
             shape=setup.shape,
@@ -71,7 +71,7 @@ def _core(setup: RankSetup, orders: Pipe) -> LockstepCore:
         raise
 
 
-async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Pipe], weights: Mapping[str, Tensor]) -> None:
+async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[SocketPipe], weights: Mapping[str, Tensor]) -> None:
     """Rank 0: serve the worker until it is gone."""
     reader, writer = await asyncio.open_connection(sock=worker)
     engine = MegatronEngine(
@@ -88,7 +88,7 @@ async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Pipe
     try:
         async with engine:
             server = EngineServer(engine, weights, writer)
-            writer.write(frame(Ready(kernel=engine.kernel)))
+            writer.write(frame(EngineReady(kernel=engine.kernel)))
             await run_with(lambda: server.serve(reader), engine=engine.watch, metrics=server.report)
     except Exception as error:
         cause = ours if (ours := find_async_rl_error(error)) is not None else error

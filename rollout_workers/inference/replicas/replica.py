@@ -11,15 +11,15 @@ from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
 from async_rl.launch.commands import command
 from async_rl.protocols import ContextOverflow
 from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy, how_it_ended
-from rollout_workers.inference.core import EngineMetrics
+from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.replicas.frames import (
-    Answer,
     Broken,
-    Cancel,
+    CancelRequest,
+    EngineReady,
     Generate,
-    Ready,
+    MetricsReport,
     Refusal,
-    Report,
+    RequestDone,
     Swap,
     frame,
     receive,
@@ -39,13 +39,13 @@ class Replica:
         """`on_loss` is told why when a process ended that nobody killed."""
         self.metrics: EngineMetrics | None = None
         """As of the last report."""
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._on_loss = on_loss
         self._is_killed = False
         self._last_words: Exception | None = None
         self._all_heard = asyncio.Event()
         """Of what rank 0 says."""
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[RequestDone]] = {}
         """Requests without an answer, by id."""
         self._own_end, rank_0 = socket.socketpair()
         pairs = [socket.socketpair() for _ in ranks[1:]]
@@ -75,16 +75,16 @@ class Replica:
         for child in self._children:
             child.kill()
 
-    def ask(self, request: Generate | Swap) -> asyncio.Future[Answer]:
+    def ask(self, request: Generate | Swap) -> asyncio.Future[RequestDone]:
         """Its answer, or a refusal as an exception."""
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[RequestDone] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
         self._writer.write(frame(request))
         return waiting
 
     def cancel(self, request: Generate) -> None:
         if self._waiting.pop(request.id, None) is not None and not self._is_killed:
-            self._writer.write(frame(Cancel(id=request.id)))
+            self._writer.write(frame(CancelRequest(id=request.id)))
 
     def release(self, error: Exception) -> None:
         """Nobody will get an answer any more."""
@@ -117,11 +117,11 @@ class Replica:
         """
         while (message := await receive(reader)) is not None:
             match message:
-                case Answer() | Refusal():
+                case RequestDone() | Refusal():
                     self._settle(message)
-                case Report():
+                case MetricsReport():
                     self.metrics = message.metrics
-                case Ready():
+                case EngineReady():
                     if not self.ready.done():
                         self.ready.set_result(message)
                 case Broken():
@@ -129,11 +129,11 @@ class Replica:
                 case _:
                     raise TypeError(f"rank 0 said something unknown: {message!r}")
 
-    def _settle(self, message: Answer | Refusal) -> None:
+    def _settle(self, message: RequestDone | Refusal) -> None:
         waiting = self._waiting.pop(message.id, None)
         if waiting is None or waiting.done():  # its caller has left
             return
-        if isinstance(message, Answer):
+        if isinstance(message, RequestDone):
             waiting.set_result(message)
         else:
             waiting.set_exception(_error(message))

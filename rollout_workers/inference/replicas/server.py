@@ -10,7 +10,16 @@ from torch import Tensor
 from async_rl.config import HEARTBEAT_S
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.replicas.frames import Answer, Cancel, Generate, Refusal, Report, Swap, frame, receive
+from rollout_workers.inference.replicas.frames import (
+    CancelRequest,
+    Generate,
+    MetricsReport,
+    Refusal,
+    RequestDone,
+    Swap,
+    frame,
+    receive,
+)
 
 
 class EngineServer:
@@ -28,7 +37,7 @@ class EngineServer:
         async with asyncio.TaskGroup() as tasks:
             while (request := await receive(reader)) is not None:
                 match request:
-                    case Cancel() if (task := self._working.get(request.id)) is not None:
+                    case CancelRequest() if (task := self._working.get(request.id)) is not None:
                         task.cancel()
                     case Generate() | Swap():
                         self._working[request.id] = tasks.create_task(self._answer(request))
@@ -42,14 +51,14 @@ class EngineServer:
         """Service: what the worker shows of this engine, every heartbeat."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self._send(Report(metrics=self._engine.metrics))
+            await self._send(MetricsReport(metrics=self._engine.metrics))
 
     async def _answer(self, request: Generate | Swap) -> None:
         try:
-            answer = Answer(id=request.id, completion=await self._do(request))
+            answer = RequestDone(id=request.id, completion=await self._do(request))
         except ValueError as error:
             answer = Refusal(id=request.id, kind=type(error).__name__, reason=str(error))
-        await self._send(Report(metrics=self._engine.metrics))  # first: whoever gets the answer may look at the metrics
+        await self._send(MetricsReport(metrics=self._engine.metrics))  # first: whoever gets the answer may look at the metrics
         await self._send(answer)
 
     async def _do(self, request: Generate | Swap) -> Completion | None:

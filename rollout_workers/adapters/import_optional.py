@@ -8,7 +8,7 @@ from typing import Any
 from async_rl.errors import ConfigError
 
 
-def optional(module: str, *, install: str) -> Any:
+def import_optional(module: str, *, install: str) -> Any:
     """The module; `install` is what pip calls it, or the extra of ours that brings it."""
     package = module.partition(".")[0]
     try:

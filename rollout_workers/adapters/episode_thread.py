@@ -14,7 +14,7 @@ from async_rl.supervision.liveness.daemon_thread import as_exception
 T = TypeVar("T")
 
 
-class OwnThread:
+class EpisodeThread:
     """Works in the order of the calls; some simulators stay with the thread that made them.
 
     A deadline leaves a call that hangs behind, and the thread does not keep the process from ending.

@@ -18,7 +18,7 @@ def complete_text(completion: Completion, tokenizer: Tokenizer) -> str:
     return completion.text.rstrip(INCOMPLETE) if is_cut else completion.text
 
 
-def pieces(completion: Completion, tokenizer: Tokenizer) -> list[str]:
+def token_texts(completion: Completion, tokenizer: Tokenizer) -> list[str]:
     """One for each token."""
     token_ids: Sequence[int] = completion.token_ids.tolist()
     if isinstance(tokenizer, Characters):

@@ -15,7 +15,7 @@ NO_VERSION = -1
 """Of tokens that no weights of a run sampled."""
 
 
-class Readable(Inference, ReturnsText):
+class EvaluationInference(Inference, ReturnsText):
     """For evaluation, opponents and judges. `always` stands over whatever an agent asks for."""
 
     def __init__(self, inference: InferenceInterface, always: GenerationArgs | None = None) -> None:
@@ -25,10 +25,10 @@ class Readable(Inference, ReturnsText):
         self._loop = asyncio.get_running_loop()
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
-        return whole(await self._inference.generate(prompt, self._always.over(args)), self.tokenizer)
+        return with_placeholders(await self._inference.generate(prompt, self._always.over(args)), self.tokenizer)
 
 
-def whole(completion: Completion, tokenizer: Tokenizer) -> Completion:
+def with_placeholders(completion: Completion, tokenizer: Tokenizer) -> Completion:
     """With ids of the text where the server gave none, and a log-probability of 0 and no version where it gave none."""
     token_ids = completion.token_ids
     if not len(token_ids):

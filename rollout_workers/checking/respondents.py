@@ -20,34 +20,34 @@ from rollout_workers.inference.scripted import Scripted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Respondents:
     answerers: Answerers
     tokenizer: Tokenizer
     context_tokens: int
 
 
 @asynccontextmanager
-async def open_cast(config: Config, *, script: str | None, model: str | None) -> AsyncGenerator[Cast]:
+async def open_respondents(config: Config, *, script: str | None, model: str | None) -> AsyncGenerator[Respondents]:
     if model is None:
         yield _scripted(config, script)
         return
-    from rollout_workers.evaluation.subject import Live, find_subject  # late: who has no model needs little
+    from rollout_workers.evaluation.subject import LiveRun, find_subject  # late: who has no model needs little
 
     subject = find_subject(model, config)
-    if isinstance(subject, Live):
+    if isinstance(subject, LiveRun):
         raise ConfigError("--model live is for `async-rl eval`; name a folder, a url, or a model under policies")
     from rollout_workers.evaluation.models import open_model  # later still: it imports torch
 
     async with open_model(subject, config, os.environ) as opened:
         inference = opened.inference
-        yield Cast(
+        yield Respondents(
             answerers=lambda task: [("the model", inference)] * config.batch.group_size,
             tokenizer=inference.tokenizer,
             context_tokens=opened.context_tokens,
         )
 
 
-def _scripted(config: Config, script: str | None) -> Cast:
+def _scripted(config: Config, script: str | None) -> Respondents:
     tokenizer = open_tokenizer(config.tokenizer)
     context_tokens = model_shape(config.model, tokenizer.vocab_size).max_positions
 
@@ -55,7 +55,7 @@ def _scripted(config: Config, script: str | None) -> Cast:
         said = guesses(task) if script is None else {"the script": _lines(script)}
         return [(name, Scripted(answers, tokenizer=tokenizer, context_tokens=context_tokens)) for name, answers in said.items()]
 
-    return Cast(answerers=answerers, tokenizer=tokenizer, context_tokens=context_tokens)
+    return Respondents(answerers=answerers, tokenizer=tokenizer, context_tokens=context_tokens)
 
 
 def guesses(task: Task) -> dict[str, list[str]]:

@@ -15,10 +15,10 @@ from async_rl.board.environment_mix import PERIOD, MixSchedule, apportion, inter
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
 from async_rl.types import MixChange
-from rollout_workers.environment_pool import EnvironmentUnavailable, Resident, Residents
+from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavailable, PooledEnvironment
 from rollout_workers.registry import build_agent
 
-__all__ = ["PERIOD", "EnvironmentUnavailable", "Seat", "TaskMix", "WeightedAgent", "apportion", "interleave"]
+__all__ = ["PERIOD", "EnvironmentUnavailable", "TaskMix", "TaskSource", "WeightedAgent", "apportion", "interleave"]
 
 logger = structlog.get_logger()
 
@@ -32,7 +32,7 @@ class WeightedAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class TaskSource:
     """`agent.task(index)` is the task."""
 
     environment: EnvironmentConfig
@@ -54,9 +54,9 @@ class TaskMix:
         self._seed = seed
         self._environments_from = environments_from
         self._sections = [_section(number, each) for number, each in enumerate(environments)]
-        self._residents = Residents(
+        self._pool = EnvironmentPool(
             [
-                Resident(name=section.label, make=partial(_made_again, each, section, seed), agent=each.agent)
+                PooledEnvironment(name=section.label, make=partial(_remade, each, section, seed), agent=each.agent)
                 for section, each in zip(self._sections, environments, strict=True)
             ]
         )
@@ -85,9 +85,9 @@ class TaskMix:
         self._schedules = {"": self._schedules[""]}
         latest = self._latest
         for name, section in latest.sections.items():
-            self._residents.add(name, partial(self._make_attached, section))
+            self._pool.add(name, partial(self._make_attached, section))
             if name not in latest.final_weights:
-                self._residents.close_if_idle(name)
+                self._pool.close_if_idle(name)
         logger.info("the mix of environments changes", weights=latest.final_weights)
 
     def _make_attached(self, section: EnvironmentConfig) -> Agent:
@@ -114,10 +114,10 @@ class TaskMix:
 
     def open(self) -> AbstractAsyncContextManager[None]:
         """Around all seats. Agents that are async context managers are entered: the configuration's now, others when needed."""
-        return self._residents.open()
+        return self._pool.open()
 
     @asynccontextmanager
-    async def seat(self, task_index: int, mix: str = "", *, is_rolled_again: bool = False) -> AsyncGenerator[Seat]:
+    async def source(self, task_index: int, mix: str = "", *, is_rolled_again: bool = False) -> AsyncGenerator[TaskSource]:
         """Where a task is played, for as long as it is. Raises EnvironmentUnavailable, and EnvironmentDetached for a task
         that is rolled again although its environment was detached meanwhile.
         """
@@ -126,13 +126,13 @@ class TaskMix:
         name = place.environment
         if is_rolled_again and name not in self._latest.final_weights:
             raise EnvironmentDetached(name)
-        async with self._residents.visit(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
-            yield Seat(environment=schedule.sections[name], agent=agent, index=place.index)
+        async with self._pool.use(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
+            yield TaskSource(environment=schedule.sections[name], agent=agent, index=place.index)
 
 
 def _section(number: int, each: WeightedAgent) -> EnvironmentConfig:
     return each.section if each.section is not None else EnvironmentConfig(type=str(number), weight=each.weight)
 
 
-def _made_again(each: WeightedAgent, section: EnvironmentConfig, seed: int) -> Agent:
+def _remade(each: WeightedAgent, section: EnvironmentConfig, seed: int) -> Agent:
     return each.agent if each.section is None else build_agent(section, seed)

@@ -12,13 +12,13 @@ from rich.text import Text
 from async_rl.protocols import Tokenizer
 from async_rl.types import Rollout, Sample
 from rollout_workers.checking.findings import Findings
-from rollout_workers.checking.trials import Played, Trial
+from rollout_workers.checking.trials import EnvironmentTrials, Trial
 
 TOKENS_SHOWN = 240
 GIVEN, SAMPLED = "dim", "bold green"
 
 
-def show(page: Console, seen: Played, findings: Findings, tokenizer: Tokenizer) -> None:
+def show(page: Console, seen: EnvironmentTrials, findings: Findings, tokenizer: Tokenizer) -> None:
     page.print(Rule(Text(seen.section.label, "bold")))
     for trial in seen.trials:
         _show_trial(page, trial, tokenizer)
@@ -70,7 +70,7 @@ def _visible(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def as_json(seen: Played, findings: Findings) -> Mapping[str, Any]:
+def as_json(seen: EnvironmentTrials, findings: Findings) -> Mapping[str, Any]:
     return {
         "name": seen.section.label,
         "type": seen.section.type,

@@ -1,4 +1,4 @@
-"""What a gateway counts, under the names of the table of metrics."""
+"""What a gateway counters, under the names of the table of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from async_rl.telemetry.prometheus import exported_name
 from async_rl.telemetry.table import find_metric
 
 
-class Counts(Collector):
+class GatewayCounters(Collector):
     def __init__(self) -> None:
         self.sessions = 0
         self.requests = 0

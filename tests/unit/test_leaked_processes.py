@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_workers.episodes.leaked_processes import Strays
+from rollout_workers.episodes.leaked_processes import LeakedProcesses
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def start(started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
 def test_a_child_is_ended_once_no_episode_can_be_as_old(started: list[subprocess.Popen[bytes]]):
     told: list[tuple[str, list[str]]] = []
     of_the_worker = start(started)
-    with Strays(longest_s=5, report=lambda environment, what, names: told.append((what, names))) as strays:
+    with LeakedProcesses(longest_s=5, report=lambda environment, what, names: told.append((what, names))) as strays:
         of_an_agent = start(started)
-        strays.spare_those_of(told)
+        strays.spare_children_of(told)
         of_an_episode = start(started)
-        strays.spare_those_of(told)  # an agent that is known spares nobody
+        strays.spare_children_of(told)  # an agent that is known spares nobody
         strays.sweep(10)
         of_another = start(started)
         strays.sweep(15)

@@ -23,22 +23,22 @@ task of its own."""
 END_S = 2.0
 """What is cancelled has this long to end; then it is left to itself."""
 
-Report = Callable[[str, str, list[str]], None]
+LeakReport = Callable[[str, str, list[str]], None]
 """Called with the environment, what an episode did not end by itself, and the names of the coroutines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Episode:
+class TaskOwner:
     """The owner of tasks."""
 
     environment: str
     tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
 
-_owner: ContextVar[Episode | None] = ContextVar("owner", default=None)
-_owners: WeakKeyDictionary[asyncio.Task[Any], Episode] = WeakKeyDictionary()
-_report: ContextVar[Report] = ContextVar("report", default=lambda environment, what, names: None)
-_left_to_themselves: set[asyncio.Task[Any]] = set()
+_owner: ContextVar[TaskOwner | None] = ContextVar("owner", default=None)
+_owners: WeakKeyDictionary[asyncio.Task[Any], TaskOwner] = WeakKeyDictionary()
+_report: ContextVar[LeakReport] = ContextVar("report", default=lambda environment, what, names: None)
+_uncancellable: set[asyncio.Task[Any]] = set()
 """Tasks that ignore being cancelled. Nothing can end them; here they are at least not collected while they run."""
 
 
@@ -49,11 +49,11 @@ def environment_of(task: asyncio.Task[Any] | None) -> str:
 
 
 @contextmanager
-def environment_runs(environment: str) -> Generator[None]:
+def running_environment(environment: str) -> Generator[None]:
     """The current task runs code of the environment for a while, outside of any episode."""
     task = asyncio.current_task()
     assert task is not None
-    _owners[task] = Episode(environment)
+    _owners[task] = TaskOwner(environment)
     try:
         yield
     finally:
@@ -61,11 +61,11 @@ def environment_runs(environment: str) -> Generator[None]:
 
 
 @contextmanager
-def tasks_have_owners(report: Report) -> Generator[None]:
+def track_episode_tasks(report: LeakReport) -> Generator[None]:
     """While inside, every task of the running loop is noted with the episode that starts it."""
     loop = asyncio.get_running_loop()
     factory, told = loop.get_task_factory(), _report.set(report)
-    loop.set_task_factory(_note)  # pyright: ignore[reportArgumentType]  # loops pass coroutines
+    loop.set_task_factory(_start_task)  # pyright: ignore[reportArgumentType]  # loops pass coroutines
     try:
         yield
     finally:
@@ -75,8 +75,8 @@ def tasks_have_owners(report: Report) -> Generator[None]:
 
 async def run_episode(episode: Coroutine[Any, Any, T], *, environment: str, name: str) -> T:
     """Its result. Cancelling this cancels it, and waits no longer than END_S for it to obey."""
-    owner = Episode(environment)
-    with nobodys_tasks():
+    owner = TaskOwner(environment)
+    with outside_episodes():
         task = asyncio.create_task(_with_its_tasks(episode, owner), name=name)
     _owners[task] = owner
     try:
@@ -91,7 +91,7 @@ async def run_episode(episode: Coroutine[Any, Any, T], *, environment: str, name
 
 
 @contextmanager
-def nobodys_tasks() -> Generator[None]:
+def outside_episodes() -> Generator[None]:
     """What is started inside belongs to no episode: it is ours."""
     before = _owner.set(None)
     try:
@@ -100,7 +100,7 @@ def nobodys_tasks() -> Generator[None]:
         _owner.reset(before)
 
 
-async def _with_its_tasks(episode: Coroutine[Any, Any, T], owner: Episode) -> tuple[SystemExit | None, T | None]:
+async def _with_its_tasks(episode: Coroutine[Any, Any, T], owner: TaskOwner) -> tuple[SystemExit | None, T | None]:
     before = _owner.set(owner)
     try:
         return None, await episode
@@ -122,7 +122,7 @@ async def _unfinished(tasks: Collection[asyncio.Task[Any]]) -> Collection[asynci
     return list(tasks)
 
 
-def _note(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+def _start_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coroutine, loop=loop, **options)
     if (owner := _owner.get()) is not None and not task.done():
         _owners[task] = owner
@@ -131,19 +131,19 @@ def _note(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], 
     return task
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]], owner: Episode) -> None:
+async def _end(tasks: Iterable[asyncio.Task[Any]], owner: TaskOwner) -> None:
     left = list(tasks)
     for task in left:
         task.cancel()
-    done, stubborn = await asyncio.wait(left, timeout=END_S)
+    done, uncancellable = await asyncio.wait(left, timeout=END_S)
     for task in done:
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not print it
-    if stubborn:
-        _report.get()(owner.environment, "tasks that ignore being cancelled", _names(stubborn))
-        _left_to_themselves.update(stubborn)
-        for task in stubborn:
-            task.add_done_callback(_left_to_themselves.discard)
+    if uncancellable:
+        _report.get()(owner.environment, "tasks that ignore being cancelled", _names(uncancellable))
+        _uncancellable.update(uncancellable)
+        for task in uncancellable:
+            task.add_done_callback(_uncancellable.discard)
 
 
 def _names(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:

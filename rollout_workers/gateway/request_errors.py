@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 
-class Problem(Exception):
+class RequestError(Exception):
     """Becomes the answer to a request."""
 
     def __init__(
@@ -35,30 +35,30 @@ class Problem(Exception):
         return web.json_response({"error": error}, status=self.status)
 
 
-def closed() -> Problem:
-    return Problem(410, "this episode is over: nothing more is sampled for it", kind="episode_over")
+def closed() -> RequestError:
+    return RequestError(410, "this episode is over: nothing more is sampled for it", kind="episode_over")
 
 
-def not_offered(param: str, how: str = "leave it out") -> Problem:
-    return Problem(400, f"{param} is not offered here: {how}", param=param, code="unsupported_parameter")
+def not_offered(param: str, how: str = "leave it out") -> RequestError:
+    return RequestError(400, f"{param} is not offered here: {how}", param=param, code="unsupported_parameter")
 
 
-def malformed(error: ValidationError, body: bytes) -> Problem:
+def malformed(error: ValidationError, body: bytes) -> RequestError:
     """The first mistake of a body, by the name of its field."""
     errors = error.errors(include_url=False)
     if errors[0]["type"] == "json_invalid":
-        return Problem(400, "the body of the request is not valid JSON")
+        return RequestError(400, "the body of the request is not valid JSON")
     # Of a field that may be several things, the one whose mistake lies deepest is what was meant.
     content, field = json.loads(body), errors[0]["loc"][:1]
     placed = [(_path(each["loc"], content), each) for each in errors if each["loc"][:1] == field]
     param, first = max(placed, key=lambda each: each[0].count(".") + each[0].count("["))
-    return Problem(400, f"{param if param else 'the body'} {_sentence(first)}", param=param if param else None)
+    return RequestError(400, f"{param if param else 'the body'} {_sentence(first)}", param=param if param else None)
 
 
-def of_http(error: web.HTTPException, max_body_mb: float) -> Problem:
+def from_http(error: web.HTTPException, max_body_mb: float) -> RequestError:
     if error.status == 413:
-        return Problem(413, f"the request is larger than worker.gateway.max_body_mb={max_body_mb:g} allows")
-    return Problem(error.status, f"{error.reason}: see docs/gateway.md for what is served", code="unknown_url")
+        return RequestError(413, f"the request is larger than worker.gateway.max_body_mb={max_body_mb:g} allows")
+    return RequestError(error.status, f"{error.reason}: see docs/gateway.md for what is served", code="unknown_url")
 
 
 def _path(location: Sequence[int | str], body: Any) -> str:
