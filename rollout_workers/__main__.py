@@ -68,7 +68,7 @@ async def work(config: Config) -> None:
         enter = opened.enter_async_context
         buffer, board = await enter(open_buffer(config)), await enter(open_board(config))
         stores = opened.enter_context(open_group_stores(config))
-        stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
+        stop = drain_on_signals()  # before this there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
         buffer.vocab_size = shape.vocab_size
         policies = await enter(open_policies(config.policies, device=resolve_device(config.device)))
@@ -123,8 +123,8 @@ async def work(config: Config) -> None:
         )
 
         def counters() -> Mapping[str, float]:
-            flying = {"inflight": worker.groups_in_flight}
-            return {**worker.counters.snapshot(), **flying, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
+            in_flight = {"inflight": worker.groups_in_flight}
+            return {**worker.counters.snapshot(), **in_flight, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
 
         keep_pauses_short()
         log.info("waits for the learner's weights")
@@ -140,7 +140,7 @@ async def work(config: Config) -> None:
 
 
 def run_token(environment: Mapping[str, str]) -> str:
-    """Opens what belongs to no episode, such as the gateway's metrics. Without one nobody can."""
+    """The token for what belongs to no episode, such as the gateway's metrics. A random one unless the environment sets it."""
     given = environment.get("ASYNC_RL_GATEWAY_TOKEN")
     return given if given else secrets.token_hex(16)
 
@@ -148,7 +148,7 @@ def run_token(environment: Mapping[str, str]) -> str:
 async def post_metrics(
     board: Board, name: str, counters: Callable[[], Mapping[str, float]], take_notes: Callable[[], Sequence[WorkerNote]]
 ) -> None:
-    """Service: every heartbeat, the worker's counters for the run's metrics, and what went wrong for its console."""
+    """Service: post the worker's counters and its notes about failures to the board, every heartbeat."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await board.post(WORKER_METRICS, {"worker": name, "counters": counters()})

@@ -1,6 +1,6 @@
-"""`async-rl env attach`: make the environment here first, so that a mistake is a sentence and not a worker's warning.
+"""`async-rl env attach`: make the environment here first, so that a mistake is reported before any worker sees it.
 
-The change itself is the buffer's: this process becomes it.
+The change itself is a command of the buffer's tools, which this process then executes in its own place.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def main(words: Sequence[str]) -> None:
     if not line.has("unchecked"):
         agent = build_agent(section, config.run.seed)
         try:
-            asyncio.run(pose_first(agent))
+            asyncio.run(pose_first_task(agent))
         except ConfigError:
             raise
-        except Exception as error:  # it is code of the user's
+        except Exception as error:  # user code may raise anything
             raise ConfigError(
                 f"{section.label} cannot pose its first task ({type(error).__name__}: {error}); "
                 "`async-rl env check` plays it, and --unchecked attaches it all the same"
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
     os.execv(sys.executable, command("buffer", words))
 
 
-async def pose_first(agent: Agent) -> None:
+async def pose_first_task(agent: Agent) -> None:
     async with opened(agent):
         await awaited(agent.task(0))
 

@@ -1,9 +1,9 @@
-"""What a worker does whose event loop does not turn, because code of an environment blocks it.
+"""What happens when code of an environment blocks a worker's event loop.
 
-    5 s             tells the run: worker, environment, file and line                     (the learner's console)
-    stall_limit_s   hands back its tickets and ends; it is started again, and what blocked it is left alone for a while
+    after 5 s             report worker, environment, file and line on the board         (the learner's console shows it)
+    after stall_limit_s   hand back the tickets and exit; the worker is restarted, and the environment paused for a while
 
-All of this happens on the watchdog's thread, over connections of its own: the loop's cannot be used.
+This runs on the watchdog's thread with connections of its own, because the blocked loop's cannot be used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from async_rl.supervision import Drain, LoopStall
 from rollout_workers.episodes.leaked_tasks import environment_of
 
 TELL_WITHIN_S = 10.0
-"""A Redis that does not answer by then is not told."""
+"""Give up reporting when Redis does not answer within this."""
 REMEMBERED_S = 3600.0
-"""For so long it counts against an environment that it has blocked a worker."""
+"""How long a blocked worker counts against its environment."""
 LONGEST_PAUSE_S = 3600.0
 JUST_NOW_S = 60.0
-"""An older report is no reason to give up: the code may have been mended since, and the run started again."""
+"""Older reports do not end the worker: the code may have been fixed and the run restarted since."""
 TRIES = 3
-"""An environment that blocks its workers this often, where no other is left to be played, ends them."""
+"""Blocked workers after which an environment ends its workers, if no other environment is left."""
 
 log = structlog.get_logger()
 
@@ -41,12 +41,12 @@ Connect = Callable[[], AbstractAsyncContextManager[tuple[Board, ReplayBuffer]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedWorker:
-    """`tell` and `watch` are for `stall_watchdog`."""
+    """Callbacks for `stall_watchdog`: `tell` on a stall, `watch` on every check."""
 
     worker: str
     tickets: Callable[[], Collection[str]]
     connect: Connect
-    """Opens connections for the calling thread."""
+    """Open connections for the calling thread."""
     limit_s: float
     stop: Drain
 
@@ -55,7 +55,7 @@ class BlockedWorker:
         self._ask(lambda board, _: board.post(BLOCKED, self._report(stall, is_replaced=False).model_dump()))
 
     def watch(self, stall: LoopStall) -> None:
-        """Raises what ends the process, once the loop has stood still for too long, or is asked to end."""
+        """Raise what ends the process once the loop has been blocked for `limit_s`, or the worker is asked to stop."""
         if not stall.exceeds(self.limit_s) and not self.stop.was_asked:
             return
         report = self._report(stall, is_replaced=True)
@@ -67,7 +67,7 @@ class BlockedWorker:
 
         was_told = self._ask(hand_back_tickets)
         if report.environment and was_told:
-            raise EnvironmentBlocked(f"{report}; the next worker leaves it alone for a while")
+            raise EnvironmentBlocked(f"{report}; the next worker pauses this environment")
         raise ServiceStopped(str(stall))
 
     def _report(self, stall: LoopStall, *, is_replaced: bool) -> WorkerBlocked:
@@ -81,7 +81,7 @@ class BlockedWorker:
         )
 
     def _ask(self, say: Callable[[Board, ReplayBuffer], Awaitable[None]]) -> bool:
-        """Whether it could be said."""
+        """Return whether it could be reported."""
 
         async def connected() -> None:
             async with asyncio.timeout(TELL_WITHIN_S), self.connect() as (board, buffer):
@@ -96,7 +96,7 @@ class BlockedWorker:
 
 
 class BlockingEnvironments:
-    """Which environments have blocked workers of the run lately, and for how long each of them is left alone."""
+    """Pause environments that recently blocked workers of the run, longer each time."""
 
     def __init__(
         self,
@@ -106,17 +106,17 @@ class BlockingEnvironments:
         pause_environment: Callable[[str, float], None],
         played: Callable[[], Collection[str]],
     ) -> None:
-        """`pause_environment` is called with an environment and for how long, `played` tells the names of the run's mix."""
+        """`pause_environment` is called with a name and seconds; `played` returns the names in the run's mix."""
         self._board = board
         self._pause_s = pause_s
         self._pause_environment, self._played = pause_environment, played
         self._times: dict[str, list[float]] = {}
-        """By environment, when it blocked a worker."""
+        """Times at which each environment blocked a worker."""
 
     async def run(self) -> None:
         """
-        consumes: reports of blocked workers, those from before this worker too (board.read)    unblocked by: any worker
-        produces: rests of environments (pause_environment)
+        consumes: reports of blocked workers, older ones too (board.read)    waits for:    a report
+        produces: pauses of environments (pause_environment)                 unblocked by: any worker
         Raises FailureBudgetSpent.
         """
         inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
@@ -135,7 +135,7 @@ class BlockingEnvironments:
         left_s = min(LONGEST_PAUSE_S, self._pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
         if left_s > 0:
             log.warning(
-                f"an environment is left alone for {left_s:.0f} s: it blocked a worker at {report.place}",
+                f"an environment is paused for {left_s:.0f} s: it blocked a worker at {report.place}",
                 environment=report.environment,
                 times=len(recent),
             )

@@ -1,4 +1,4 @@
-"""What a worker counts. Everything only grows, so that whoever reads two snapshots can take the difference."""
+"""Counters of a worker. They only grow, so the difference of two snapshots is what happened in between."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class Counters:
     def __init__(self) -> None:
         self.episodes = 0
         self.tokens = 0
-        """Sampled ones."""
+        """Sampled tokens."""
         self.forked = 0
-        """Rows beyond the first of an episode: a re-rendered history was not a prefix of what was sampled."""
+        """Token rows beyond the first of an episode: the agent sent a history that did not continue what was sampled."""
         self.tasks_not_posed = 0
         self.refills = 0
         """Failed siblings that were played again."""
         self.pauses = 0
-        """How often an environment was left alone for a while."""
+        """How often a circuit breaker opened. Posted as `rests`."""
         self.leaked: Counter[str] = Counter()
-        """Times that something of an episode had to be ended for it, by what: tasks, processes, stubborn tasks."""
+        """Leaks of episodes, by kind: tasks, processes, stubborn (tasks that ignore cancellation). Posted as `left_behind`."""
         self.failures: Counter[str] = Counter()
-        """Episodes that failed, by boundary."""
+        """Failed episodes, by boundary."""
         self.groups: Counter[CommitResult | Drop] = Counter()
-        """Groups that ended, by how."""
+        """Ended groups, by outcome."""
         self.scored: Counter[str] = Counter()
-        """Episodes that got a reward, by environment."""
+        """Episodes with a reward, by environment."""
         self.reward_sums: dict[str, float] = {}
         self.failed: Counter[str] = Counter()
-        """Episodes that failed, by environment."""
+        """Failed episodes, by environment. Posted as `broke`."""
         self.stored: Counter[str] = Counter()
-        """Groups that were stored, by environment."""
+        """Groups the buffer stored, by environment. Posted as `landed`."""
         self.unavailable: Counter[str] = Counter()
-        """Tickets handed on because their environment cannot be played here, by environment."""
+        """Tickets handed back because their environment cannot be made here, by environment."""
 
     def add_rollout(self, task: Task, rollout: Rollout) -> None:
         self.episodes += 1
@@ -53,7 +53,7 @@ class Counters:
         self.failures[failure.boundary] += 1
 
     def snapshot(self) -> Mapping[str, float]:
-        """Flat and numeric, ready to be posted."""
+        """Return all counters by the names under which they are posted."""
         return {
             "episodes": self.episodes,
             "tokens": self.tokens,

@@ -1,4 +1,4 @@
-"""The agents of a worker's environments: made, opened when they are async context managers, closed when nobody needs them."""
+"""The environments of a worker: made when first needed, entered if they are async context managers, closed when unused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class EnvironmentUnavailable(Exception):
-    """This worker cannot play an environment that was attached to the run: others may."""
+    """An environment attached to the running run cannot be made in this process. Other workers may be able to."""
 
     def __init__(self, environment: str, reason: str) -> None:
         super().__init__(f"environment {environment!r} cannot be played here: {reason}")
@@ -30,18 +30,18 @@ class PooledEnvironment:
     make: Callable[[], Agent]
     agent: Agent | None = None
     is_attached: bool = False
-    """It was attached while the run goes on: a worker that cannot make it goes on with the others."""
+    """It was attached while the run was going on: a worker that cannot make it continues with the others."""
     num_users: int = 0
-    """Tasks of it that are being played."""
+    """Groups that are using it now."""
     unavailable: str = ""
-    """Why it cannot be made here."""
+    """Why it cannot be made here; empty while no attempt has failed."""
     closing: asyncio.Event | None = None
-    """Set to close an agent that was entered."""
+    """Set to close an agent that was entered as a context manager."""
     is_open: bool = False
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def close(self) -> None:
-        """It is made again if one of its tasks is rolled again."""
+        """Close the agent. It is made again if one of its tasks is rolled out again."""
         self.agent, self.is_open = None, False
         if self.closing is not None:
             self.closing.set()
@@ -49,14 +49,14 @@ class PooledEnvironment:
 
 
 class EnvironmentPool:
-    """By name. `async with environments.open()` stands around all visits."""
+    """Environments by name. Use them inside `async with pool.open()`."""
 
     def __init__(self, environments: list[PooledEnvironment]) -> None:
         self._environments = {pooled.name: pooled for pooled in environments}
         self._owners: asyncio.TaskGroup | None = None
 
     def add(self, name: str, make: Callable[[], Agent]) -> None:
-        """One that is made when it is visited first, if it can be made here."""
+        """Add an environment that is made when first used, if it can be made here."""
         self._environments.setdefault(name, PooledEnvironment(name=name, make=make, is_attached=True))
 
     @asynccontextmanager
@@ -72,7 +72,7 @@ class EnvironmentPool:
 
     @asynccontextmanager
     async def use(self, name: str, *, is_detached: Callable[[], bool]) -> AsyncGenerator[Agent]:
-        """The agent, open at least as long as this lasts. Raises EnvironmentUnavailable."""
+        """Yield the agent, kept open meanwhile. Raises EnvironmentUnavailable."""
         pooled = self._environments[name]
         pooled.num_users += 1
         try:
@@ -93,7 +93,7 @@ class EnvironmentPool:
             if pooled.unavailable:
                 raise EnvironmentUnavailable(pooled.name, pooled.unavailable)
             try:
-                # Making one imports code of the user's, which may take its time.
+                # Making one imports user code, which may block for long.
                 agent = pooled.agent if pooled.agent is not None else await asyncio.to_thread(pooled.make)
                 if isinstance(agent, AbstractAsyncContextManager):
                     await self._enter(pooled, cast("AbstractAsyncContextManager[Any]", agent))
@@ -101,7 +101,7 @@ class EnvironmentPool:
                 if not pooled.is_attached:
                     raise
                 pooled.unavailable = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-                log.warning("an attached environment cannot be played here", name=pooled.name, reason=pooled.unavailable)
+                log.warning("an attached environment cannot be made here", name=pooled.name, reason=pooled.unavailable)
                 raise EnvironmentUnavailable(pooled.name, pooled.unavailable) from error
             pooled.agent, pooled.is_open = agent, True
             return agent
@@ -121,14 +121,14 @@ class EnvironmentPool:
 
 
 def opened(agent: Agent) -> AbstractAsyncContextManager[Any]:
-    """Around all that is done with an agent: what it opens stays open meanwhile, if it opens anything."""
+    """Enter the agent if it is an async context manager; else do nothing."""
     return cast("AbstractAsyncContextManager[Any]", agent) if isinstance(agent, AbstractAsyncContextManager) else nullcontext()
 
 
 async def _hold_open(
     name: str, agent: AbstractAsyncContextManager[Any], entered: asyncio.Future[None], closing: asyncio.Event
 ) -> None:
-    """Enter and leave in one task, as cancel scopes of libraries demand."""
+    """Enter and leave in one task, as the cancel scopes of some libraries demand."""
     try:
         async with agent:
             if not entered.done():

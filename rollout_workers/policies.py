@@ -1,4 +1,4 @@
-"""Models beside the one that is trained: opponents, judges, simulated users. They stand under `policies:`."""
+"""Open the models of the `policies:` section: opponents, judges, simulated users. They are never trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout_workers.inference.openai.backend import open_openai
 async def open_policies(
     configs: Mapping[str, PolicyConfig], *, device: torch.device
 ) -> AsyncGenerator[Mapping[str, InferenceInterface]]:
-    """All of them, for `EpisodeContext.policies`. Raises ConfigError when one cannot be reached or loaded."""
+    """Open all of them for `EpisodeContext.policies`. Raises ConfigError when one cannot be reached or loaded."""
     async with AsyncExitStack() as opened:
         models: dict[str, InferenceInterface] = {}
         for name, config in configs.items():
@@ -33,7 +33,7 @@ async def open_policies(
 
 
 def open_policy(config: PolicyConfig, device: torch.device) -> AbstractAsyncContextManager[InferenceInterface]:
-    """As it is: with what its backend returns, and nothing filled in."""
+    """Open one policy. Its completions are what the backend returns, without placeholders."""
     if isinstance(config, OpenAIPolicy):
         return open_openai(config)
     tokenizer = open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=config.folder))

@@ -1,4 +1,4 @@
-"""What a worker says of itself while all goes well: when its first weights come, then at intervals how far it is."""
+"""Log lines of a healthy worker: its first weights, then its counters at intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERVAL_S = 30.0
 
 
 class ProgressLines:
-    """`weights_changed` is called with every version that the engine takes up."""
+    """Call `weights_changed` with every version that the engine loads."""
 
     def __init__(self, counters: Counters, *, interval_s: float = INTERVAL_S) -> None:
         self._counters, self._interval_s = counters, interval_s
@@ -23,11 +23,11 @@ class ProgressLines:
     def weights_changed(self, version: int) -> None:
         now = time.monotonic()
         if self._logged_at is None:
-            log.info(f"has weights, version {version}: rolls out")
+            log.info(f"first weights loaded (version {version}), rolling out")
         elif now - self._logged_at >= self._interval_s:
             counters = self._counters
             log.info(
-                f"rolls out with version {version}",
+                f"rolling out with version {version}",
                 groups=counters.stored.total(),
                 episodes=counters.episodes,
                 failed=counters.failures.total(),

@@ -1,4 +1,4 @@
-"""From the `type` in a configuration to an agent: a name of ours, an installed plug-in, or a class of the user's."""
+"""Make an environment from its `type`: a built-in name, an installed plug-in, or a class in the user's own code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUILT_IN = {
 
 
 def build_agent(config: EnvironmentConfig, seed: int) -> Agent:
-    """The agent that a section of the configuration describes. Everything wrong with it is a ConfigError, before any work."""
+    """Make the agent that a section of the configuration describes. Raises ConfigError for anything wrong with it."""
     make = find_agent_type(config.type)
     arguments = _arguments(make, config, seed)
     try:
@@ -50,7 +50,7 @@ def build_agent(config: EnvironmentConfig, seed: int) -> Agent:
 
 
 def find_agent_type(type_name: str) -> Callable[..., Any]:
-    """`even_digits`, `package.module:Class`, `folder/file.py:Class`, or a name registered as an entry point."""
+    """Find `even_digits`, `package.module:Class`, `folder/file.py:Class`, or a name registered as an entry point."""
     if type_name in BUILT_IN:
         return load_attribute(BUILT_IN[type_name])
     if ":" in type_name:
@@ -66,7 +66,7 @@ def find_agent_type(type_name: str) -> Callable[..., Any]:
 
 
 def load_attribute(reference: str) -> Callable[..., Any]:
-    """What `package.module:name` or `path/to/file.py:name` names, which must be something to call."""
+    """Import the callable named by `package.module:name` or `path/to/file.py:name`."""
     found = load_reference(reference)
     if not callable(found):
         raise ConfigError(f"{reference} names {type(found).__name__} {found!r}, which cannot be called")
@@ -74,7 +74,7 @@ def load_attribute(reference: str) -> Callable[..., Any]:
 
 
 def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, JsonValue]:
-    """The configured arguments, with `name` and `seed` for whoever takes them."""
+    """The configured arguments, plus `name` and `seed` where the callable takes them."""
     parameters = inspect.signature(make).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not takes_any:

@@ -1,12 +1,12 @@
-"""From tickets to groups: reserve, roll out, commit, many groups at a time.
+"""The rollout worker: reserve tickets, roll out their groups, commit them; many groups at a time.
 
-    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      READY: the learner may take it
-      ▲   (waits for slots:             └─▶ buffer.abandon     the ticket's task is rolled again
-      │    the pacing)                      ▲
-    weights_changed()              buffer.renew keeps the leases meanwhile; a lost one cuts its group short
+    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      the group is ready: the learner may take it
+      ▲  (waits for a free slot,        └─▶ buffer.abandon     the ticket is handed back, its task is rolled out again
+      │   which paces the workers)          ▲
+    weights_changed()              buffer.renew keeps the leases meanwhile; a lost lease cancels its group
 
 consumes: tickets (buffer.reserve)    waits for:    a free slot, and weights as new as the live version
-produces: groups  (buffer.commit)     unblocked by: learner release or drop; weights_changed(); a landing group; stop
+produces: groups  (buffer.commit)     unblocked by: learner release or drop; weights_changed(); a finished group; stop
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 Cut = Literal["lease_lost", "abandoned"]
 
-LEAK_METRICS = {"tasks behind": "tasks", "processes behind": "processes", "tasks that ignore being cancelled": "stubborn"}
-"""What episodes leave, and how it is called in metrics."""
+LEAK_METRICS = {"leaked tasks": "tasks", "leaked processes": "processes", "tasks that ignore cancellation": "stubborn"}
+"""Kinds of leaks, and their names in the metric `rollout/left_behind/{what}`."""
 
 log = structlog.get_logger()
 
@@ -53,28 +53,29 @@ class VersionedInference(InferenceInterface, Protocol):
 
     @property
     def version(self) -> int:
-        """What new generations are sampled with; -1 while it holds no weights."""
+        """The version that new generations are sampled with; -1 before the first weights."""
         ...
 
 
 @dataclass(slots=True)
 class GroupInFlight:
-    """A ticket that is being worked on."""
+    """A ticket whose group is being rolled out or committed."""
 
     ticket: Ticket
     num_playing: int
-    """Of its episodes, those that have not ended; 1 while it is handed in."""
+    """Number of its episodes that have not ended; 1 while the group is being committed."""
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
 
     def cut(self, reason: Cut) -> None:
-        """End the work of `until_cut`. What comes after that is finished."""
+        """Cancel the work inside `until_cut`. Work that comes after it is not interrupted."""
         if self.cut_for is None:
             self.cut_for = reason
             if self._scope is not None:
                 _expire(self._scope)
 
     async def until_cut(self, work: Callable[[], Awaitable[T]]) -> T | Cut:
+        """Return the result of `work`, or the reason why `cut` ended it."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -89,7 +90,7 @@ class GroupInFlight:
 
 
 class Worker:
-    """Rolls out groups until it is told to stop."""
+    """Roll out groups until told to stop."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Worker:
         load: Callable[[], EngineLoad] = EngineLoad,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`load` says how busy the engine is, for `groups_in_flight: auto`."""
+        """`load` returns how busy the engine is; `groups_in_flight: auto` follows it."""
         self.name = name
         self.counters = Counters()
         self._buffer = buffer
@@ -136,10 +137,10 @@ class Worker:
             heartbeat_s=heartbeat_s,
         )
         self._in_flight: dict[str, GroupInFlight] = {}
-        """By ticket."""
+        """By ticket id."""
         self._num_finished = 0
         self._changed = asyncio.Event()
-        """An episode has ended, a group has landed, more may fly, or the worker shall stop."""
+        """Set when an episode or a group ends, when the limit rises, and when the worker is to stop."""
         self._reserving: asyncio.Timeout | None = None
 
     @property
@@ -148,36 +149,36 @@ class Worker:
 
     @property
     def tickets(self) -> list[str]:
-        """Those it works on."""
+        """Ids of the tickets it holds."""
         return list(self._in_flight)
 
     def take_notes(self) -> list[WorkerNote]:
-        """What went wrong since this was called last, for the console of the run."""
+        """Return what went wrong since the last call, for the learner's console."""
         return self._failures.take_notes()
 
     def pause_environment(self, environment: str, *, for_s: float) -> None:
-        """It has held up a worker: none of its groups begins meanwhile, unless nothing else is left to be played."""
+        """Start none of its groups for `for_s` seconds, unless no other is left: it blocked a worker."""
         self._environment_limits.block(environment, for_s=for_s)
 
     @property
     def limit(self) -> int:
-        """So many may fly."""
+        """How many groups may run at once."""
         fixed = self._settings.groups_in_flight
         return self._concurrency.limit if fixed == "auto" else fixed
 
     @property
     def _groups_playing(self) -> int:
-        """Episodes that are being played, in groups of them: so that a straggler keeps no whole group from beginning."""
+        """Running episodes divided by the group size: one slow episode does not keep a whole group from starting."""
         return ceil(sum(flight.num_playing for flight in self._in_flight.values()) / self._batch.group_size)
 
     def weights_changed(self) -> None:
-        """Tell the worker that the inference serves another version: it asks for tickets again at once."""
+        """Ask for tickets again at once: the inference serves another version."""
         if self._reserving is not None:
             _expire(self._reserving)
             self._reserving = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then finish what flies within `drain_s` and hand back the rest."""
+        """Work until `stop` is set; then give running groups `drain_s` seconds to finish, and hand back the rest."""
         with self._leaked_processes, track_episode_tasks(self._note_leak):
             async with open_graders(self._settings.grader_processes), self._tasks.open():
                 await self._work(stop)
@@ -205,10 +206,10 @@ class Worker:
         await self._changed.wait()
 
     async def _reserve(self, count: int) -> list[Ticket]:
-        """Wait for tickets, as long as the version they are asked for is the one that is served.
+        """Wait for tickets of the version that is being served.
 
-        A change of weights cuts the wait short. It follows the publication of those weights, and since then the
-        older version is refused: so no ticket is lost in the cut.
+        A change of weights ends the wait. By then the buffer already refuses the older version, so no ticket is lost
+        when the call is cancelled.
         """
         waiting = asyncio.timeout(None)
         try:
@@ -227,7 +228,9 @@ class Worker:
         if stop.is_set():
             await self._hand_back(ticket.id, "abandoned")
             return
-        while (older := self._in_flight.get(ticket.id)) is not None:  # a server that was set back gives a number again
+        while (
+            older := self._in_flight.get(ticket.id)
+        ) is not None:  # a server restored from an older state issues a number again
             older.cut("lease_lost")
             await self._wait_for_change()
         flight = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._batch.group_size)
@@ -243,14 +246,14 @@ class Worker:
             flight.cut("abandoned")
 
     async def _renew_leases(self) -> None:
-        """Service: renew every ticket in flight, and stop the work on those that are no longer ours."""
+        """Service: renew every ticket in flight, and cancel the groups whose lease is lost."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._check_up()
             if not self._in_flight:
                 continue
             for lost in await self._buffer.renew(self.name, list(self._in_flight)):
-                if (flight := self._in_flight.get(lost)) is not None:  # it may have landed meanwhile
+                if (flight := self._in_flight.get(lost)) is not None:  # it may have finished meanwhile
                     flight.cut("lease_lost")
 
     def _check_up(self) -> None:
@@ -261,7 +264,7 @@ class Worker:
             self._changed.set()
 
     async def _work_on(self, flight: GroupInFlight) -> None:
-        """One group, from its ticket to its end."""
+        """Roll out one group and commit it, or hand its ticket back."""
         try:
             ended = await flight.until_cut(lambda: self._roll_out(flight))
             if isinstance(ended, RolloutGroup):
@@ -282,7 +285,7 @@ class Worker:
         return await self._runner.play(flight.ticket, episode_ended)
 
     async def _commit(self, group: RolloutGroup) -> None:
-        """Commit the group. Repeating a commit after a lost reply is the buffer client's work, and harmless."""
+        """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""
         result = await self._buffer.commit(self.name, group, keep=self._is_worth_keeping(group.rollouts))
         self._num_finished += 1
         self.counters.groups[result] += 1
@@ -305,5 +308,5 @@ class Worker:
 
 
 def _expire(waiting: asyncio.Timeout) -> None:
-    """End a wait now: it raises TimeoutError where it was entered."""
+    """End a wait now: the `async with` raises TimeoutError."""
     waiting.reschedule(asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""What people attach: a policy around a model, in an environment that poses tasks and scores answers."""
+"""Agents to subclass: each poses tasks and plays episodes around a model. `reward_only.py` first."""
 
 from rollout_workers.agents.contrastive import BestAndWorstAgent, TwoPromptsAgent
 from rollout_workers.agents.dataset import DatasetAgent

@@ -19,10 +19,10 @@ from rollout_workers.agents.siblings import play_siblings
 
 @dataclass(kw_only=True)
 class BestAndWorstAgent(RewardOnlyAgent):
-    """Plays more episodes than it returns, and keeps the best and the worst of them. Subclass it with `task` and `reward`."""
+    """Play several episodes for each pair, keep the best and the worst. Subclass it with `task` and `reward`."""
 
     candidates: int = 4
-    """Episodes for each pair."""
+    """Episodes played for each pair."""
 
     def __post_init__(self) -> None:
         if self.candidates < 2:
@@ -48,25 +48,25 @@ class BestAndWorstAgent(RewardOnlyAgent):
             broken = next(one for one in candidates if one.status is Status.FAILED)
             return broken, broken
         worst, best = scored[0], scored[-1]
-        if worst.reward == best.reward:  # nothing was preferred: part of the baseline, not of the loss
+        if worst.reward == best.reward:  # no preference: part of the baseline, not of the loss
             return replace(best, status=Status.MASKED), replace(worst, status=Status.MASKED)
         return best, worst
 
 
 @dataclass(kw_only=True)
 class TwoPromptsAgent(RewardOnlyAgent):
-    """Asks with a prompt whose answers are preferred and with one whose answers are not: with and without a hint, say.
+    """Ask with a preferred prompt and with another one, such as with and without a hint.
 
     Subclass it with `task`, `chosen` and `rejected`. The reward is 1 for chosen and 0 for rejected, unless you define one.
     """
 
     @abstractmethod
     def chosen(self, task: Task) -> str | tuple[Message, ...]:
-        """The prompt of the preferred answer."""
+        """Return the prompt of the preferred answer."""
 
     @abstractmethod
     def rejected(self, task: Task) -> str | tuple[Message, ...]:
-        """The prompt of the other one."""
+        """Return the prompt of the rejected answer."""
 
     def reward(self, task: Task, response: str) -> RewardValue:
         return float(task.data["chosen"])

@@ -1,4 +1,4 @@
-"""Tasks from a table: each row is a prompt and its answer, scored by a function that has a name.
+"""Tasks from a table: each row is a prompt and its answer, scored by a named function.
 
 environments:
   - type: dataset
@@ -23,24 +23,24 @@ from rollout_workers.registry import load_attribute
 
 @dataclass(kw_only=True)
 class DatasetAgent(RewardOnlyAgent):
-    """A task's index is its position: epoch after epoch, each in an order of its own. Subclass it to read rows otherwise."""
+    """Pose the rows epoch after epoch, each epoch in its own order. Subclass it to read rows differently."""
 
     path: str
     """A .jsonl or .parquet file, a folder that `datasets` saved, or the name of a dataset on the Hugging Face hub."""
     split: str = "train"
-    """Of a dataset that has several."""
+    """Which split of a dataset with several."""
     prompt: str = "prompt"
     """The column of prompts: texts, or lists of {role, content}."""
     answer: str = "answer"
-    """The column of answers; empty where the scoring needs none."""
+    """The column of answers; empty if the scoring needs none."""
     columns: Sequence[str] = ()
-    """Others that the scoring needs: it finds them in `task.data`."""
+    """Further columns that the scoring reads from `task.data`."""
     chat: bool = False
-    """A text prompt is a user's message, for the chat template."""
+    """Wrap text prompts in a user message for the chat template."""
     system: str = ""
-    """A message before the prompt's; implies `chat`."""
+    """A system message before the prompt; implies `chat`."""
     scoring: str = "exact_match"
-    """exact_match, contains, math, the http://... of a served reward model, or a function (task, response) of yours:
+    """exact_match, contains, math, the http://... of a served reward model, or your own function (task, response):
     `module:function` or `file.py:function`.
     """
     shuffle: bool = True
@@ -65,7 +65,7 @@ class DatasetAgent(RewardOnlyAgent):
 
     @property
     def num_tasks(self) -> int | None:
-        """One for each row. The stages of a curriculum choose rows themselves, so there no number of indexes poses all."""
+        """The number of rows; None with a curriculum, whose stages choose rows themselves."""
         return None if self.curriculum else len(self._rows)
 
     def task(self, index: int) -> Task:

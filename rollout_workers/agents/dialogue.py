@@ -18,7 +18,7 @@ def assistant_message(text: str) -> Message:
 
 
 class Dialogue:
-    """`answer` and `tell` take turns. A text prompt goes on as text, a conversation in the words of its chat template."""
+    """Call `generate` and `observe` in turn. A text prompt continues as text, messages through the chat template."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Dialogue:
         tools: Sequence[Tool] = (),
         read: Callable[[str], Message] = assistant_message,
     ) -> None:
-        """`read` makes a message of an answer: it may find calls of tools in it."""
+        """`read` turns an answer into a message and may parse tool calls in it."""
         self._inference = inference
         self._row = TokenRow(inference.tokenizer.render(prompt, tools))
         self._is_text = isinstance(prompt, str)
@@ -37,7 +37,7 @@ class Dialogue:
         self._messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
 
     async def generate(self, args: GenerationArgs | None = None) -> Completion:
-        """What the model says next. Raises ContextOverflow when there is no room left for it."""
+        """Sample the next answer. Raises ContextOverflow when the context is full."""
         completion = await self._inference.generate(self._row.token_ids, args)
         self._row.add_sampled(completion)
         self._last = completion
@@ -45,7 +45,7 @@ class Dialogue:
         return completion
 
     def observe(self, observation: Observation) -> None:
-        """What the model hears before its next answer."""
+        """Append an observation, which the model reads before its next answer."""
         messages = [Message(role="user", content=observation)] if isinstance(observation, str) else list(observation)
         self._messages += messages
         tokenizer = self._inference.tokenizer
@@ -54,11 +54,11 @@ class Dialogue:
         elif self._last is not None:
             self._row.add_given(reply_ids(tokenizer, self._last, *messages))
         else:
-            raise RuntimeError("a dialogue begins with its prompt and the answer to it: nothing can be observation before")
+            raise RuntimeError("a dialogue begins with its prompt and an answer to it: observe() comes after generate()")
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """For people to read: nothing is ever tokenized from it."""
+        """The messages, for people to read. Training uses the token row instead."""
         return tuple(self._messages)
 
     @property

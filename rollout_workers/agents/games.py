@@ -1,6 +1,6 @@
-"""Games of several seats: head-to-head with one trained seat, or self-play where every seat is trained.
+"""Games of several seats: head-to-head with one trained seat, or self-play with all seats trained.
 
-game.observe ─▶ the seat's dialogue ─▶ its answer is its move ─▶ game.act ─▶ the next seat ─▶ ... ─▶ game.returns
+game.observe ─▶ dialogue of the seat to move ─▶ its answer is the move ─▶ game.act ─▶ next seat ─▶ ... ─▶ game.returns
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollout_workers.agents.task_stream import TaskStream
 
 
 class Game(Protocol):
-    """One play of a game: it knows whose turn it is, and in the end what every seat has earned."""
+    """The state of one game: whose turn it is, and at the end what every seat earned."""
 
     @property
     def seats(self) -> int: ...
@@ -32,24 +32,24 @@ class Game(Protocol):
     def is_over(self) -> bool: ...
 
     def observe(self) -> str | tuple[Message, ...]:
-        """What that seat is told before its move: at first its prompt, later what follows its last move."""
+        """What that seat reads before its move: first its prompt, later what followed its last move."""
         ...
 
     def is_legal(self, move: str) -> bool:
-        """Whether that seat may do this. A move is what the model said, without spaces around it."""
+        """Return whether that seat may make this move. A move is the model's answer without surrounding spaces."""
         ...
 
     def act(self, move: str) -> None:
-        """Do what is legal; the turn passes on."""
+        """Make a legal move; the turn passes to the next seat."""
         ...
 
     def returns(self) -> Sequence[float]:
-        """What each seat has earned, once the game is over."""
+        """What each seat earned, once the game is over."""
         ...
 
 
 class GamePlayer:
-    """A player: a model, and what it has heard and said so far."""
+    """One seat: its model and its dialogue so far."""
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
@@ -58,7 +58,7 @@ class GamePlayer:
         self._is_context_full = False
 
     async def move(self, told: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
-        """What the player says; None when its context is full."""
+        """Sample the next move; None when the context is full."""
         if self._dialogue is None:
             self._dialogue = Dialogue(self._inference, told)
         else:
@@ -74,7 +74,7 @@ class GamePlayer:
         return completion.text.strip()
 
     def rollout(self, seat: int, reward: float) -> Rollout:
-        """Of a seat that had no move there is nothing to train on, but what it earned counts for its group's baseline."""
+        """The rollout of this seat. A seat that never moved is masked: it counts for the baseline only."""
         dialogue = self._dialogue
         if dialogue is None:
             return Rollout(samples=(), reward=reward, status=Status.MASKED, metrics={"seat": seat, "turns": 0})
@@ -89,17 +89,17 @@ class GamePlayer:
 
 @dataclass(kw_only=True)
 class GameAgent(TaskStream):
-    """What the two kinds of play have in common. Subclass one of them with `task` and `game`."""
+    """Base of HeadToHeadAgent and SelfPlayAgent. Subclass one of those with `task` and `game`."""
 
     forfeit: float = -1.0
-    """For a seat whose answer is no legal move, or whose context is full. The game ends, and the others earn nothing."""
+    """Reward of a seat that answers with an illegal move or whose context is full. The game ends, the others earn 0."""
 
     @abstractmethod
     def game(self, task: Task) -> Game:
-        """The task's game, from its beginning."""
+        """Return a new game of the task."""
 
     async def play(self, task: Task, game: Game, seats: Sequence[GamePlayer]) -> list[Rollout]:
-        """To the end: one rollout for each seat."""
+        """Play to the end. Returns one rollout for each seat."""
         earned = await self._earned(task, game, seats)
         return [player.rollout(seat, reward) for seat, (player, reward) in enumerate(zip(seats, earned, strict=True))]
 
@@ -115,10 +115,10 @@ class GameAgent(TaskStream):
 
 @dataclass(kw_only=True)
 class HeadToHeadAgent(GameAgent):
-    """One seat is trained, the others are played by a model that is not. Siblings take the seats in turn."""
+    """Train one seat; another model plays the others. Siblings take the seats in turn."""
 
     opponent: str = ""
-    """One of the configured `policies`; unset means the trained model itself, as it is at the moment."""
+    """A name under `policies`; unset means the trained model itself with its current weights."""
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         game, opponent = self.game(task), self._opponent(inference, context)
@@ -137,10 +137,10 @@ class HeadToHeadAgent(GameAgent):
 
 @dataclass(kw_only=True)
 class SelfPlayAgent(GameAgent):
-    """Every seat is trained, each on its own rollout and reward: a group of 8 is four games of two seats."""
+    """Train every seat on its own rollout and reward: a group of 8 is four games of two seats."""
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        """One seat of a game; what the others say is lost."""
+        """Play a game and return one seat's rollout; those of the others are dropped."""
         rollouts = await self._table(task, inference)
         return rollouts[context.sibling % len(rollouts)]
 

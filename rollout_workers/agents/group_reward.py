@@ -1,4 +1,4 @@
-"""Rewards that compare the siblings of a group: a ranking, a tournament, a judge who sees all answers at once."""
+"""Rewards that compare the siblings of a group: a ranking, a tournament, a judge that sees all answers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ GroupScores = Sequence[float | Score]
 
 @dataclass(kw_only=True)
 class GroupRewardAgent(RewardOnlyAgent):
-    """Subclass it with `task` and `group_reward`. What `reward` says of one answer is there to be compared."""
+    """Subclass it with `task` and `group_reward`. `reward` may give each answer a value to compare."""
 
     @abstractmethod
     def group_reward(
         self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext
     ) -> GroupScores | Awaitable[GroupScores]:
-        """One reward for each rollout, in their order; those that failed are not among them.
+        """Return one reward for each rollout, in their order. Failed rollouts are left out.
 
-        `context` is that of the first sibling: a judge is one of its `policies`.
+        `context` is the first sibling's: a judge may be one of its `policies`.
         """
 
     def reward(self, task: Task, response: str) -> RewardValue:
-        """What the answer is worth by itself: `rollout.reward` until the group is scored."""
+        """Value of an answer by itself: `rollout.reward` until the group is scored."""
         return 0.0
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        """A group of one."""
+        """Play a group of one."""
         (alone,) = await self.rollout_group(task, inference, [context])
         return alone
 
@@ -64,7 +64,7 @@ class GroupRewardAgent(RewardOnlyAgent):
 
 
 def ranked(values: Sequence[float]) -> list[float]:
-    """From 0 for the lowest value to 1 for the highest, equally spaced; equal values share the mean of their places."""
+    """Map values to ranks, equally spaced from 0 (lowest) to 1 (highest); equal values share their mean rank."""
     if len(values) < 2:
         return [0.0] * len(values)
     return [

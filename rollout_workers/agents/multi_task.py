@@ -1,10 +1,10 @@
-"""Several agents as one, where a single Agent is expected: a mix inside of an environment, an evaluation, a server.
+"""Several agents as one, where a single agent is expected: in a mix, an evaluation, an environment server.
 
     environments:
       - type: multi_task
         args: {environments: [{type: counting, weight: 3}, {type: even_digits}, {type: nim, evaluation_only: true}]}
 
-Tasks are dealt out as those of a run are, and carry the member's name behind that of the whole: `multi_task.counting`.
+Tasks are distributed as those of a run are. Their environment is the name of the whole and of the member: `multi_task.counting`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from rollout_workers.registry import build_agent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiTaskMember:
+    """One agent of a multi-task agent."""
+
     name: str
     agent: Agent
     weight: float = 1.0
     evaluation_only: bool = False
-    """Its tasks are posed only where `for_evaluation` is said."""
+    """Leave its tasks out unless `for_evaluation` is set."""
     max_in_flight: int | None = None
-    """At most so many of its episodes at once, or groups where it plays its groups together."""
+    """Maximum number of its episodes at once; of its groups if it plays siblings together."""
 
 
 class WeightedMultiTask:
-    """Deals tasks out by weight (largest remainder), evenly spread; each member sees its own stream 0, 1, 2, ...
+    """Distribute tasks by weight (largest remainder), evenly spread; each member sees its own stream 0, 1, 2, ...
 
-    Use `multi_task(...)` to make one. As `async with` it opens the members that hold something.
+    Make one with `multi_task(...)`. `async with` enters the members that are async context managers.
     """
 
     def __init__(self, members: Sequence[MultiTaskMember], *, name: str, for_evaluation: bool = False) -> None:
@@ -77,7 +79,7 @@ class WeightedMultiTask:
 
     @property
     def num_tasks(self) -> int | None:
-        """So many indexes deal out every task of every member, the short tables more than once."""
+        """Number of indexes that cover every task of every member; short tables repeat. None: some tasks never end."""
         needed = [self._index_of_last(chosen, member.agent) for chosen, member in enumerate(self._members.values())]
         return None if None in needed else 1 + max(index for index in needed if index is not None)
 
@@ -101,7 +103,7 @@ class WeightedMultiTask:
 
 
 class GroupedMultiTask(WeightedMultiTask):
-    """Some of its members play the siblings of a task together."""
+    """A multi-task agent some of whose members play the siblings of a task together."""
 
     async def rollout_group(
         self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
@@ -114,7 +116,7 @@ class GroupedMultiTask(WeightedMultiTask):
 
 
 def multi_task(members: Sequence[MultiTaskMember], *, name: str, for_evaluation: bool = False) -> WeightedMultiTask:
-    """Of the kind that its members need."""
+    """Make a multi-task agent; a GroupAgent if one of its members is."""
     plays_groups = any(isinstance(member.agent, GroupAgent) for member in members)
     kind = GroupedMultiTask if plays_groups else WeightedMultiTask
     return kind(members, name=name, for_evaluation=for_evaluation)
@@ -123,7 +125,7 @@ def multi_task(members: Sequence[MultiTaskMember], *, name: str, for_evaluation:
 def from_config(
     *, name: str, seed: int, environments: Sequence[Mapping[str, Any]], for_evaluation: bool = False
 ) -> WeightedMultiTask:
-    """`environments` are sections as those of a run."""
+    """Make it from `environments`, sections as under a run's `environments`."""
     members = [_member(name, each, seed) for each in environments]
     return multi_task(members, name=name, for_evaluation=for_evaluation)
 

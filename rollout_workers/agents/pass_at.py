@@ -1,4 +1,4 @@
-"""Measures another agent while its groups are played: pass@k over the samples of a task, and one greedy answer.
+"""Measure another agent while its groups are played: pass@k over the samples of a task, and one greedy answer.
 
 sibling 0: temperature 0        siblings 1 ..: samples        all of them carry pass@k and greedy among their metrics
 """
@@ -20,12 +20,12 @@ GREEDY = GenerationArgs(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAtEvaluationAgent:
-    """The greedy answer is masked: nothing about the policy's distribution can be learned from it."""
+    """Plays the tasks of `agent`. The greedy answer is masked, because it was not sampled from the policy."""
 
     agent: Agent
     k: Sequence[int] = (1,)
     solved_at: float = 1.0
-    """An answer is right when its reward is at least this."""
+    """An answer counts as right from this reward on."""
 
     @property
     def num_tasks(self) -> int | None:
@@ -35,7 +35,7 @@ class PassAtEvaluationAgent:
         return self.agent.task(index)
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        """One sample, as the agent plays it."""
+        """Play one sample with `agent`."""
         return await self.agent.rollout(task, inference, context)
 
     async def rollout_group(
@@ -58,7 +58,7 @@ class PassAtEvaluationAgent:
     async def evaluate(
         self, indexes: Sequence[int], inference: InferenceInterface, *, samples: int, at_once: int = 32
     ) -> dict[str, Estimate]:
-        """Over many tasks, each with a greedy answer and so many samples. What no task has a value for is absent."""
+        """Evaluate tasks, each with a greedy answer and `samples` samples. Measures without any value are absent."""
         places = asyncio.Semaphore(at_once)
 
         async def measured(index: int) -> Rollout:
@@ -74,7 +74,7 @@ class PassAtEvaluationAgent:
         return {name: estimate_share(shares) for name, shares in values.items() if shares}
 
     def _measured(self, greedy: Rollout, samples: Sequence[Rollout]) -> dict[str, float]:
-        """What failed was neither right nor wrong. With too few samples left, pass@k is absent."""
+        """Measures of one task. Failed samples count as neither right nor wrong; pass@k needs k others."""
         scored = [rollout for rollout in samples if rollout.status is not Status.FAILED]
         right = sum(self._is_right(rollout) for rollout in scored)
         measured = {f"pass@{k}": pass_at_k(len(scored), right, k) for k in self.k if k <= len(scored)}

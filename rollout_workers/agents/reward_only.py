@@ -1,4 +1,4 @@
-"""The agent that needs only a reward: say what the tasks are and what an answer is worth, and it plays the episodes.
+"""The agent that needs only tasks and a reward; it plays the episodes itself.
 
 prompt ─▶ generate ─▶ observation? ─▶ generate ─▶ ... ─▶ reward
 """
@@ -17,7 +17,7 @@ from rollout_workers.episodes.stage_timeouts import stage
 from rollout_workers.user_functions import awaited
 
 RewardValue = float | Score | Awaitable[float | Score]
-"""A reward is said by a plain method or by an async one."""
+"""What a reward method returns; it may be plain or async."""
 
 
 @dataclass(kw_only=True)
@@ -25,28 +25,28 @@ class RewardOnlyAgent(TaskStream):
     """Subclass it with `task` and `reward`; for several turns add `get_observation` and `trajectory_reward`."""
 
     max_turns = 64
-    """The episode ends after this many generations, whatever the environment would still say."""
+    """The episode ends after this many generations."""
     length_is_truncation = True
     """Whether an episode whose last answer ran into its length limit counts as truncated."""
 
     def reward(self, task: Task, response: str) -> RewardValue:
-        """What the last answer is worth."""
+        """Score the last answer."""
         raise NotImplementedError(f"{type(self).__name__} must define reward or trajectory_reward")
 
     def trajectory_reward(self, task: Task, turns: Sequence[Turn]) -> RewardValue:
-        """What the whole episode is worth."""
+        """Score the whole episode. By default, the reward of its last answer."""
         return self.reward(task, turns[-1].text)
 
     def get_observation(self, task: Task, turns: Sequence[Turn]) -> Observation | Awaitable[Observation | None] | None:
-        """What the environment answers to the last turn; None ends the episode."""
+        """Answer the last turn; None ends the episode."""
         return None
 
     def offered_tools(self, task: Task) -> Sequence[Tool]:
-        """What the prompt says may be called."""
+        """Tools that the prompt offers to the model."""
         return ()
 
     def read(self, text: str) -> Message:
-        """An answer as a message of the conversation."""
+        """Turn an answer into a message of the conversation."""
         return assistant_message(text)
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:

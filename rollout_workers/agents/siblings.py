@@ -1,4 +1,4 @@
-"""Plays the siblings of a group at once, for agents that then look at all of them."""
+"""Play the siblings of a group concurrently, for agents that then compare them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ RolloutFunction = Callable[[Task, InferenceInterface, EpisodeContext], Awaitable
 async def play_siblings(
     agent: Agent, roll: RolloutFunction, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
 ) -> list[Rollout]:
-    """One rollout per context, in their order. One that broke is a failed rollout; the others are kept.
+    """Return one rollout per context, in their order. An episode that raises becomes a failed rollout.
 
-    `roll` plays one of them; the deadline is that of the whole group.
+    `roll` plays one of them. They have no deadline but the group's.
     """
-    single = _Single(agent, roll)
+    single = _FunctionAgent(agent, roll)
     async with asyncio.TaskGroup() as episodes:
         playing = [episodes.create_task(play(single, task, inference, context, timeout_s=math.inf)) for context in contexts]
     return [episode.result() for episode in playing]
 
 
-class _Single:
-    """An agent whose episodes are played by a function."""
+class _FunctionAgent:
+    """An agent whose episodes a function plays."""
 
     def __init__(self, agent: Agent, roll: RolloutFunction) -> None:
         self.task = agent.task

@@ -1,4 +1,4 @@
-"""Where an agent's tasks come from: an endless stream that every worker sees alike."""
+"""The tasks of an environment: an endless stream, the same in every worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TaskStream(ABC):
     """
 
     name: str
-    """Under which the environment stands in the configuration."""
+    """The environment's name in the configuration."""
     seed: int = 0
 
     @abstractmethod
@@ -26,13 +26,14 @@ class TaskStream(ABC):
         """The index-th task of an endless stream. Pure: draw what is random from `self.random(index)`."""
 
     def generation_args(self, task: Task) -> GenerationArgs:
-        """How to sample; what is not set here follows the run's `sampling`."""
+        """Return how to sample; unset fields follow the run's `sampling`."""
         return GenerationArgs()
 
     def random(self, index: int) -> random.Random:
-        """Chance for the index-th task, the same in every process."""
+        """Random numbers for the index-th task, the same in every process."""
         return random.Random(f"{self.seed}/{self.name}/{index}")
 
     def new_task(self, index: int, prompt: str | tuple[Message, ...], *, answer: str = "", **data: Scalar) -> Task:
+        """Make a task of this environment, with a key of its own. `data` is kept for `reward`."""
         key = f"{self.name}/{self.seed}/{index}"
         return Task(key=key, environment=self.name, prompt=prompt, answer=answer, data=data)

@@ -1,6 +1,6 @@
-"""Episodes with tools: the model's calls are answered until it answers without one.
+"""Episodes with tools: calls are executed until the model answers without one.
 
-prompt and tools ─▶ generate ─▶ calls? ─▶ the tools' answers ─▶ generate ─▶ ... ─▶ reward
+prompt and tools ─▶ generate ─▶ calls? ─▶ results ─▶ generate ─▶ ... ─▶ reward
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rollout_workers.chat.tool_calls import ToolCallFormat, parse
 
 @dataclass(kw_only=True)
 class ToolAgent(RewardOnlyAgent):
-    """Subclass it with `task`, `tools` and `reward`. Use as `async with`: what it opens, all its episodes share."""
+    """Subclass it with `task`, `tools` and `reward`. Enter it with `async with`: all its episodes share the tools."""
 
     tool_format: ToolCallFormat = "hermes"
     """How the model writes a call."""
     tool_timeout_s: float = 30.0
-    """For one call. The model hears of it, and the episode goes on."""
+    """Time limit of one call. A call that exceeds it returns an error to the model, and the episode goes on."""
     max_calls: int = 32
-    """Of one episode: further ones are refused."""
+    """Maximum number of calls in one episode; further ones return an error."""
 
     @abstractmethod
     def tools(self) -> Sequence[AnyTools]:
-        """Functions, and providers such as `McpServer`. Asked once, when the agent is opened."""
+        """Return functions, and providers such as `McpServer`. Called once, when the agent is entered."""
 
     async def __aenter__(self) -> Self:
         self._opened = AsyncExitStack()
@@ -59,19 +59,19 @@ class ToolAgent(RewardOnlyAgent):
         return Message(role="assistant", content=said, tool_calls=numbered)
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        """Tools are offered by a chat template, so a text prompt becomes a user's message."""
+        """Play one episode. A text prompt becomes a user message, because chat templates offer the tools."""
         if isinstance(task.prompt, str):
             task = replace(task, prompt=(Message(role="user", content=task.prompt),))
         return await super().rollout(task, inference, context)
 
     async def get_observation(self, task: Task, turns: Sequence[Turn]) -> Sequence[Message] | None:
-        """The answers to the calls of the last turn, in their order; None when there were none."""
+        """Return the results of the last turn's calls, in their order; None without calls."""
         calls = self.read(turns[-1].text).tool_calls
         if not calls:
             return None
         left = self.max_calls - sum(len(self.read(turn.text).tool_calls) for turn in turns[:-1])
         answers: list[Message] = []
-        for number, call in enumerate(calls):  # one after another: the second may rely on what the first has done
+        for number, call in enumerate(calls):  # in order: a call may rely on what an earlier one did
             refusal = f"error: no more than {self.max_calls} calls may be made"
             content = await self.toolbox.answer(call) if number < left else refusal
             answers.append(Message(role="tool", content=content, tool_call_id=call.id))

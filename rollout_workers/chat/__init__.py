@@ -1,1 +1,1 @@
-"""Conversations as rows of tokens: replies, tool calls, and the row of what was sampled."""
+"""Conversations as token rows: replies, tool calls, and the row itself (`token_row.py` first)."""

@@ -1,4 +1,4 @@
-"""One episode as one append-only row of tokens: what was given and what was sampled, in the order it happened."""
+"""An append-only row of tokens: prompt, sampled tokens and observations of an episode, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from async_rl.types import Completion, Sample, VersionSpan
 
 
 class TokenRow:
-    """Grows with the episode. Sampled tokens enter exactly as they were sampled; no text is ever tokenized again."""
+    """Build the token row of an episode. Sampled tokens are appended as they were sampled, never tokenized again."""
 
     def __init__(self, prompt_ids: Iterable[int]) -> None:
         self._token_ids = list(prompt_ids)
@@ -26,12 +26,13 @@ class TokenRow:
         return list(self._token_ids)
 
     def add_given(self, token_ids: Iterable[int]) -> None:
-        """Tokens that the model reads but did not say."""
+        """Append tokens that the model reads but did not sample."""
         given = list(token_ids)
         self._token_ids += given
         self._logprobs += [0.0] * len(given)
 
     def add_sampled(self, completion: Completion) -> None:
+        """Append a completion. Raises ValueError when its fields do not fit together."""
         _check(completion)
         offset = len(self._token_ids)
         self._token_ids += completion.token_ids.tolist()
@@ -47,7 +48,7 @@ class TokenRow:
             self._spans.append(span)
 
     def sample(self) -> Sample:
-        """The row up to its last sampled token: nothing behind it was ever answered, so it teaches nothing."""
+        """The row up to its last sampled token: the rest has nothing to train on."""
         length = self._spans[-1].stop if self._spans else len(self)
         loss_mask = np.zeros(length, np.uint8)
         for span in self._spans:
@@ -61,7 +62,7 @@ class TokenRow:
 
 
 def _check(completion: Completion) -> None:
-    """A completion that contradicts itself would put wrong ratios into the loss: refuse it where it comes in."""
+    """Refuse a completion whose fields contradict each other: it would put wrong ratios into the loss."""
     length = len(completion.token_ids)
     if (completion.text and not length) or (length and not completion.versions):
         raise ValueError(
@@ -76,7 +77,7 @@ def _check(completion: Completion) -> None:
 
 
 def _covers(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Whether the spans lie end to end from 0 to `length`."""
+    """Return whether the spans are adjacent and cover 0 to `length`."""
     reached = 0
     for span in spans:
         if span.start != reached or span.stop <= span.start:

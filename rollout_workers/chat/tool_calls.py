@@ -1,4 +1,4 @@
-"""Tool calls in the text of an answer, as models write them. Reading never raises: what is no call stays text."""
+"""Parse and write tool calls in the text of an answer. Parsing never raises: what is not a call stays text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ToolCallFormat = Literal["hermes", "llama3_json"]
 
 
 def parse(text: str, format: ToolCallFormat = "hermes") -> tuple[str, tuple[ToolCall, ...]]:
-    """What an answer says beside its calls, and the calls. They have no ids: whoever answers them gives some."""
+    """Split an answer into its text and its calls. The calls have no ids; the caller assigns them."""
     return _PARSERS[format](text)
 
 
 def write(calls: Sequence[ToolCall], format: ToolCallFormat = "hermes") -> str:
-    """The calls as a model of this format writes them."""
+    """Write the calls as a model of this format does."""
     if format == "hermes":
         return "\n".join(f"<tool_call>\n{_written(call, 'arguments')}\n</tool_call>" for call in calls)
     return "; ".join(_written(call, "parameters") for call in calls)
@@ -42,7 +42,7 @@ def _parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-"""A generation may stop at the closing tag or run into its limit right before it: the last call need not be closed."""
+"""The closing tag of the last call may be missing: a generation may stop at it, or reach its limit before it."""
 
 
 def _parse_llama3_json(text: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -74,7 +74,7 @@ def _call_of(value: object) -> ToolCall | None:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return None
     arguments = written.get("arguments", written.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON inside JSON: some models write it so
+    if isinstance(arguments, str):  # some models write the arguments as a JSON string
         return ToolCall(name=name, arguments=arguments)
     return ToolCall(name=name, arguments=json.dumps(arguments))
 

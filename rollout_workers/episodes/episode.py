@@ -1,6 +1,6 @@
-"""The one place where failures become data: whatever breaks in an episode, a rollout comes out of it.
+"""The episode boundary: the one place where exceptions of user code become failed rollouts.
 
-Only a real cancellation passes through, an engine that broke, and, once nothing but failures come, FailureBudgetSpent.
+Only a real cancellation, a broken engine (ServiceStopped) and FailureBudgetSpent pass through.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollout_workers.user_functions import awaited
 
 T = TypeVar("T")
 
-# Code of the user's may also call sys.exit(), which must not take the worker along.
+# User code may also call sys.exit(), which must not end the worker.
 USER_ERRORS = (Exception, SystemExit)
 
 
@@ -40,7 +40,7 @@ async def play(
     timeout_s: float,
     timeouts: TimeoutsConfig | None = None,
 ) -> Rollout:
-    """Play one episode. It always ends in a rollout; a failed one says at which boundary it broke."""
+    """Play one episode. Whatever goes wrong, the result is a rollout; a failed one names the boundary that broke."""
     name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
 
     def run(model: InferenceInterface) -> Coroutine[Any, Any, Rollout]:
@@ -59,7 +59,7 @@ async def play_group(
     timeout_s: float,
     timeouts: TimeoutsConfig | None = None,
 ) -> tuple[Rollout, ...]:
-    """Play the siblings together, under one deadline: one rollout for each context, all of them failed if the whole breaks."""
+    """Play the siblings together under one deadline. Returns one rollout per context; if the call raises, all have failed."""
     name = f"{task.environment}: task {task.key}, all siblings"
 
     def run(model: InferenceInterface) -> Coroutine[Any, Any, Sequence[Rollout]]:
@@ -76,7 +76,7 @@ async def play_group(
 async def pose_task(
     source: TaskSource, timeouts: TimeoutsConfig | None = None, lock: AbstractAsyncContextManager[object] | None = None
 ) -> Task | Failure:
-    """The task, or why its environment could not pose it. `lock` is held while its code runs, on a thread of its own."""
+    """Return the task, or the failure of `task()`, which runs on a thread of its own. `lock` is held meanwhile."""
     try:
         async with lock if lock is not None else nullcontext(), stage("task", timeouts):
             posed = await in_daemon_thread(lambda: source.agent.task(source.index), name=f"task of {source.environment.label}")
@@ -93,7 +93,7 @@ async def pose_task(
 
 
 class FailureBudget:
-    """How many episodes may fail in a row, over all groups of a worker, before it gives up loudly."""
+    """Count failures in a row over all groups of a worker. `spend` raises FailureBudgetSpent at the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -129,7 +129,7 @@ async def _attempt(
             return _failure("environment", error)  # a library cancelled a future of its own
         except USER_ERRORS as error:
             if isinstance(watched.raised, ServiceStopped):
-                raise watched.raised from None  # a bad machine is no bad episode
+                raise watched.raised from None  # a broken engine is not a failed episode
             if deadline.expired():
                 return Failure(boundary="deadline", kind="TimeoutError", message=f"no end within {timeout_s:g} s")
             return _failure_of(error, watched)
@@ -149,7 +149,7 @@ def _failure(boundary: str, error: BaseException) -> Failure:
 
 
 def _location_of(error: BaseException) -> str:
-    """Where it was raised: whoever wrote the environment wants to go there."""
+    """The file and line that raised, for the author of the environment."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

@@ -1,6 +1,6 @@
-"""Every cause is logged once, and again with its count when it has come ten, a hundred, a thousand times.
+"""Log each cause of failure once, and again with its count at 10, 100, 1000 times.
 
-A broken judge fails thousands of episodes in the same line of the same file: that is one thing to know.
+A broken judge fails thousands of episodes at the same line: one log line is enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from async_rl.board.worker_reports import WorkerNote
 from async_rl.types import Failure
 
 MOST = 1000
-"""Causes that are remembered; of more, those that did not come for longest are forgotten."""
+"""Number of causes remembered; beyond it the least recent are forgotten."""
 
 log = structlog.get_logger()
 
@@ -27,7 +27,7 @@ class FailureLog:
         self._notes: deque[WorkerNote] = deque(maxlen=MOST)
 
     def take_notes(self) -> list[WorkerNote]:
-        """What was logged since this was called last, for the console of the run."""
+        """Return what was logged since the last call, for the learner's console."""
         notes = list(self._notes)
         self._notes.clear()
         return notes
@@ -48,11 +48,11 @@ class FailureLog:
             self._note(environment, cause, failure.message, times)
 
     def note_leak(self, environment: str, what: str, names: list[str]) -> None:
-        """Something that an episode started and did not end: see rollout_workers/episodes/leaked_tasks.py and strays.py."""
+        """Log tasks or processes that an episode started and did not end: see leaked_tasks.py and leaked_processes.py."""
         times = self._count((environment, what, *names))
         if _is_power_of_ten(times):
-            log.warning(f"an episode left {what}, which were ended", times=times, environment=environment, names=names)
-            self._note(environment, f"episodes leave {what}", ", ".join(names), times)
+            log.warning(f"an episode ended with {what}", times=times, environment=environment, names=names)
+            self._note(environment, f"episodes end with {what}", ", ".join(names), times)
 
     def _note(self, environment: str, cause: str, detail: str, times: int) -> None:
         self._notes.append(
@@ -68,7 +68,7 @@ class FailureLog:
 
 
 def _place(message: str) -> str:
-    """The line that raised, where the message ends with it: what stands before may name another thing each time."""
+    """The location at the end of a message, if it has one: the text before it may differ each time."""
     start = message.rfind(" (")
     return message[start:] if start >= 0 and message.endswith(")") else message
 

@@ -1,7 +1,7 @@
-"""One group, from its ticket to its scored siblings. What breaks is counted, logged, and held against its environment.
+"""Roll out one group: from its ticket to its scored siblings. Failures are counted, logged and reported to the breaker.
 
-ticket ─▶ source (whose task is it?) ─▶ gate (may it play now?) ─▶ pose ─▶ ┌ sibling 0 ┐ ─▶ refill the failed ─▶ RolloutGroup
-                └─────────────── else: why the ticket is handed back ────┴ ...       ┘
+ticket ─▶ task source (environment, index) ─▶ limits (may it start?) ─▶ task ─▶ siblings ─▶ refill failed ones ─▶ RolloutGroup
+                     └──────────────────────────────┴───── else: the reason why the ticket is handed back (a `Drop`)
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rollout_workers.episodes.validation import trainable
 from rollout_workers.limits.environment_limits import EnvironmentLimits, GroupAttempt, NotAdmitted
 
 MAX_HAND_BACKS = 8
-"""A task that nobody can play is handed on so often; after that it counts as failed, and comes to an end."""
+"""Times a task is returned for another worker before it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResources:
-    """What episodes find beside their task."""
+    """What episodes use beside their task."""
 
     inference: InferenceInterface
     gateway: Gateway | None
@@ -66,19 +66,20 @@ class GroupRunner:
         self._budget = FailureBudget(settings.failure_budget)
 
     async def play(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
-        """The ticket's group, or why there is none; siblings that are played one by one also end one by one. Raises
-        FailureBudgetSpent.
+        """Return the ticket's group, or the reason why there is none. Raises FailureBudgetSpent.
+
+        `episode_ended` is called after each episode, except for agents that play their siblings together.
         """
         try:
             async with (
                 self._tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
-                self._limits.enter(source.environment) as attempt,
+                self._limits.admit(source.environment) as attempt,
             ):
                 self._leaked_processes.spare_children_of(source.agent)
                 group = await self._play_group(source, attempt, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self._counters.unavailable[missing.environment] += 1
-            await asyncio.sleep(self._heartbeat_s)  # for another worker: handed back at once, it would be ours again at once
+            await asyncio.sleep(self._heartbeat_s)  # leave it to another worker: handed back at once, we would reserve it again
         except EnvironmentDetached:
             return "detached"
         except NotAdmitted:
@@ -128,7 +129,7 @@ class GroupRunner:
         return [each.result() for each in playing]
 
     async def _sibling(self, agent: Agent, task: Task, ticket: Ticket, sibling: int, refills: Iterator[int]) -> Rollout:
-        """Played again when it failed, as long as the group's refills last."""
+        """Play one sibling, and again while it fails and the group has refills left."""
         time = 0
         while True:
             context = self._context(ticket, sibling, time)
@@ -169,6 +170,6 @@ class GroupRunner:
 
 
 def _episode_seed(run_seed: int, ticket: Ticket, sibling: int, time: int) -> int:
-    """63 bits from everything that tells an episode from others, and from nothing else."""
+    """63 bits that depend on what distinguishes an episode from others, and on nothing else."""
     words = f"{run_seed}/{ticket.task_index}/{ticket.attempt}/{sibling}" + (f"/{time}" if time else "")
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,7 +1,7 @@
-"""Child processes that episodes started and left behind: nobody else will end them.
+"""Kill child processes that episodes started and did not end.
 
-A process does not tell which episode it belongs to, but no episode lives longer than its deadline: a child that is older
-belongs to none. Those of agents (started in `__aenter__`), of the worker itself and of other threads (an engine that
+A process does not say which episode started it, but no episode lives longer than its deadline, so an older child belongs
+to none. Children of agents (started in `__aenter__`), of the worker itself and of other threads (an engine that
 compiles) are spared.
 """
 
@@ -18,33 +18,33 @@ from rollout_workers.episodes.leaked_tasks import LeakReport
 
 
 class LeakedProcesses:
-    """To be made on the event loop's thread, before whatever may start processes there; `with` stands around all of it."""
+    """Make it on the event loop's thread before anything there starts processes; enter it around all episodes."""
 
     def __init__(self, *, longest_s: float, report: LeakReport) -> None:
-        """`longest_s`: no episode lives longer."""
+        """`longest_s`: upper bound of an episode's life."""
         self._longest_s = longest_s
         self._report = report
         self._preexisting = set(children_of_this_thread())
         self._spared: set[int] = set()
         self._agents: set[int] = set()
         self._first_seen: dict[int, float] = {}
-        """When children were seen first."""
+        """When each child was first seen."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing is played any more, and the agents are closed: nobody can own what is left."""
+        """Kill all that is left: no episode runs any more and the agents are closed."""
         self._kill(self._present())
 
     def spare_children_of(self, agent: object) -> None:
-        """What is there when an agent is met first may be its own."""
+        """Spare the children present when an agent is first used: they may be its own."""
         if id(agent) not in self._agents:
             self._agents.add(id(agent))
             self._spared.update(self._present())
 
     def sweep(self, now: float) -> None:
-        """Ends those that no episode can own any more. Call it every now and then."""
+        """Kill children older than any episode. Call it regularly."""
         present = [pid for pid in self._present() if pid not in self._spared]
         self._first_seen = {pid: self._first_seen.get(pid, now) for pid in present}
         self._kill([pid for pid in present if now - self._first_seen[pid] > self._longest_s])
@@ -54,9 +54,9 @@ class LeakedProcesses:
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            self._report("", "processes behind", [_command(pid)])
+            self._report("", "leaked processes", [_command(pid)])
             kill_each([pid, *descendants_of(pid)])
-            with suppress(ChildProcessError):  # somebody else waits for it
+            with suppress(ChildProcessError):  # it was waited for elsewhere
                 os.waitpid(pid, 0)
 
 

@@ -1,7 +1,7 @@
-"""An episode runs in a task of its own, and the tasks that it starts end with it, whether or not its author thought of that.
+"""End the asyncio tasks that an episode started and left running.
 
-What several episodes share (a connection with a reader of its own, say) is opened in the agent's `__aenter__`, which is outside
-of all episodes.
+Each episode runs in a task of its own, and a task factory notes which episode starts which tasks. What several episodes
+share, such as a connection with its reader task, is opened in the agent's `__aenter__`, outside of all episodes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""What still runs when an episode has ended may end by itself within this: a client that closes its connection does so in a
-task of its own."""
+"""How long tasks may go on after their episode: clients close their connections in tasks of their own."""
 
 END_S = 2.0
-"""What is cancelled has this long to end; then it is left to itself."""
+"""How long a cancelled task may take to end; after that it is no longer waited for."""
 
 LeakReport = Callable[[str, str, list[str]], None]
-"""Called with the environment, what an episode did not end by itself, and the names of the coroutines."""
+"""Called with the environment, the kind of leak, and the names of what an episode leaked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskOwner:
-    """The owner of tasks."""
+    """An episode, or other code of an environment, with the tasks it started."""
 
     environment: str
     tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
@@ -39,18 +38,18 @@ _owner: ContextVar[TaskOwner | None] = ContextVar("owner", default=None)
 _owners: WeakKeyDictionary[asyncio.Task[Any], TaskOwner] = WeakKeyDictionary()
 _report: ContextVar[LeakReport] = ContextVar("report", default=lambda environment, what, names: None)
 _uncancellable: set[asyncio.Task[Any]] = set()
-"""Tasks that ignore being cancelled. Nothing can end them; here they are at least not collected while they run."""
+"""Tasks that ignore cancellation. They cannot be ended; this reference keeps them from being garbage-collected."""
 
 
 def environment_of(task: asyncio.Task[Any] | None) -> str:
-    """Whose code runs in the task, also when asked from another thread; empty for a task of ours."""
+    """The environment whose code runs in the task; empty for the worker's own tasks. May be called from any thread."""
     owner = _owners.get(task) if task is not None else None
     return owner.environment if owner is not None else ""
 
 
 @contextmanager
 def running_environment(environment: str) -> Generator[None]:
-    """The current task runs code of the environment for a while, outside of any episode."""
+    """Attribute the current task to the environment while inside: it runs its code outside of any episode."""
     task = asyncio.current_task()
     assert task is not None
     _owners[task] = TaskOwner(environment)
@@ -62,19 +61,19 @@ def running_environment(environment: str) -> Generator[None]:
 
 @contextmanager
 def track_episode_tasks(report: LeakReport) -> Generator[None]:
-    """While inside, every task of the running loop is noted with the episode that starts it."""
+    """Record, while inside, which episode starts each task of the running loop. Leaks are passed to `report`."""
     loop = asyncio.get_running_loop()
-    factory, told = loop.get_task_factory(), _report.set(report)
+    factory, token = loop.get_task_factory(), _report.set(report)
     loop.set_task_factory(_start_task)  # pyright: ignore[reportArgumentType]  # loops pass coroutines
     try:
         yield
     finally:
         loop.set_task_factory(factory)
-        _report.reset(told)
+        _report.reset(token)
 
 
 async def run_episode(episode: Coroutine[Any, Any, T], *, environment: str, name: str) -> T:
-    """Its result. Cancelling this cancels it, and waits no longer than END_S for it to obey."""
+    """Run an episode in a task of its own and return its result. Cancelling waits at most END_S for the task to end."""
     owner = TaskOwner(environment)
     with outside_episodes():
         task = asyncio.create_task(_with_its_tasks(episode, owner), name=name)
@@ -92,7 +91,7 @@ async def run_episode(episode: Coroutine[Any, Any, T], *, environment: str, name
 
 @contextmanager
 def outside_episodes() -> Generator[None]:
-    """What is started inside belongs to no episode: it is ours."""
+    """Tasks started inside belong to the worker, not to an episode."""
     before = _owner.set(None)
     try:
         yield
@@ -104,20 +103,20 @@ async def _with_its_tasks(episode: Coroutine[Any, Any, T], owner: TaskOwner) -> 
     before = _owner.set(owner)
     try:
         return None, await episode
-    except SystemExit as error:  # out of a task it would end the event loop
+    except SystemExit as error:  # raised out of a task, it would end the event loop
         return error, None
     finally:
         _owner.reset(before)
         if left := await _unfinished(owner.tasks):
-            _report.get()(owner.environment, "tasks behind", _names(left))
+            _report.get()(owner.environment, "leaked tasks", _names(left))
             await _end(left, owner)
 
 
 async def _unfinished(tasks: Collection[asyncio.Task[Any]]) -> Collection[asyncio.Task[Any]]:
-    """Those that have not ended after the grace, which an episode that is cancelled does not get."""
+    """Return the tasks still running after GRACE_S; a cancelled episode gets no such grace."""
     task = asyncio.current_task()
     if tasks and task is not None and not task.cancelling():
-        with suppress(asyncio.CancelledError):  # a deadline that comes now ends the grace, and no episode: this one is over
+        with suppress(asyncio.CancelledError):  # a deadline reached now ends the wait only: the episode is over
             await asyncio.wait(list(tasks), timeout=GRACE_S)
     return list(tasks)
 
@@ -138,14 +137,14 @@ async def _end(tasks: Iterable[asyncio.Task[Any]], owner: TaskOwner) -> None:
     done, uncancellable = await asyncio.wait(left, timeout=END_S)
     for task in done:
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not print it
+            task.exception()  # retrieved, so that asyncio does not log it
     if uncancellable:
-        _report.get()(owner.environment, "tasks that ignore being cancelled", _names(uncancellable))
+        _report.get()(owner.environment, "tasks that ignore cancellation", _names(uncancellable))
         _uncancellable.update(uncancellable)
         for task in uncancellable:
             task.add_done_callback(_uncancellable.discard)
 
 
 def _names(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """Each once: how many there are differs between episodes of one mistake."""
+    """Each name once: their number differs between episodes with the same mistake."""
     return sorted({getattr(task.get_coro(), "__qualname__", task.get_name()) for task in tasks})

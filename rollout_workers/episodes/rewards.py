@@ -1,4 +1,4 @@
-"""What a score may be, and whether the scores of a group teach anything."""
+"""Scores: checking them, and whether those of a group carry a learning signal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from async_rl.types import Rollout, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A reward together with the named parts it is made of; the parts are only for the metrics."""
+    """A reward with the named parts it is made of. The parts are only used for metrics."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardFailed(Exception):
-    """Scoring broke; the cause says how. There is no reward, which is not the same as a reward of 0."""
+    """Scoring raised; `__cause__` says why. The episode then has no reward, which differs from a reward of 0."""
 
 
 def as_score(given: float | Score) -> Score:
-    """The score with every number checked: a NaN here would poison the whole group's baseline."""
+    """Check every number of a score: a NaN would spoil the baseline of the whole group. Raises ValueError."""
     score = given if isinstance(given, Score) else Score(reward=_finite("the reward", given))
     return Score(
         reward=_finite("the reward", score.reward),
@@ -37,5 +37,5 @@ def _finite(what: str, number: object) -> float:
 
 
 def has_signal(rollouts: Sequence[Rollout]) -> bool:
-    """Whether the rewards differ: under a group baseline equal ones make every advantage 0."""
+    """Return whether the rewards differ: with a group baseline, equal rewards make every advantage 0."""
     return len({rollout.reward for rollout in rollouts if rollout.status is not Status.FAILED}) > 1

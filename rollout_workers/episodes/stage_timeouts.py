@@ -1,7 +1,7 @@
-"""The stages of an episode: each has its own time, and what runs out of it or breaks is said to be of that stage.
+"""Time limits of the stages of an episode. A stage that runs out of time fails the episode at the boundary of that name.
 
-An agent marks them with `async with stage("reward"):`; generations are marked for it. How long a stage may take stands in
-the configuration and reaches it through a context variable, so that agents need not pass it on.
+An agent marks its stages with `async with stage("reward"):`; generations are marked for it. The limits come from
+`worker.timeouts` through a context variable, so agents need not pass them on.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _timeouts: ContextVar[TimeoutsConfig | None] = ContextVar("timeouts", default=No
 
 
 class StageTimeout(TimeoutError):
+    """A stage of an episode did not end within its limit."""
+
     def __init__(self, stage: Stage, limit_s: float) -> None:
         super().__init__(f"no end within {limit_s:g} s (worker.timeouts.{_KEYS[stage]})")
         self.stage: Stage = stage
@@ -34,7 +36,7 @@ class StageTimeout(TimeoutError):
 
 @contextmanager
 def apply_timeouts(timeouts: TimeoutsConfig | None) -> Generator[None]:
-    """To the stages inside; None leaves those in force that are."""
+    """Set the limits of the stages inside; None keeps the current ones."""
     if timeouts is None:
         yield
         return
@@ -46,12 +48,13 @@ def apply_timeouts(timeouts: TimeoutsConfig | None) -> Generator[None]:
 
 
 def current_timeouts() -> TimeoutsConfig:
+    """The limits that apply here; no limits outside of `apply_timeouts`."""
     return found if (found := _timeouts.get()) is not None else _NONE
 
 
 @asynccontextmanager
 async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGenerator[None]:
-    """Raises StageTimeout where the stage has not ended in time. `timeouts` None means those in force here."""
+    """Limit the time of the block. Raises StageTimeout when it runs out. `timeouts` None means the current limits."""
     limit_s: float = getattr(timeouts if timeouts is not None else current_timeouts(), _KEYS[name])
     deadline = asyncio.timeout(limit_s if limit_s > 0 else None)
     try:

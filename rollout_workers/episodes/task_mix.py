@@ -1,4 +1,4 @@
-"""Which task a ticket stands for: one number becomes an environment and its next task, the same in every worker."""
+"""Map a ticket's task index to an environment and one of its tasks, identically in every worker."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class WeightedAgent:
     agent: Agent
     weight: float
     section: EnvironmentConfig | None = None
-    """Of the configuration, if it stands there; else its number in the mix is its name."""
+    """Its section of the configuration; without one its number in the mix is its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """`agent.task(index)` is the task."""
+    """Where a task comes from: `agent.task(index)`."""
 
     environment: EnvironmentConfig
     agent: Agent
@@ -41,13 +41,13 @@ class TaskSource:
 
 
 class EnvironmentDetached(Exception):
-    """Nobody wants groups of it any more."""
+    """The environment was detached from the run: its tasks are not rolled out again."""
 
 
 class TaskMix:
-    """Deals task indexes out to the environments by weight, also while the weights change (board/environment_mix.py).
+    """Distribute task indexes over the environments by weight, also while the weights change (board/environment_mix.py).
 
-    Each environment sees its own stream 0, 1, 2, ... without gaps, evenly spread over the whole.
+    Each environment sees its own stream 0, 1, 2, ... without gaps, spread evenly over the whole.
     """
 
     def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0, environments_from: Sequence[str] = ()) -> None:
@@ -62,24 +62,24 @@ class TaskMix:
         )
         self._log: tuple[MixChange, ...] = ()
         self._schedules = {"": MixSchedule(self._sections)}
-        """By the latest change that they know."""
+        """Schedules by the id of the latest change they include."""
 
     @classmethod
     def from_config(
         cls, environments: Sequence[EnvironmentConfig], seed: int, *, environments_from: Sequence[str] = ()
     ) -> Self:
-        """What the configuration names can be made, or it is a ConfigError."""
+        """Make the environments of a configuration. Raises ConfigError when one cannot be made."""
         trained = [section for section in environments if not section.evaluation_only]
         made = [WeightedAgent(agent=build_agent(each, seed), weight=each.weight, section=each) for each in trained]
         return cls(made, seed=seed, environments_from=environments_from)
 
     def knows(self, mix: str) -> bool:
-        """Whether the changes up to that one have been heard of."""
+        """Return whether the changes up to `mix` are known here."""
         return mix in self._schedules or any(change.id == mix for change in self._log)
 
     def follow(self, changes: Sequence[MixChange]) -> None:
-        """The whole log. What it detaches is closed once its last episode has ended."""
-        if (log := tuple(changes)) == self._log:  # several tickets told of it at once
+        """Adopt the whole log of changes. Detached environments are closed after their last episode."""
+        if (log := tuple(changes)) == self._log:  # several tickets lead here at once
             return
         self._log = log
         self._schedules = {"": self._schedules[""]}
@@ -99,7 +99,7 @@ class TaskMix:
         return self._schedule(self._log[-1].id if self._log else "")
 
     def _schedule(self, mix: str) -> MixSchedule:
-        """Under the changes up to that one: a buffer that was set back may have forgotten others that we heard of."""
+        """The schedule under the changes up to `mix`. A buffer restored from an older state may lack changes known here."""
         if mix not in self._schedules:
             if not self.knows(mix):
                 raise EnvironmentUnavailable("?", "its mix is one that the buffer has lost")
@@ -109,17 +109,17 @@ class TaskMix:
 
     @property
     def played(self) -> Collection[str]:
-        """The names of the environments, without those that are detached."""
+        """Names of the environments that are not detached."""
         return tuple(self._latest.final_weights)
 
     def open(self) -> AbstractAsyncContextManager[None]:
-        """Around all seats. Agents that are async context managers are entered: the configuration's now, others when needed."""
+        """Enter around all uses of `source`. Agents of the configuration are entered now, attached ones when needed."""
         return self._pool.open()
 
     @asynccontextmanager
     async def source(self, task_index: int, mix: str = "", *, is_rolled_again: bool = False) -> AsyncGenerator[TaskSource]:
-        """Where a task is played, for as long as it is. Raises EnvironmentUnavailable, and EnvironmentDetached for a task
-        that is rolled again although its environment was detached meanwhile.
+        """Yield the source of a task, kept open meanwhile. Raises EnvironmentUnavailable, and EnvironmentDetached for a task
+        to be rolled out again whose environment was detached meanwhile.
         """
         schedule = self._schedule(mix)
         place = schedule.place(task_index)

@@ -1,4 +1,4 @@
-"""What comes out of an episode, checked: refused here is what the buffer would quarantine together with healthy siblings."""
+"""Check what user code returns. The buffer would quarantine a whole group for one invalid rollout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def invalid_result(boundary: str, message: str) -> Failure:
 
 
 def problem_with_task(task: object) -> str | None:
-    """What would break later, where nobody would look for the environment: in a codec, a grader, a page."""
+    """Return what is wrong with a task, before it breaks something far from the environment, such as a codec."""
     if not isinstance(task, Task):
         return f"task() must return a Task, got {type(task).__name__}"
     texts: dict[str, object] = {"key": task.key, "environment": task.environment, "answer": task.answer}
@@ -38,7 +38,7 @@ def problem_with_task(task: object) -> str | None:
 
 
 def _is_conversation(prompt: object) -> bool:
-    """A list is as good as a tuple."""
+    """A list of messages is accepted like a tuple."""
     if not isinstance(prompt, list | tuple):
         return False
     messages = cast("Sequence[object]", prompt)
@@ -48,7 +48,7 @@ def _is_conversation(prompt: object) -> bool:
 
 
 def checked(rollout: object) -> Rollout:
-    """The rollout, if it is one and its numbers fit together; else a failed one that says what is wrong."""
+    """Return the rollout if it is valid, else a failed rollout that says what is wrong."""
     if not isinstance(rollout, Rollout):
         return failed(invalid_result("environment", f"rollout() must return a Rollout, got {type(rollout).__name__}"))
     if rollout.status is Status.FAILED:
@@ -64,7 +64,7 @@ def checked(rollout: object) -> Rollout:
 
 
 def trainable(rollout: Rollout) -> Rollout:
-    """The rollout, if it holds what a learner needs. One that is only evaluated, or masked, needs no samples."""
+    """Return the rollout if it can be trained on, else a failed one. Masked rollouts need no samples."""
     if rollout.status in (Status.FAILED, Status.MASKED) or rollout.num_sampled:
         return rollout
     return failed(

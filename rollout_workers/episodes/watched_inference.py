@@ -1,4 +1,4 @@
-"""An agent's handle on the model: it keeps generations in their time, and remembers what they raised."""
+"""The inference an agent gets: generations have their time limit, and what they raise is remembered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollout_workers.inference.interface import Inference
 
 
 class WatchedInference(Inference):
-    """So that a broken engine is not blamed on the environment."""
+    """Remembers the last error of the engine, so that it is not attributed to the environment."""
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
         self._loop = asyncio.get_running_loop()
-        # Taken here: a gateway generates for an episode in tasks that know nothing of it.
+        # Read here: a gateway generates for an episode in tasks with another context.
         self._timeouts = current_timeouts()
         self.tokenizer = inference.tokenizer
         self.raised: Exception | None = None

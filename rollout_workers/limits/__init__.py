@@ -1,1 +1,1 @@
-"""How much runs at once: concurrency of the worker, limits and circuit breakers of its environments."""
+"""How much runs at once: the worker's concurrency, and limits and circuit breakers of its environments."""

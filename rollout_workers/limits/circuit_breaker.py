@@ -1,4 +1,4 @@
-"""Pure: when a broken environment is left alone, and when it is tried again.
+"""Pure: when a broken environment is paused, and when it is tried again.
 
         `after` groups fail in a row              `pause_s` later
 CLOSED ─────────────────────────────▶ OPEN ─────────────────────▶ HALF OPEN: one group tries it
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class CircuitBreaker:
-    """Times are what the caller's clock says."""
+    """A circuit breaker. Times are seconds of the caller's clock."""
 
     def __init__(self, *, after: int, pause_s: float) -> None:
         self._after = after
@@ -25,7 +25,7 @@ class CircuitBreaker:
         return self._opened_at is None
 
     def admits(self, now: float) -> bool:
-        """Whether a group may begin. One that is told so while the breaker is half open must say how it went."""
+        """Return whether a group may start. A group admitted while half open must report its result."""
         if self._opened_at is None:
             return True
         if self._is_in_trial or now < self._opened_at + self._pause_s:
@@ -34,13 +34,13 @@ class CircuitBreaker:
         return True
 
     def wait_s(self, now: float) -> float | None:
-        """Until `admits` may say something else; None where that depends on how a trial goes."""
+        """Seconds until `admits` may change; None while it depends on a running trial."""
         if self._opened_at is None:
             return 0.0
         return None if self._is_in_trial else max(0.0, self._opened_at + self._pause_s - now)
 
     def open(self, now: float, *, for_s: float) -> None:
-        """Whatever its groups did: it is left alone for so long, and then tried."""
+        """Open for `for_s` seconds regardless of failures, then half open."""
         self._opened_at, self._is_in_trial = now + for_s - self._pause_s, False
 
     def succeeded(self) -> None:
@@ -48,15 +48,15 @@ class CircuitBreaker:
         self._opened_at, self._is_in_trial = None, False
 
     def failed(self, now: float, *, may_open: bool) -> bool:
-        """Whether this opened it. `may_open` is False where there is nothing else to go on with."""
+        """Count a failed group; return whether it opened the breaker. `may_open` is False for the last working environment."""
         self._failed_in_a_row += 1
         was_closed = self.is_closed
         if was_closed and (not may_open or not self._after or self._failed_in_a_row < self._after):
             return False
-        if was_closed or self._is_in_trial:  # a straggler from before says nothing new
+        if was_closed or self._is_in_trial:  # a group admitted before the breaker opened says nothing new
             self._opened_at, self._is_in_trial = now, False
         return was_closed
 
     def trial_ended_without_result(self) -> None:
-        """A group ended without telling: whoever comes next may try."""
+        """The trial group ended without a result: the next group becomes the trial."""
         self._is_in_trial = False

@@ -1,11 +1,12 @@
-"""Pure: how many groups a worker should roll out at a time, from what its engine says of itself.
+"""Pure: how many groups a worker should roll out at a time (`groups_in_flight: auto`), from the load of its engine.
 
                      0                      CALM        FULL       1
     KV cache in use  ├────────────────────────┼───────────┼────────┤
                                 more             stay       fewer
 
-More comes in small steps, once as many groups have finished as may fly: only then does the load show what the last step did.
-Fewer means back to what went well, and stays so for a while. A steady load therefore finds a steady number.
+The limit rises in small steps, each after as many groups have finished as the limit allows: only then does the load
+show the effect of the last step. It falls back to the last limit that caused no pressure, which is then a ceiling for a
+while. Under a steady load it settles.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import Protocol
 
 CALM, FULL = 0.7, 0.9
 MAX_QUEUE_S = 1.0
-"""Generations that wait longer than this for their first token say that there are too many."""
+"""Generations that wait longer than this for their first token mean that too many groups run."""
 INITIAL = 4
 STEP_UP = 1 / 8
-"""The next step, by at least one group."""
+"""Share by which the limit rises, at least one group."""
 STEP_DOWN = 3 / 4
-"""Where even what went well before is too much."""
+"""Factor by which the limit falls when even the last good one is too high."""
 CEILING_LASTS = 8
-"""So many generations of groups land before a number that was too high is tried again."""
+"""A limit that was too high is tried again after this many times the limit in finished groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine says of itself."""
+    """Load of an inference engine."""
 
     kv_used: float = 0.0
-    """Share of the KV cache."""
+    """Share of the KV cache in use, 0 to 1."""
     waiting: int = 0
-    """Generations that wait for room."""
+    """Generations waiting for room in the KV cache."""
     queue_s: float = 0.0
-    """How long those that began lately had waited."""
+    """Mean time that recent generations waited for their first token."""
 
     @property
     def is_pressing(self) -> bool:
@@ -46,7 +47,7 @@ class EngineLoad:
 
 
 class LoadMetrics(Protocol):
-    """Metrics of an engine."""
+    """The engine metrics a load is made of."""
 
     @property
     def kv_blocks(self) -> int: ...
@@ -64,20 +65,20 @@ def load_of(metrics: LoadMetrics) -> EngineLoad:
 
 
 class ConcurrencyLimit:
-    """`limit` is how many groups may fly. Call `observe` every now and then."""
+    """`limit` is how many groups may run at once. Call `observe` at every heartbeat."""
 
     def __init__(self, *, at_most: int) -> None:
         self.limit = min(INITIAL, at_most)
         self._at_most = at_most
         self._went_well = 0
-        """The highest limit that was no trouble so far; 0 while there is none."""
+        """The highest limit without pressure so far; 0 while there is none."""
         self._ceiling = at_most
         self._ceiling_until = 0
         self._changed_at = 0
-        """When, in finished groups."""
+        """Number of finished groups at the last change."""
 
     def observe(self, *, playing: int, finished: int, load: EngineLoad) -> None:
-        """`finished` counts all groups that ever did."""
+        """Adapt the limit. `finished` counts all groups since the worker started."""
         if playing > self.limit:
             return  # the last step down has not shown yet
         if load.is_pressing:

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class NotAdmitted(Exception):
-    """The environment has failed too often lately, and enough groups wait for it; or the worker begins nothing more."""
+    """The environment's breaker is open and enough groups wait for it already, or the worker is draining."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class EnvironmentState:
     slots: asyncio.Semaphore | None = None
     task_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_blocking: bool = False
-    """It has held up a worker, and is left alone for that."""
+    """It is paused because it blocked a worker's event loop."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Replaced whenever it is set."""
+    """Set, and replaced by a new event, at every change."""
 
     def notify(self) -> None:
         self.changed.set()
@@ -42,15 +42,15 @@ class EnvironmentState:
 
 @dataclass(slots=True)
 class GroupAttempt:
-    """Of one group, to one environment. How it went must be said, or the state learns nothing."""
+    """One group admitted to an environment. Its result, reported here, moves the circuit breaker."""
 
     task_lock: asyncio.Lock
-    """Held while a task is posed: whoever writes `task()` need not think of threads."""
+    """Held while `task()` runs, so that it need not be thread-safe."""
     failure: Failure | None = None
     has_succeeded: bool = False
 
     def failed(self, failure: Failure) -> None:
-        if failure.boundary != "inference":  # which is no fault of the environment's
+        if failure.boundary != "inference":  # a broken engine is not the environment's fault
             self.failure = failure
 
     def succeeded(self) -> None:
@@ -66,7 +66,7 @@ class EnvironmentLimits:
         may_wait: Callable[[], int],
         played: Callable[[], Collection[str]],
     ) -> None:
-        """`may_wait` says how many groups may wait for broken environments, `played` which environments the run has."""
+        """`may_wait` returns how many groups may wait for broken environments, `played` the environments of the run."""
         self._played = played
         self._settings = settings
         self._may_wait = may_wait
@@ -76,14 +76,14 @@ class EnvironmentLimits:
         self._is_closed = False
 
     def close(self) -> None:
-        """Whoever waits is turned away."""
+        """Admit nothing more: waiting groups raise NotAdmitted."""
         self._is_closed = True
         for state in self._states.values():
             state.notify()
 
     @asynccontextmanager
-    async def enter(self, environment: EnvironmentConfig) -> AsyncGenerator[GroupAttempt]:
-        """Waits for a place. Raises NotAdmitted."""
+    async def admit(self, environment: EnvironmentConfig) -> AsyncGenerator[GroupAttempt]:
+        """Wait until a group of the environment may start. Raises NotAdmitted."""
         state = self._state(environment.label, environment.max_in_flight)
         await self._until_admitted(environment.label, state)
         attempt = GroupAttempt(state.task_lock)
@@ -96,11 +96,11 @@ class EnvironmentLimits:
             self._record(environment.label, state, attempt)
 
     def block(self, environment: str, *, for_s: float) -> None:
-        """Leave it alone, whether or not its groups failed: its code has held up a worker."""
+        """Pause it although its groups did not fail: its code blocked a worker's event loop."""
         state = self._state(environment)
         state.is_blocking = True
         state.breaker.open(_now(), for_s=for_s)
-        self._counters.rests += 1
+        self._counters.pauses += 1
         state.notify()
 
     def _state(self, environment: str, most: int | None = None) -> EnvironmentState:
@@ -111,8 +111,8 @@ class EnvironmentLimits:
             state.slots = asyncio.Semaphore(most)
         return state
 
-    def _may_wait_for(self, state: EnvironmentState) -> bool:
-        """A blocking environment may be left alone for long, so its groups wait only where nothing else can be played."""
+    def _may_wait_in(self, state: EnvironmentState) -> bool:
+        """A blocking environment may be paused for long, so its groups wait only if no other environment works."""
         if not state.is_blocking:
             return self._waiting < self._may_wait()
         others = (self._states.get(name) for name in self._played())
@@ -124,7 +124,7 @@ class EnvironmentLimits:
     async def _until_admitted(self, name: str, state: EnvironmentState) -> None:
         if state.breaker.admits(_now()):
             return
-        if not self._may_wait_for(state):
+        if not self._may_wait_in(state):
             raise NotAdmitted(name)
         self._waiting += 1
         try:
@@ -149,9 +149,9 @@ class EnvironmentLimits:
 
     def _record_failure(self, name: str, state: EnvironmentState, failure: Failure) -> None:
         if state.breaker.failed(_now(), may_open=self._has_others(state)):
-            self._counters.rests += 1
+            self._counters.pauses += 1
             log.warning(
-                f"an environment is left alone for {self._settings.pause_s:g} s: its last {self._settings.after} groups failed",
+                f"an environment is paused for {self._settings.pause_s:g} s: its last {self._settings.after} groups failed",
                 environment=name,
                 boundary=failure.boundary,
                 kind=failure.kind,

@@ -41,7 +41,7 @@ def test_a_blocked_worker_is_named_and_replaced_and_the_run_goes_on_without_what
         run.until_says("worker-0 exited with code 15 (EnvironmentBlocked); restarting")
         assert run.exit_code() == 0, run.output
     log = (read_config(path).run_folder / "logs" / "worker-0.log").read_text()
-    assert "an environment is left alone for" in log
+    assert "an environment is paused for" in log
     assert "Traceback" not in run.output + log
     said = audit(tmp_path, path)
     assert said["clean"]

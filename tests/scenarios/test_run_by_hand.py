@@ -45,7 +45,7 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
             r"ends after step \d+ of 10000, \d+:\d\d of training, reward \S+ in the last of them; start the learner again"
         )
         assert re.search(last_words, learner.output), learner.output
-        assert "has weights, version " in worker.output
+        assert "first weights loaded (version " in worker.output
         worker.signal(signal.SIGTERM)
         assert worker.exit_code() == 0, worker.output
         server.signal(signal.SIGTERM)

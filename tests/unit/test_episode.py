@@ -308,7 +308,7 @@ async def test_tasks_that_an_episode_starts_end_with_it():
     with track_episode_tasks(lambda environment, what, names: told.append((what, names))):
         rollout = await play_one(Careless())
     assert (rollout.status, ended.is_set()) == (Status.OK, True)
-    assert [what for what, _ in told] == ["tasks behind"]
+    assert [what for what, _ in told] == ["leaked tasks"]
     assert "heartbeat" in told[0][1][0]
 
 
@@ -362,7 +362,7 @@ async def test_an_episode_that_ignores_its_deadline_is_left_to_itself():
         rollout = await play_one(Stubborn(), timeout_s=0.01)
     assert rollout.failure is not None
     assert rollout.failure.boundary == "deadline"
-    assert told == ["tasks that ignore being cancelled"]
+    assert told == ["tasks that ignore cancellation"]
     released.set()
     await gone.wait()
 

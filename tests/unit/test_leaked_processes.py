@@ -42,5 +42,5 @@ def test_a_child_is_ended_once_no_episode_can_be_as_old(started: list[subprocess
         assert of_an_episode.poll() is None
         strays.sweep(16)
         assert [process.poll() is None for process in (of_an_agent, of_an_episode, of_another)] == [True, False, True]
-        assert told == [("processes behind", ["sleep 1000"])]
+        assert told == [("leaked processes", ["sleep 1000"])]
     assert [process.poll() is None for process in (of_the_worker, of_an_agent, of_another)] == [True, False, False]

@@ -46,7 +46,7 @@ async def all_read(board: WatchedBoard) -> None:
 
 
 def note(worker: str, times: int) -> WorkerNote:
-    return WorkerNote(worker=worker, environment="math", cause="episodes leave tasks behind", detail="close", times=times)
+    return WorkerNote(worker=worker, environment="math", cause="episodes end with leaked tasks", detail="close", times=times)
 
 
 async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers() -> None:
@@ -56,7 +56,7 @@ async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers() 
             for one in (note("a", 1), note("b", 1), note("a", 10), note("b", 10), note("a", 100)):
                 await board.post(NOTES, one.model_dump())
             await all_read(board)
-    told = [line for line in said if line["event"] == "episodes leave tasks behind"]
+    told = [line for line in said if line["event"] == "episodes end with leaked tasks"]
     assert [line["times"] for line in told] == [1, 11, 110]
     assert told[0]["environment"] == "math"
 
@@ -78,12 +78,12 @@ def test_a_worker_notes_each_cause_at_powers_of_ten() -> None:
     for number in range(30):
         failed = Failure(boundary="reward", kind="KeyError", message=f"'{number}' (tasks.py:3)")
         failures.note(failed, environment="math", task=f"{number}")
-        failures.note_leak("math", "tasks behind", ["close"])
+        failures.note_leak("math", "leaked tasks", ["close"])
     notes = failures.take_notes()
     assert [(one.cause, one.times) for one in notes] == [
         ("episodes fail at reward with KeyError (tasks.py:3)", 1),
-        ("episodes leave tasks behind", 1),
+        ("episodes end with leaked tasks", 1),
         ("episodes fail at reward with KeyError (tasks.py:3)", 10),
-        ("episodes leave tasks behind", 10),
+        ("episodes end with leaked tasks", 10),
     ]
     assert failures.take_notes() == []

@@ -1,4 +1,4 @@
-"""A Python function as a tool: its signature makes the JSON schema, its docstring says what it is for."""
+"""A Python function as a tool: the JSON schema comes from its signature, the description from its docstring."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from rollout_workers.agents.tools.provider import ToolError
 class FunctionTool:
     """Arguments are converted and checked by the annotations; `Annotated[int, Field(description=...)]` explains one.
 
-    An async function runs on the event loop, a plain one in a thread: what blocks there delays nobody else, but no deadline
-    can stop it either.
+    An async function runs on the event loop, a plain one in a thread, which it may block; no deadline can stop it there.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -42,7 +41,7 @@ class FunctionTool:
             return _as_text(await in_daemon_thread(lambda: self._adapter.validate_python(call), name=f"tool {name}"))
         except ValidationError as error:
             raise ToolError("; ".join(_described(problem) for problem in error.errors(include_url=False))) from error
-        except Exception as error:  # the function is somebody's, and it is the model that should learn from it
+        except Exception as error:  # user code may raise anything; the model reads the error
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
 
@@ -56,7 +55,7 @@ def _described(problem: Mapping[str, Any]) -> str:
 
 
 def _without_titles(schema: Any) -> Any:
-    """The names once more, capitalized: nothing a model needs to read."""
+    """Remove the `title` entries, which only repeat the names."""
     if isinstance(schema, list):
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):

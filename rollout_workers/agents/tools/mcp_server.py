@@ -1,8 +1,8 @@
-"""A server of the Model Context Protocol as a source of tools: a program spoken to over its pipes, or an address.
+"""A server of the Model Context Protocol as a source of tools: a program with stdin and stdout, or an address.
 
     McpServer(command=["python", "my_tools.py"])        McpServer(url="http://localhost:8000/mcp")
 
-Needs the package `mcp`, 1.x or 2.x. The library starts the program, and ends it when the session closes.
+Needs the package `mcp`, 1.x or 2.x. The library starts the program and ends it when the session closes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from async_rl.types import Tool
 from rollout_workers.agents.tools.provider import ToolError
 
 CONNECTION_CLOSED = -32000
-"""The code of an error that is not the server's answer: there is no server any more."""
+"""Error code of a closed connection, which the library reports like an answer of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
     command: Sequence[str] = ()
-    """Starts a server that speaks over stdin and stdout."""
+    """Command of a server that speaks over stdin and stdout."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """For that program, beside the few variables that are passed on anyway."""
+    """Environment variables for that program, beside the few that are always passed on."""
     url: str = ""
-    """Where a server listens (streamable HTTP)."""
+    """Address of a server that listens (streamable HTTP)."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """To send along: a token, for instance."""
+    """HTTP headers to send, such as a token."""
     open_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class McpServer:
     async def open(self) -> AsyncGenerator[_McpTools]:
         opened: asyncio.Future[_McpTools] = asyncio.get_running_loop().create_future()
         close = asyncio.Event()
-        # The library wants its session closed by the very task that opened it.
+        # The library requires that the task which opened a session closes it.
         serving = asyncio.create_task(self._serve(opened, close), name="mcp session")
         try:
             yield await opened
@@ -60,7 +60,7 @@ class McpServer:
                     tools = await self._connect(stack)
                 opened.set_result(tools)
                 await close.wait()
-        except Exception as error:  # the library wraps what went wrong in several ways; once open, calls say that it is gone
+        except Exception as error:  # the library wraps errors in several ways; once open, calls report a lost server
             if not opened.done():
                 opened.set_exception(ConfigError(f"the MCP server {self._named()} cannot be opened: {_cause(error)}"))
 
@@ -119,7 +119,7 @@ def _library() -> Any:
 
 
 async def _listed(session: Any) -> list[Tool]:
-    """All pages."""
+    """List the tools, page by page."""
     from mcp.types import PaginatedRequestParams  # pyright: ignore[reportMissingImports]
 
     tools: list[Tool] = []
@@ -142,7 +142,7 @@ def _text_of(result: Any) -> str:
 
 
 def _field(value: Any, name: str) -> Any:
-    """`input_schema` of 2.x is called `inputSchema` in 1.x."""
+    """Read a field: `input_schema` in 2.x is `inputSchema` in 1.x."""
     if hasattr(value, name):
         return getattr(value, name)
     first, *others = name.split("_")

@@ -1,4 +1,4 @@
-"""What a source of tools must offer."""
+"""The protocol of a source of tools."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from async_rl.types import Tool
 
 
 class ToolError(Exception):
-    """A call went wrong in a way that the model should hear of: its text is the answer."""
+    """A call failed in a way the model should read: its text is the result of the call."""
 
 
 class OpenTools(Protocol):
+    """Tools ready to be called."""
+
     @property
     def tools(self) -> Sequence[Tool]: ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the tool answers. Raises ToolError to tell the model; anything else fails the episode."""
+        """Call a tool. A ToolError is returned to the model; any other exception fails the episode."""
         ...
 
 
 @runtime_checkable
 class ToolProvider(Protocol):
+    """A source of one or more tools, such as an MCP server."""
+
     def open(self) -> AbstractAsyncContextManager[OpenTools]:
-        """Open as long as the worker lives: all episodes share it."""
+        """Open the tools. They stay open while the agent does, shared by all episodes."""
         ...

@@ -1,4 +1,4 @@
-"""The tools of several sources under their names. What a model does wrong is answered to the model."""
+"""The tools of several sources, by name. Mistakes of the model are returned to the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Toolbox:
                 self._sources[tool.name] = source
 
     async def answer(self, call: ToolCall) -> str:
-        """What the model is told: the result, or what was wrong with the call."""
+        """Execute a call. Returns its result, or what was wrong with the call."""
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
