@@ -1,6 +1,6 @@
-"""Agents and environments that were written for something else, as agents of ours. docs/adapters has a page for each.
+"""Adapters for agents and environments written for other libraries: docs/adapters has a page for each.
 
-None of their libraries is imported before an agent that needs it is made.
+Their libraries are imported when an agent that needs them is made.
 """
 
 from rollout_workers.adapters.endpoint import EndpointAgent, openai_agent

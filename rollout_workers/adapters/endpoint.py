@@ -1,4 +1,4 @@
-"""An agent that brings its own loop and its own SDK: it gets the address of the model, and its output gets the reward.
+"""Agents with their own loop and SDK: they get the address of the model, and their output is scored.
 
     @openai_agent(tasks=[("2+3=", "5")], reward=lambda task, answer: float(answer == task.answer))
     async def agent(base_url, api_key, task):
@@ -6,7 +6,7 @@
         said = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task.prompt}])
         return said.choices[0].message.content
 
-The gateway keeps what was sampled, as tokens; whatever the agent does with the text changes nothing about that.
+The gateway records what was sampled as tokens, whatever the agent does with the text.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class EndpointAgent(TaskStream):
     """Subclass it with `task`, `act` and `reward`."""
 
     model: str = "policy"
-    """The name under which the endpoint serves the model."""
+    """Name of the model at the endpoint."""
     length_is_truncation: bool = True
     """Whether an episode whose last answer ran into its length limit counts as truncated."""
 
     @abstractmethod
     async def act(self, base_url: str, api_key: str, task: Task) -> Any:
-        """Do the task. What it returns is scored."""
+        """Do the task. The result is passed to `reward`."""
 
     @abstractmethod
     def reward(self, task: Task, output: Any) -> float | Score | Awaitable[float | Score]:
-        """What that is worth."""
+        """Score what `act` returned."""
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         if context.gateway is None:
@@ -67,7 +67,7 @@ class EndpointAgent(TaskStream):
 
 @dataclass(kw_only=True)
 class OpenAIAgent(EndpointAgent, RowTasks):
-    """Made of functions."""
+    """An EndpointAgent made of functions, by `openai_agent`."""
 
     function: AgentFunction
     reward_function: RewardFunction

@@ -1,4 +1,4 @@
-"""One thread for everything that one episode does to a blocking library."""
+"""One thread for all calls of one episode into a blocking library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class EpisodeThread:
-    """Works in the order of the calls; some simulators stay with the thread that made them.
+    """Runs calls in order on one thread, as simulators bound to their thread demand.
 
-    A deadline leaves a call that hangs behind, and the thread does not keep the process from ending.
+    A call that hangs goes on after the episode's deadline; the daemon thread does not keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class EpisodeThread:
         return await asyncio.wrap_future(self._add(work))
 
     def finish(self, work: Callable[[], object]) -> None:
-        """The last thing to do, once all that was begun has ended. Nobody waits for it."""
+        """Queue the last call, after which the thread ends. Does not wait."""
         self._add(work)
         self._jobs.put(None)
 
@@ -43,5 +43,5 @@ class EpisodeThread:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(work())
-                except BaseException as error:  # a thread that ended here would leave all later calls without an answer
+                except BaseException as error:  # if the thread ended here, later calls would wait forever
                     answer.set_exception(as_exception(error))

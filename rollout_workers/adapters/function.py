@@ -1,4 +1,4 @@
-"""A plain async function as the agent: it gets the task and a client of the model.
+"""An async function as the agent: it gets the task and a client of the model.
 
 @function_agent(tasks=[("2+3=", "5"), ("4+4=", "8")])
 async def add(task: Task, client: Client) -> float:
@@ -24,7 +24,7 @@ AgentFunction = Callable[[Task, "Client"], Awaitable[Any]]
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """What an episode has come to so far."""
+    """What was said in an episode so far."""
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
     turns: int = 0
@@ -33,7 +33,7 @@ class EpisodeRecord:
 
 
 class Client:
-    """The model, for one episode. What it sampled is remembered token by token; the text is for the function."""
+    """The model, for one episode. What it samples is recorded as tokens; the function sees text."""
 
     def __init__(self, inference: InferenceInterface, record: EpisodeRecord) -> None:
         self._inference = inference
@@ -41,7 +41,7 @@ class Client:
         self._dialogue: Dialogue | None = None
 
     async def ask(self, observation: Observation, **args: Any) -> str:
-        """Begin with `observation`, later go on with it. `args` are fields of GenerationArgs, such as max_tokens.
+        """Ask the model: first with a prompt, later with an observation. `args` are fields of GenerationArgs.
 
         Raises ContextOverflow when there is no room for an answer.
         """
@@ -56,7 +56,7 @@ class Client:
         return completion.text
 
     def another(self) -> Client:
-        """For a conversation beside this one: it becomes a row of its own, with the reward of the same episode."""
+        """Return a client for a second conversation of the episode: another token row with the same reward."""
         return Client(self._inference, self._record)
 
 
@@ -64,7 +64,7 @@ class Client:
 class FunctionAgent(RowTasks):
     function: AgentFunction
     reward: RewardFunction | None = None
-    """Of a task and what the function returned; without it the function returns the reward itself."""
+    """Scores a task and what the function returned; without it the function returns the reward."""
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         record = EpisodeRecord()

@@ -1,6 +1,6 @@
-"""Environments of Gymnasium, played in words: `tell` puts an observation into text, `read` makes an action of an answer.
+"""Environments of Gymnasium in text: `tell` turns an observation into text, `read` turns an answer into an action.
 
-Discrete actions and observations that print well need neither; for the others subclass Gymnasium and define them.
+The defaults suit discrete actions and observations that print well; for others subclass Gymnasium and define them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 @dataclass(kw_only=True)
 class Gymnasium(SteppedAgent):
     id: str
-    """As it is registered: `FrozenLake-v1`, or `module:Name-v0` for one that a module of yours registers."""
+    """Its registered id: `FrozenLake-v1`, or `module:Name-v0` for one that your module registers."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of `gymnasium.make`: is_slippery, max_episode_steps, ..."""
+    """Arguments of `gymnasium.make`: is_slippery, max_episode_steps, ..."""
 
     def __post_init__(self) -> None:
         library = import_optional("gymnasium", install="async-rl[envs]")
@@ -41,11 +41,11 @@ class Gymnasium(SteppedAgent):
             )
 
     def tell(self, observation: Any) -> str:
-        """What the model is told."""
+        """Return the observation as text."""
         return str(observation)
 
     def read(self, text: str) -> Any:
-        """The action that the model means. Raises NoAction with what it is told otherwise."""
+        """Return the action in an answer. Raises NoAction, whose message the model reads, if there is none."""
         numbers = re.findall(r"-?\d+", text)
         if not numbers or not self._actions.contains(action := int(numbers[-1])):
             first = int(self._actions.start)

@@ -1,4 +1,4 @@
-"""Libraries that only some environments need."""
+"""Import libraries that only some environments need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from async_rl.errors import ConfigError
 
 
 def import_optional(module: str, *, install: str) -> Any:
-    """The module; `install` is what pip calls it, or the extra of ours that brings it."""
+    """Import a module. Raises ConfigError with `install`, its name for pip, if its package is missing."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Environments behind an OpenEnv server, over its WebSocket: one connection is one episode. Nothing of OpenEnv is imported.
+"""Environments of an OpenEnv server, over its WebSocket: one connection is one episode. OpenEnv is not imported.
 
 {"type": "reset", "data": {"seed": 7}}  ─▶  {"type": "observation", "data": {"observation": {...}, "reward": ..., "done": ...}}
 {"type": "step", "data": {...}}         ─▶  the same, or {"type": "error", "data": {"code": ..., "message": ...}}
@@ -21,7 +21,7 @@ from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 
 
 class _Data(BaseModel):
-    """Of an answer: an observation, or an error."""
+    """The data of a response: an observation, or an error."""
 
     observation: dict[str, Any] = {}
     reward: float | None = None
@@ -31,7 +31,7 @@ class _Data(BaseModel):
     errors: tuple[dict[str, Any], ...] = ()
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     type: str
     data: _Data
 
@@ -41,18 +41,18 @@ class OpenEnv(SteppedAgent):
     url: str
     """http://HOST:PORT of the server."""
     action: str = "message"
-    """The field of an action that takes what the model says. For actions of several fields subclass OpenEnv with `read`."""
+    """The field of an action that takes the answer. For actions of several fields, override `read` in a subclass."""
     observation: str = ""
-    """The field of an observation that the model is told; unset means all of them, as JSON."""
+    """The field of an observation that the model reads; unset means all of them, as JSON."""
     reset: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """More arguments of its reset."""
+    """Further arguments of its reset."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"environment {self.name!r}: url must begin with http:// or https://, got {self.url!r}")
 
     def tell(self, observation: Mapping[str, Any]) -> str:
-        """What the model is told."""
+        """Return the observation as text."""
         if not self.observation:
             return json.dumps(observation)
         if self.observation not in observation:
@@ -61,7 +61,7 @@ class OpenEnv(SteppedAgent):
         return str(observation[self.observation])
 
     def read(self, text: str) -> Mapping[str, Any]:
-        """The action that the model means. Raises NoAction with what it is told otherwise."""
+        """Return the action in an answer. Raises NoAction, whose message the model reads, if there is none."""
         return {self.action: text}
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ class _OpenEnvWorld:
 
     async def step(self, said: str) -> WorldStep:
         answer = await self._ask("step", self._agent.read(said))
-        if answer.code == "VALIDATION_ERROR":  # an action that the environment does not take
+        if answer.code == "VALIDATION_ERROR":  # the environment rejects the action
             raise NoAction("; ".join(str(error.get("msg")) for error in answer.errors) or answer.message)
         if answer.code:
             raise RuntimeError(f"the OpenEnv server cannot step: {answer.message} ({answer.code})")
@@ -98,6 +98,8 @@ class _OpenEnvWorld:
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the OpenEnv server at {self._agent.url} closed the episode's connection")
         try:
-            return _Answer.model_validate_json(received.data).data
+            return _Response.model_validate_json(received.data).data
         except ValidationError as error:
-            raise ValueError(f"the OpenEnv server at {self._agent.url} answered nonsense: {received.data:.200}") from error
+            raise ValueError(
+                f"the OpenEnv server at {self._agent.url} sent an invalid response: {received.data:.200}"
+            ) from error

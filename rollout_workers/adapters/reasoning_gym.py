@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: more than a hundred generators of puzzles, each with a verifier of its own."""
+"""Tasks of reasoning-gym: over a hundred puzzle generators, each with its own verifier."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rollout_workers.agents import RewardOnlyAgent
 @dataclass(kw_only=True)
 class ReasoningGym(RewardOnlyAgent):
     dataset: str
-    """Its name there: `chain_sum`, `countdown`, ..."""
+    """Name of the dataset in reasoning-gym: `chain_sum`, `countdown`, ..."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the dataset's own configuration, such as min_terms."""
+    """Fields of the dataset's own configuration, such as min_terms."""
     size: int = 500
-    """Different puzzles; after them the first one comes again. Some datasets are slow or refuse to be made large."""
+    """Number of different puzzles; they repeat after the last. Some datasets are slow, or fail, with large sizes."""
     instructions: str = ""
-    """Stands before each question, e.g. how to write the answer."""
+    """Text before each question, such as how to write the answer."""
     answer_after: str = ""
     """Score only what follows the last occurrence of this text; without it in the answer the reward is 0."""
     chat: bool = True
-    """Ask in a user's message of the chat template; otherwise the prompt is plain text."""
+    """Put the question into a user message of the chat template; otherwise the prompt is plain text."""
 
     def __post_init__(self) -> None:
         library = import_optional("reasoning_gym", install="async-rl[envs]")

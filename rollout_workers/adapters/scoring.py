@@ -1,4 +1,4 @@
-"""What an agent's output is worth, said by a function of its author."""
+"""Score an agent's output with a reward function of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RewardFunction = Callable[[Task, Any], float | Score | Awaitable[float | Score]]
 
 
 async def score_of(reward: RewardFunction | None, task: Task, output: Any) -> Score:
-    """Without a reward function the output is the reward."""
+    """Score the output; without a reward function it is the reward itself. Raises RewardFailed."""
     try:
         async with stage("reward"):
             return as_score(output if reward is None else await awaited(reward(task, output)))

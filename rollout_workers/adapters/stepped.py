@@ -1,6 +1,6 @@
-"""Environments that are reset and then stepped, as Gymnasium and OpenEnv have them: the model's answers are the actions.
+"""Environments with reset and step, as in Gymnasium and OpenEnv: the model's answers are the actions.
 
-world.reset ─▶ told ─▶ answer ─▶ world.step ─▶ told, reward ─▶ answer ─▶ ... ─▶ the sum of the rewards
+world.reset ─▶ text ─▶ answer ─▶ world.step ─▶ text, reward ─▶ answer ─▶ ... ─▶ the sum of the rewards
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from rollout_workers.episodes.stage_timeouts import stage
 
 
 class NoAction(ValueError):
-    """What the model said cannot be understood as an action; the message is what it is told."""
+    """An answer is not a valid action. The model reads the message and may try again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldStep:
+    """The result of one action."""
+
     told: str
+    """What the model reads next."""
     reward: float = 0.0
     is_over: bool = False
     is_cut: bool = False
-    """It ended because of a limit of the environment's own."""
+    """The environment's own limit ended the episode."""
     is_action: bool = True
-    """False where the model's answer could not be understood as one."""
+    """False if the answer was not a valid action."""
 
 
 class World(Protocol):
-    """One episode of a foreign environment."""
+    """One episode of another library's environment."""
 
     async def reset(self) -> str:
-        """What the model is told first."""
+        """Start the episode. Returns what the model reads first."""
         ...
 
     async def step(self, said: str) -> WorldStep:
-        """Raises NoAction, and then nothing has happened."""
+        """Do the action in an answer. Raises NoAction, without effect, if there is none."""
         ...
 
 
@@ -49,16 +52,16 @@ class SteppedAgent(TaskStream):
     """Subclass it with `world`. A task is a seed: all its siblings begin in the same place."""
 
     instructions: str = ""
-    """Stands before the first observation: what the world is and how to write an action."""
+    """Text before the first observation: what the environment is and how to write an action."""
     max_turns: int = 64
     no_action_reward: float = 0.0
-    """For an answer that is no action. The model is told what was wrong and may try again, which takes a turn."""
+    """Reward of an answer that is not an action. The model reads why and may try again, which takes a turn."""
     chat: bool = True
-    """Observations are a user's messages of the chat template; otherwise everything is one text."""
+    """Put observations into user messages of the chat template; otherwise everything is one text."""
 
     @abstractmethod
     def world(self, task: Task) -> AbstractAsyncContextManager[World]:
-        """The task's world, open as long as the episode lasts."""
+        """Return the environment of one episode, open while it lasts."""
 
     def task(self, index: int) -> Task:
         return self.new_task(index, self.instructions, seed=self.random(index).getrandbits(31))

@@ -1,4 +1,4 @@
-"""Tasks from what people have at hand: a list of prompts, pairs or dictionaries, a dataset, or a function of the index."""
+"""Tasks from rows: a list of prompts, pairs or dictionaries, a dataset, or a function of the index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_workers.agents.task_stream import TaskStream
 Row = str | tuple[str, str] | Mapping[str, Any]
 """A prompt, a prompt and its answer, or columns: `prompt` (a text, or messages with `role` and `content`), `answer`, others."""
 Rows = Sequence[Row] | Callable[[int], Row]
-"""Rows come again and again, in their order. A function must be pure: the same index, the same row."""
+"""A list repeats in its order. A function must be pure: the same index, the same row."""
 
 
 def columns_of(rows: Rows, index: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def columns_of(rows: Rows, index: int) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class RowTasks(TaskStream):
-    """Poses rows. Columns that a task can hold are its `data`; `self.columns(task)` gives all of them."""
+    """Tasks from rows. Scalar columns are the task's `data`; `self.columns(task)` returns all of them."""
 
     rows: Rows
 
@@ -41,7 +41,7 @@ class RowTasks(TaskStream):
         return None if callable(self.rows) else len(self.rows)
 
     def task(self, index: int) -> Task:
-        index = index % self.num_tasks if self.num_tasks is not None else index  # a row keeps its key when it comes again
+        index = index % self.num_tasks if self.num_tasks is not None else index  # a repeated row keeps its key
         columns = columns_of(self.rows, index)
         prompt, answer = _prompt_of(columns.pop("prompt", None)), columns.pop("answer", "")
         data: dict[str, Scalar] = {name: value for name, value in columns.items() if isinstance(value, Scalar)}
@@ -52,7 +52,7 @@ class RowTasks(TaskStream):
 
 
 ROW = "row_index"
-"""Where a task remembers its row: its number in a list, its index where a function makes rows."""
+"""The key of `task.data` that holds the row: its number in a list, or the index passed to the function."""
 
 
 def _prompt_of(given: object) -> str | tuple[Message, ...]:

@@ -15,11 +15,11 @@ from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.agents.games import GameAgent, HeadToHeadAgent, SelfPlayAgent
 
 _CHANCE = Lock()
-"""Tasks are posed on threads."""
+"""Held while a game uses Python's global random state: tasks are posed on threads."""
 
 
 class TextArenaGame:
-    """One play. Illegal moves are the game's own business: it warns, and then ends with a penalty."""
+    """One game. Illegal moves are left to it: it warns, and then ends with a penalty."""
 
     def __init__(self, library: Any, id: str, players: int, seed: int, options: Mapping[str, Any]) -> None:
         self._library = library
@@ -28,10 +28,10 @@ class TextArenaGame:
         self.seats = players
         self.is_over = False
         with self._own_chance():
-            self._moves = library.make(id, **options)  # its wrappers put a move into the form that the game reads
+            self._moves = library.make(id, **options)  # its wrappers convert moves
             self._moves.reset(num_players=players, seed=seed)
         self._game = self._moves
-        while isinstance(self._game, library.Wrapper):  # others would tell the whole story again at each turn
+        while isinstance(self._game, library.Wrapper):  # observations of the wrappers repeat the whole history
             self._game = self._game.env
 
     @property
@@ -64,7 +64,7 @@ class TextArenaGame:
 
     @contextmanager
     def _own_chance(self) -> Generator[None]:
-        """The games draw from the chance of the whole process: here each has its own, so that no game disturbs another."""
+        """Give the game its own random state: TextArena uses that of the process, which concurrent games would share."""
         with _CHANCE:
             outside = random.getstate()
             random.setstate(self._chance)
@@ -81,7 +81,7 @@ class TextArenaAgent(GameAgent):
     """`TicTacToe-v0`, `KuhnPoker-v0`, ..."""
     players: int = 2
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the game: max_turns, num_rounds, ..."""
+    """Arguments of the game: max_turns, num_rounds, ..."""
 
     def __post_init__(self) -> None:
         self._library = import_optional("textarena", install="async-rl[envs]")
@@ -105,9 +105,9 @@ class TextArenaAgent(GameAgent):
 
 @dataclass(kw_only=True)
 class TextArena(TextArenaAgent, HeadToHeadAgent):
-    """Against one of the configured policies, or the model itself; a game of one player has no opponent."""
+    """Play against one of `policies`, or the model itself. A game of one player has no opponent."""
 
 
 @dataclass(kw_only=True)
 class TextArenaSelfPlay(TextArenaAgent, SelfPlayAgent):
-    """All seats are trained."""
+    """Train all seats."""

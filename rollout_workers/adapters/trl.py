@@ -1,10 +1,10 @@
-"""Reward functions written for TRL's GRPOTrainer, used as they are.
+"""Reward functions written for TRL's GRPOTrainer, unchanged.
 
     def concise(prompts, completions, **columns) -> list[float]: ...
 
     environment = trl_rewards(concise, correct, dataset=rows)        environments: [{type: my_rewards.py:environment}]
 
-A function sees all answers to one task at once, the columns of the task's row repeated for each of them.
+A function gets all answers to one task at once; the columns of the task's row are repeated for each.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rollout_workers.agents.group_reward import GroupRewardAgent
 from rollout_workers.episodes.rewards import Score
 from rollout_workers.user_functions import call_user_function
 
-Given = Sequence[float | None]
-TrlReward = Callable[..., Given | Awaitable[Given]]
+TrlValues = Sequence[float | None]
+TrlReward = Callable[..., TrlValues | Awaitable[TrlValues]]
 
 
 @dataclass(kw_only=True)
@@ -45,11 +45,11 @@ class TrlRewardsAgent(RowTasks, GroupRewardAgent):
             async with asyncio.TaskGroup() as functions:
                 running = [functions.create_task(_values(function, given)) for function in self.functions]
         except ExceptionGroup as group:
-            raise group.exceptions[0] from None  # the first that broke is the one to be told of
+            raise group.exceptions[0] from None  # report the first function that raised
         return [self._score(values) for values in zip(*(each.result() for each in running), strict=True)]
 
     def _given(self, task: Task, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-        """The keyword arguments of a reward function: one entry for each rollout."""
+        """Keyword arguments of a reward function, each with one entry per rollout."""
         columns = self.columns(task)
         prompt, is_text = columns.pop("prompt"), isinstance(task.prompt, str)
         answers = [rollout.conversation[-1].content for rollout in rollouts]
@@ -61,7 +61,7 @@ class TrlRewardsAgent(RowTasks, GroupRewardAgent):
         }
 
     def _score(self, values: Sequence[float | None]) -> Score:
-        """None says that a function has nothing to say about this task."""
+        """Sum the weighted values. None means that a function does not apply to this task."""
         parts = {
             _name(function): float(value) for function, value in zip(self.functions, values, strict=True) if value is not None
         }
@@ -72,7 +72,7 @@ class TrlRewardsAgent(RowTasks, GroupRewardAgent):
 
 
 def trl_rewards(*functions: TrlReward, dataset: Rows, weights: Sequence[float] | None = None) -> Callable[..., TrlRewardsAgent]:
-    """An environment of these functions; `dataset` has a column `prompt`. Without weights each of them counts once."""
+    """Make an environment of reward functions. `dataset` has a column `prompt`; the default weight is 1."""
     chosen = weights if weights is not None else [1.0] * len(functions)
 
     def make(*, name: str, seed: int = 0) -> TrlRewardsAgent:
@@ -81,7 +81,7 @@ def trl_rewards(*functions: TrlReward, dataset: Rows, weights: Sequence[float] |
     return make
 
 
-async def _values(function: TrlReward, given: dict[str, Any]) -> Given:
+async def _values(function: TrlReward, given: dict[str, Any]) -> TrlValues:
     values, count = await call_user_function(function, **given), len(given["prompts"])
     if len(values) != count:
         raise ValueError(f"{_name(function)} returned {len(values)} rewards for {count} completions")

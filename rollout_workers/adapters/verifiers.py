@@ -1,4 +1,4 @@
-"""Environments of verifiers (its v1 interface): its taskset, harness and rewards, our model behind the gateway."""
+"""Environments of verifiers (its v1 interface): its taskset, harness and rewards, with our model behind the gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.agents.task_stream import TaskStream
 
 HARNESS = "async_rl_direct"
-"""The id under which verifiers finds our harness."""
+"""Id of our harness in verifiers."""
 
 DEFAULTS = {"agent": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}}
 
@@ -24,11 +24,11 @@ DEFAULTS = {"agent": {"harness": {"id": HARNESS}, "runtime": {"type": "subproces
 @dataclass(kw_only=True)
 class Verifiers(TaskStream):
     taskset: str
-    """The id of an installed taskset: the name of its module."""
+    """Id of an installed taskset: the name of its module."""
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The rest of the [env] block that verifiers reads, such as {taskset: {split: train}, agent: {harness: {id: bash}}}."""
+    """The rest of verifiers' [env] block, such as {taskset: {split: train}, agent: {harness: {id: bash}}}."""
     size: int = 10_000
-    """At most so many of its tasks; after the last the first one comes again."""
+    """Maximum number of its tasks; they repeat after the last."""
 
     def __post_init__(self) -> None:
         self._library = import_optional("verifiers.v1", install="verifiers>=0.4,<0.5")
@@ -72,7 +72,7 @@ class Verifiers(TaskStream):
         )
 
     async def _played(self, task: Any, base_url: str) -> Any:
-        """The one trace of an episode. Each has an environment of its own: a shared one keeps a client for every base_url."""
+        """Run one episode and return its trace, in an environment of its own: a shared one keeps a client per base_url."""
         # The key of the episode is part of base_url; verifiers would read one from an environment variable.
         client = self._library.EvalClientConfig(base_url=base_url, api_key_var="ASYNC_RL_NO_KEY")
         environment = self._library.load_environment(self._config)
@@ -87,13 +87,13 @@ class Verifiers(TaskStream):
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged, values replaced."""
+    """Merge two nested mappings: sections are merged, values of `above` win."""
     both = {name: merged(below[name], above[name]) for name in below.keys() & above.keys() if isinstance(above[name], Mapping)}
     return {**below, **above, **both}
 
 
 def _messages_of(data: Any) -> tuple[Message, ...]:
-    """What the model is asked, for people to read."""
+    """The prompt as messages, for people to read."""
     system = [Message(role="system", content=data.system_prompt)] if data.system_prompt else []
     if data.prompt is None or isinstance(data.prompt, str):
         return (*system, Message(role="user", content=data.prompt if data.prompt is not None else ""))

@@ -1,6 +1,6 @@
-"""A harness for verifiers that plays in this process: one call of the model for each time the user has spoken.
+"""A harness for verifiers that runs in this process, with one call of the model per episode.
 
-Those of verifiers start a program for each episode, which costs seconds; a task without tools needs none.
+The harnesses of verifiers start a program per episode, which takes seconds; a task without tools needs none.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ class DirectHarness(vf.Harness[vf.HarnessConfig]):
             http.post(f"{endpoint}/chat/completions", json={"model": ctx.model, "messages": messages}) as answer,
         ):
             text = await answer.text()
-        # verifiers keeps what was said, for the rewards: nothing has to be returned
+        # verifiers records the conversation for its rewards: nothing has to be returned
         return vf.ProgramResult(exit_code=0 if answer.ok else 1, stdout="", stderr="" if answer.ok else text)

@@ -1,4 +1,4 @@
-"""One episode from the seat of one model: what it was observation, what it said, and the token row that both make."""
+"""The conversation of one model in an episode, kept as messages and as a token row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_workers.chat.replies import reply_ids
 from rollout_workers.chat.token_row import TokenRow
 
 Observation = str | Sequence[Message]
-"""What a model is observation between two answers. Text is a user's message where the prompt was a conversation."""
+"""What a model reads between two answers. Text becomes a user message if the prompt was a conversation."""
 
 
 def assistant_message(text: str) -> Message:

@@ -4,7 +4,7 @@
       - type: multi_task
         args: {environments: [{type: counting, weight: 3}, {type: even_digits}, {type: nim, evaluation_only: true}]}
 
-Tasks are distributed as those of a run are. Their environment is the name of the whole and of the member: `multi_task.counting`.
+Tasks are distributed as those of a run are. A task's environment is `WHOLE.MEMBER`, here `multi_task.counting`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`async-rl env check`: plays an environment before anybody trains on it, and says what is wrong with it."""
+"""`async-rl env check`: play an environment before training on it and report its problems. `trials.py` first."""

@@ -1,4 +1,4 @@
-"""`async-rl env check [WHAT]`: play some episodes, show them, and end with code 2 if something is wrong."""
+"""`async-rl env check [WHAT]`: play some episodes, show them, and exit with code 2 if there are problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from async_rl.types import Ticket
 from rollout_workers.checking.findings import Findings, judge
 from rollout_workers.checking.printing import as_json, show
 from rollout_workers.checking.respondents import open_respondents
-from rollout_workers.checking.trials import EnvironmentTrials, TrialSettings, chosen, played
+from rollout_workers.checking.trials import EnvironmentTrials, TrialSettings, chosen, try_environment
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
 
@@ -54,7 +54,7 @@ async def check(config: Config, line: CommandLine) -> list[tuple[EnvironmentTria
         _open_settings(config, respondents.context_tokens) as settings,
     ):
         for section in sections:
-            one = await played(section, settings, count if count is not None else 3, respondents.answerers)
+            one = await try_environment(section, settings, count if count is not None else 3, respondents.answerers)
             limits = {"context_tokens": respondents.context_tokens, "max_tokens": config.sampling.max_tokens}
             findings = judge(one, respondents.tokenizer, **limits)
             seen.append((one, findings))

@@ -1,4 +1,4 @@
-"""Pure: what is wrong with an environment, from what was seen of it."""
+"""Pure: the problems of an environment, from its trials."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rollout_workers.checking.trials import EnvironmentTrials, Trial
 
 RIGHT = "right"
 SETUP_S = 1.0
-"""What a package may take at a time to make something."""
+"""A package may block the loop for this long, for example to make a client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     problems: tuple[str, ...]
-    """Training would suffer."""
+    """What would harm training."""
     notes: tuple[str, ...]
-    """A person should know."""
+    """What is worth knowing."""
 
 
 def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int, max_tokens: int) -> Findings:
@@ -34,8 +34,8 @@ def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int,
         *_failures(seen.trials),
         *_too_long(lengths, context_tokens),
         *_unreadable(seen.tasks, tokenizer),
-        *(f"it holds the event loop up for {stall.seconds:.1f} s at {stall.place}" for stall in blocking[:3]),
-        *(f"it leaves {what} behind" for what in dict.fromkeys(seen.leaked)),
+        *(f"it blocks the event loop for {stall.seconds:.1f} s at {stall.place}" for stall in blocking[:3]),
+        *(f"it leaks {what}" for what in dict.fromkeys(seen.leaked)),
     ]
     equal = _equal_rewards(seen.trials)
     knows_the_answer = any(trial.answer == RIGHT for trial in seen.trials)
@@ -51,7 +51,7 @@ def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int,
 
 
 def _is_setup(stall: EnvironmentStall) -> bool:
-    """A package that makes something, such as an HTTP client in each episode: slow, but no mistake."""
+    """A short stall inside a package, such as making an HTTP client: slow, but not a mistake."""
     return stall.is_in_package and stall.seconds < SETUP_S
 
 
@@ -59,7 +59,7 @@ def _slow_setup(stalls: Sequence[EnvironmentStall]) -> Iterator[str]:
     for place, times in Counter(stall.place for stall in stalls).items():
         longest = max(stall.seconds for stall in stalls if stall.place == place)
         yield (
-            f"a package keeps the event loop for up to {longest:.1f} s at {place} ({times} times): what is slow to make, "
+            f"a package blocks the event loop for up to {longest:.1f} s at {place} ({times} times): what is slow to make, "
             "such as a client, can be made once in __aenter__"
         )
 

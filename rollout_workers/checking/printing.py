@@ -1,4 +1,4 @@
-"""What a person sees: each episode with its conversation and its row of tokens, then what is wrong."""
+"""Print a check: each episode with its conversation and its token row, then the problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _show_trial(page: Console, trial: Trial, tokenizer: Tokenizer) -> None:
         page.print(Text.assemble(f"  {message.role:>9}  ", _visible(message.content)))
     for sample in rollout.samples:
         page.print(Text.assemble("     tokens  ", tokens_of(sample, tokenizer)))
-    others_s = max(0.0, trial.seconds - trial.generating_s)  # siblings that play together generate at the same time
+    others_s = max(0.0, trial.seconds - trial.generating_s)  # siblings that play together generate concurrently
     tokens = f"{rollout.num_sampled} tokens sampled of {sum(map(len, rollout.samples))}"
     timings = f"{trial.generating_s:.3f} s generating, {others_s:.3f} s environment and reward"
     page.print(Text(f"             {tokens}; {timings}", GIVEN))
@@ -55,7 +55,7 @@ def _color(rollout: Rollout) -> str:
 
 
 def tokens_of(sample: Sample, tokenizer: Tokenizer) -> Text:
-    """Sampled tokens stand out: only they are trained on."""
+    """The token row as text; sampled tokens, the only ones trained on, are highlighted."""
     row = Text()
     for token_id, is_sampled in list(zip(sample.token_ids.tolist(), sample.loss_mask.tolist(), strict=True))[:TOKENS_SHOWN]:
         piece = tokenizer.decode([token_id])
@@ -66,7 +66,7 @@ def tokens_of(sample: Sample, tokenizer: Tokenizer) -> Text:
 
 
 def _visible(text: str) -> str:
-    """Nothing that a terminal would obey: texts come from environments and models."""
+    """Replace control characters, which a terminal would obey: texts come from environments and models."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Is the index-th task the same one whenever and wherever it is asked for? Workers rely on it when a task is rolled again."""
+"""Check that `task(index)` returns the same task whenever and wherever it is called, as retries require."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from rollout_workers.registry import build_agent
 from rollout_workers.user_functions import awaited
 
 START_S = 120.0
-"""Of a process that imports the environment anew."""
+"""Time limit for a process that imports the environment."""
 
 
 async def asked_again(agent: Agent, tasks: Sequence[Task]) -> list[str]:
-    """What is wrong. `tasks` are those of the indexes 0, 1, 2, ..., as they were posed first."""
+    """Pose the tasks again in this process; return the differences. `tasks` are those of the indexes 0, 1, 2, ..."""
     again = await _tasks(agent, len(tasks))
-    return [f"task({index}) is another one when it is asked again: `task` must be pure" for index in _differing(tasks, again)]
+    return [f"task({index}) is a different task the second time: `task` must be pure" for index in _differing(tasks, again)]
 
 
 async def asked_elsewhere(section: EnvironmentConfig, seed: int, tasks: Sequence[Task]) -> list[str]:
-    """In a process that knows nothing of this one."""
+    """Pose the tasks in a fresh process; return the differences."""
     try:
         elsewhere = await in_process(digests, section.model_dump(mode="json"), seed, len(tasks), timeout_s=START_S)
     except (GraderRaised, GraderDied, GraderTimeout) as error:
         return [f"another process cannot pose the same tasks: {error}"]
-    why = "does it use hash(), the order of a set, or something from outside?"
+    why = "does it use hash(), the order of a set, or outside state?"
     differing = _differing(list(map(_digest, tasks)), elsewhere)
-    return [f"task({index}) is another one in another process: {why}" for index in differing]
+    return [f"task({index}) is a different task in another process: {why}" for index in differing]
 
 
 def digests(section: dict[str, Any], seed: int, count: int) -> list[str]:
@@ -48,7 +48,7 @@ def digests(section: dict[str, Any], seed: int, count: int) -> list[str]:
 
 
 async def _tasks(agent: Agent, count: int) -> list[Task]:
-    """Asked for backwards: their order may not matter either."""
+    """Pose the tasks in reverse order, which must not matter either."""
     return [await awaited(agent.task(index)) for index in reversed(range(count))][::-1]
 
 

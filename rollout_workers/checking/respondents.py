@@ -1,4 +1,4 @@
-"""Who answers the tasks of a check: a script, or a model."""
+"""What answers the tasks of a check: a script, or a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def open_respondents(config: Config, *, script: str | None, model: str | N
     if model is None:
         yield _scripted(config, script)
         return
-    from rollout_workers.evaluation.subject import LiveRun, find_subject  # late: who has no model needs little
+    from rollout_workers.evaluation.subject import LiveRun, find_subject  # late: it imports much, which a script does not need
 
     subject = find_subject(model, config)
     if isinstance(subject, LiveRun):
@@ -59,7 +59,7 @@ def _scripted(config: Config, script: str | None) -> Respondents:
 
 
 def guesses(task: Task) -> dict[str, list[str]]:
-    """The task's own answer, a wrong one and none; where it has none, its prompt instead."""
+    """The task's own answer, a wrong one and an empty one; for a task without answer, its prompt and an empty one."""
     prompt = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content
     if not task.answer:
         return {"an echo": [prompt], "nothing": [""]}
@@ -70,6 +70,6 @@ def guesses(task: Task) -> dict[str, list[str]]:
 
 
 def _lines(script: str) -> list[str]:
-    """A file's lines are the answers of one episode after the other; anything else is the answer itself."""
+    """The lines of a file are answers in turn; any other text is the answer itself."""
     path = Path(script)
     return path.read_text().splitlines() if script and path.is_file() else [script]

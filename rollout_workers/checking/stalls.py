@@ -106,11 +106,11 @@ def _wait_and_tell(turned: threading.Event, ended: threading.Event, since: float
         if seconds < (STUCK_S if is_told else TELL_S) or is_importing(frame):
             continue
         place = _location(frame, with_path=True)
-        said = f"environment {environment!r} has held the event loop up for {seconds:.0f} s, at {place}"
+        said = f"environment {environment!r} has blocked the event loop for {seconds:.0f} s, at {place}"
         if is_told:
             _tell(f"{said}: it does not seem to end")
             os._exit(ConfigError.exit_code)
-        _tell(f"{said}; what waits or computes for long belongs on a thread (asyncio.to_thread)")
+        _tell(f"{said}; waiting and long computations belong on a thread (asyncio.to_thread)")
         is_told = True
 
 
@@ -123,7 +123,7 @@ def _location(frame: FrameType | None, *, with_path: bool = False) -> str:
 
 @contextmanager
 def processes_left() -> Generator[list[str]]:
-    """Afterwards: those that are still there and were not before. They are ended."""
+    """Fill the list on leaving with processes started inside and still running, and kill them."""
     before = set(children_of(os.getpid()))
     left: list[str] = []
     yield left

@@ -1,4 +1,4 @@
-"""Plays a few episodes of an environment as a worker would, and keeps what a person wants to see of them."""
+"""Play a few episodes of an environment as a worker would, and record what happens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rollout_workers.inference.interface import Inference
 from rollout_workers.registry import build_agent
 
 Answerers = Callable[[Task], Sequence[tuple[str, InferenceInterface]]]
-"""Who answers a task, and what a person calls that answer: right, wrong, nothing, the model."""
+"""Returns the inferences that answer a task, each with a name for the answer: right, wrong, nothing, the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,12 +44,12 @@ class Trial:
     rollout: Rollout
     seconds: float
     generating_s: float
-    """Of it, waiting for generations; siblings that play together share the sum."""
+    """Time spent in generations; the sum over siblings that play together."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EnvironmentTrials:
-    """Everything that was seen of one environment."""
+    """What was observed of one environment."""
 
     section: EnvironmentConfig
     tasks: list[Task] = field(default_factory=list)
@@ -62,22 +62,24 @@ class EnvironmentTrials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """What stands resources the episodes of a worker."""
+    """How the episodes of a check are played."""
 
     worker: WorkerConfig
     group_size: int
     seed: int
     context: EpisodeContext
-    """With gateway and policies."""
+    """Context of the episodes, with gateway and policies."""
 
 
-async def played(section: EnvironmentConfig, settings: TrialSettings, count: int, answerers: Answerers) -> EnvironmentTrials:
+async def try_environment(
+    section: EnvironmentConfig, settings: TrialSettings, count: int, answerers: Answerers
+) -> EnvironmentTrials:
     seen = EnvironmentTrials(section=section)
 
     def note(_environment: str, what: str, names: Sequence[str]) -> None:
         seen.leaked += [f"the task {name}" for name in names]
 
-    # Tasks are its own that it starts: those of the gateway's connections are not.
+    # Only tasks that the environment starts count as leaks, not those of the gateway's connections.
     loop = asyncio.get_running_loop()
     with processes_left() as processes, stalls_of(loop, section.label) as seen.stalls, track_episode_tasks(note):
         agent = build_agent(section, settings.seed)
@@ -94,7 +96,7 @@ async def _play_tasks(seen: EnvironmentTrials, agent: Agent, settings: TrialSett
             await _play_task(seen, agent, index, settings, answerers)
         if not seen.not_posed:
             seen.impurities = await asked_again(agent, seen.tasks)
-    await asyncio.sleep(0)  # what was cancelled at the very end may go
+    await asyncio.sleep(0)  # let tasks cancelled last end
 
 
 async def _play_task(seen: EnvironmentTrials, agent: Agent, index: int, settings: TrialSettings, answerers: Answerers) -> None:
@@ -126,8 +128,8 @@ async def _play(
     return [await play(agent, task, inference, context, **limits)]
 
 
-class Timed(Inference):
-    """Adds up how long its generations took."""
+class TimedInference(Inference):
+    """Measures the time of generations."""
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
@@ -143,15 +145,15 @@ class Timed(Inference):
             self.seconds += time.monotonic() - began
 
 
-def timed(inference: InferenceInterface) -> Timed:
+def timed(inference: InferenceInterface) -> TimedInference:
     """It says of itself what the backend says: agents ask whether it returns tokens."""
     marks = (mark for mark in (ReturnsLogprobs, ReturnsTokens, ReturnsText) if isinstance(inference, mark))
     mark = next(marks, None)
-    return Timed(inference) if mark is None else type("Timed", (Timed, mark), {})(inference)
+    return TimedInference(inference) if mark is None else type("Timed", (TimedInference, mark), {})(inference)
 
 
 def chosen(sections: Sequence[EnvironmentConfig], word: str, **described: Any) -> Sequence[EnvironmentConfig]:
-    """The environments of a configuration that a word means: all without one; a type that is not in it is added."""
+    """The environments of a configuration named by `word`: all if empty; a type that is not configured is added."""
     if not word:
         return sections
     named = [section for section in sections if section.label == word]

@@ -1,4 +1,4 @@
-"""Which rows are posed when. A curriculum is a list of stages, and each says what every row weighs in it.
+"""Which rows are posed when. A curriculum is a list of stages; each gives every row a weight.
 
 def easy_first():
     return [CurriculumStage(tasks=1000, weight=lambda row: row["level"] == 1), CurriculumStage(weight=lambda row: row["level"])]
@@ -20,20 +20,24 @@ from async_rl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumStage:
+    """One stage of a curriculum."""
+
     tasks: int | None = None
-    """Length; None lasts for ever, as the last stage does anyway."""
+    """Number of tasks; None means no end. The last stage never ends."""
     weight: Callable[[Row], float]
-    """0 (or False) leaves a row out. Rows of equal weight take turns in whole epochs; unequal ones are drawn by chance."""
+    """Weight of a row; 0 or False leaves it out. Equal weights pose whole epochs, unequal ones are weighted random draws."""
 
 
 class RowOrder(Protocol):
+    """An order in which rows are posed."""
+
     def row(self, index: int) -> int:
-        """The row of the index-th task."""
+        """Return the row of the index-th task."""
         ...
 
 
 class WeightedDraws:
-    """Each row as often as its weight says, by chance."""
+    """Random draws in proportion to the weights."""
 
     def __init__(self, weights: Sequence[float], *, seed: str) -> None:
         self._reached = list(accumulate(weights))
@@ -44,7 +48,7 @@ class WeightedDraws:
 
 
 class CurriculumOrder:
-    """One stage after the other. Weights are asked once, when the dataset is opened."""
+    """The stages one after the other. Weights are computed once, when the dataset is opened."""
 
     def __init__(self, rows: Rows, stages: Sequence[CurriculumStage], *, seed: str, is_shuffled: bool) -> None:
         if not stages or any(stage.tasks is None or stage.tasks < 1 for stage in stages[:-1]):

@@ -1,4 +1,4 @@
-"""What an answer is worth, by name."""
+"""Scoring functions by name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Scoring = Callable[[Task, str], float | Score | Awaitable[float | Score]]
 
 
 def exact_match(task: Task, response: str) -> float:
-    """1 for the very answer; spaces around it do not matter."""
+    """1 if the response equals the answer, ignoring surrounding spaces; else 0."""
     return float(response.strip() == task.answer.strip())
 
 
 def contains(task: Task, response: str) -> float:
-    """1 where the answer stands somewhere in the response."""
+    """1 if the response contains the answer; else 0."""
     return float(task.answer.strip() in response)
 
 
 async def math(task: Task, response: str) -> float:
-    """1 where both mean the same: 0.5 and 1/2. Needs the package math-verify."""
+    """1 if both are mathematically equal, such as 0.5 and 1/2. Needs the package math-verify."""
     return await in_process("rollout_workers.datasets.mathematics:is_same", task.answer, response, timeout_s=MATH_S)
 
 
@@ -36,6 +36,7 @@ BUILT_IN: dict[str, Scoring] = {"exact_match": exact_match, "contains": contains
 
 
 def find_scoring(name: str) -> Scoring:
+    """Find a scoring by its configured name. Raises ConfigError."""
     if name == "math" and find_spec("math_verify") is None:
         raise ConfigError("scoring 'math' needs the package math-verify: pip install 'async-rl[math]'")
     if name in BUILT_IN:
@@ -45,6 +46,6 @@ def find_scoring(name: str) -> Scoring:
     if ":" not in name:
         raise ConfigError(
             f"no scoring is called {name!r}; there are {', '.join(BUILT_IN)}, the http://... of a served reward model, and a "
-            "function of yours: module:function"
+            "function of your own: module:function"
         )
     return load_attribute(name)

@@ -1,4 +1,4 @@
-"""Count on from a digit, around the clock from 9 to 0: anybody can see at a glance how far the model has come."""
+"""Count on from a digit, from 9 to 0 again: progress shows at a glance in the answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = {(str(digit), str((digit + 1) % 10)) for digit in range(10)}
 class Counting(RewardOnlyAgent):
     """`3=` → `4567890123...`; the reward is the share of the `length` places that are one more than the place before.
 
-    After a slip, counting on from there is right again: so every step is worth learning, wherever it stands.
+    After a mistake, counting on from there is right again, so every step of the answer can be learned.
     """
 
     length: int = 16

@@ -1,4 +1,4 @@
-"""Seven random digits, and the answer should be even digits only: the smallest thing that a model can learn."""
+"""Seven random digits; the answer should be even digits only. The easiest task to learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guess the number: an environment that answers back, "higher" or "lower", until the guess is right."""
+"""Guess the number: an environment of several turns, which answers "higher" or "lower" until the guess is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nim: a heap of stones, take one to three of them, and whoever takes the last one wins. A digit is a whole move."""
+"""Nim: a heap of stones, take one to three of them; taking the last one wins. A move is one digit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Nim:
         self._moves += 1
 
     def returns(self) -> list[float]:
-        loser = self.seat  # it finds no stone
+        loser = self.seat  # no stone is left for the seat to move
         return [-1.0 if seat == loser else 1.0 for seat in range(self.seats)]
 
 

@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoints for episodes, so that an unmodified agent can be the agent: docs/gateway.md."""
+"""OpenAI-compatible endpoints for episodes, so that unmodified agents can be trained: `server.py` first; docs/gateway.md."""
 
 from rollout_workers.gateway.server import HttpGateway, open_gateway
 

@@ -1,4 +1,4 @@
-"""How much of one episode may run at once, and how all of it ends with the episode."""
+"""Limit the concurrent generations of one episode, and end them with the episode."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Admission:
         self._is_closed = False
         self._running = 0
         self._open: set[asyncio.Timeout] = set()
-        """One for each request that waits for its generations."""
+        """One for each request with running generations."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @asynccontextmanager
     async def admit(self, generations: int) -> AsyncIterator[None]:
-        """Room for so many. The block ends early when the episode does, or when the request's time is over."""
+        """Reserve room for `generations`. The block is cancelled when the episode ends or the request times out."""
         self._check(generations)
         waiting = asyncio.timeout(self._settings.request_timeout_s)
         self._running += generations
@@ -62,7 +62,7 @@ class Admission:
             )
 
     async def close(self) -> None:
-        """Refuse what comes and end what runs."""
+        """Refuse new requests, cancel running ones and wait until they have ended."""
         self._is_closed = True
         now = asyncio.get_running_loop().time()
         for waiting in self._open:

@@ -1,6 +1,6 @@
-"""When two messages are the same, although an agent's SDK wrote one of them anew.
+"""Compare messages after an agent's SDK has rewritten them.
 
-SDKs drop fields that they do not know, turn "" into null and back, print JSON in their own way and trim answers.
+SDKs drop unknown fields, turn "" into null and back, format JSON in their own way and trim answers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from async_rl.types import Message, ToolCall
 
 
 def canonical(message: Message) -> Message:
-    """Equal for messages that say the same. White space around an answer says nothing; elsewhere it does.
+    """Return a form that is equal for equivalent messages. Only white space around answers is ignored.
 
-    The ids of calls are ours, so they tell an answer by themselves: many agents drop the text beside its calls.
+    Of an answer with calls only the calls count: their ids are ours, and many agents drop the text beside them.
     """
     if message.role != "assistant":
         return message

@@ -1,4 +1,4 @@
-"""What a gateway counters, under the names of the table of metrics."""
+"""Counters of a gateway, under their names in the table of metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class GatewayCounters(Collector):
         self.requests = 0
         self.refused = 0
         self.generations = 0
-        """Running now."""
+        """Generations running now."""
         self.tokens = 0
         self.forks = 0
-        """Of the sessions that ended."""
+        """Forks of ended sessions."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -36,7 +36,7 @@ class GatewayCounters(Collector):
         }
 
     def exposition(self) -> bytes:
-        """Prometheus' text."""
+        """The counters in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""What is wrong with a request: one sentence, in the form in which OpenAI's clients expect it."""
+"""Errors of requests: one sentence each, in the form OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 
 class RequestError(Exception):
-    """Becomes the answer to a request."""
+    """A request is refused; `response` is what the client gets."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ def not_offered(param: str, how: str = "leave it out") -> RequestError:
 
 
 def malformed(error: ValidationError, body: bytes) -> RequestError:
-    """The first mistake of a body, by the name of its field."""
+    """The error for a body that does not validate, naming the field."""
     errors = error.errors(include_url=False)
     if errors[0]["type"] == "json_invalid":
         return RequestError(400, "the body of the request is not valid JSON")
-    # Of a field that may be several things, the one whose mistake lies deepest is what was meant.
+    # For a field of several possible types, report the error that lies deepest.
     content, field = json.loads(body), errors[0]["loc"][:1]
     placed = [(_path(each["loc"], content), each) for each in errors if each["loc"][:1] == field]
     param, first = max(placed, key=lambda each: each[0].count(".") + each[0].count("["))
@@ -62,8 +62,8 @@ def from_http(error: web.HTTPException, max_body_mb: float) -> RequestError:
 
 
 def _path(location: Sequence[int | str], body: Any) -> str:
-    """Where the mistake lies in the body, as OpenAI writes it: messages[0].content. Pydantic also names the members of unions
-    that it tried: what is no place in the body is left out, but for a last one, which may be missing there.
+    """The location in the body as OpenAI writes it: messages[0].content. Pydantic's names of union members are left out:
+    they are not keys of the body. A last part may be missing there.
     """
     path, value = "", body
     for place, part in enumerate(location):

@@ -2,7 +2,7 @@
 
     /s/EPISODE/v1/chat/completions      or     /v1/chat/completions  with  Authorization: Bearer EPISODE
 
-The key of an episode is all that opens its endpoint: 128 random bits, which its agent gets and which end with it.
+Access to an endpoint needs the key of its episode: 128 random bits, known to its agent and valid until the episode ends.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Endpoint = Callable[[web.Request, EpisodeSession], Awaitable[web.StreamResponse]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REMEMBERED = 10_000
-"""Episodes that are over and still answered with 410 instead of 404: agents that outlive theirs learn why they fail."""
+"""Number of ended episodes that are still answered with 410 instead of 404, so that late agents see why they fail."""
 
 
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig, *, context_tokens: int, run_token: str) -> AsyncIterator[HttpGateway]:
-    """Serve until the block is left. `context_tokens` is the model's context; `run_token` opens /metrics."""
+    """Serve until the block is left. `context_tokens` is the model's context; `run_token` gives access to /metrics."""
     with _listen(config) as listener:
         gateway = HttpGateway(config, _address(config, listener), context_tokens, run_token)
-        # Without handler_cancellation a client that left would be answered to the last token. Sessions end their requests
-        # themselves, so the shutdown waits only for answers on their way.
+        # handler_cancellation ends the generation of a client that disconnects. Sessions end their own requests, so the
+        # shutdown waits only for responses being sent.
         runner = web.AppRunner(gateway.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -68,7 +68,7 @@ def _listen(config: GatewayConfig) -> socket.socket:
 
 
 def _address(config: GatewayConfig, listener: socket.socket) -> str:
-    """Under which agents reach it."""
+    """The address under which agents reach the gateway."""
     host = config.advertised_host
     if host is None:
         host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
@@ -150,7 +150,7 @@ class HttpGateway:
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Whatever goes wrong is an answer in OpenAI's form."""
+        """Middleware: return every error in OpenAI's form."""
         self.counters.requests += 1
         try:
             return await handler(request)
@@ -166,7 +166,7 @@ class HttpGateway:
                 return from_http(error, self._config.max_body_mb)
             case ContextOverflow():
                 return RequestError(400, str(error), code="context_length_exceeded")
-            case ValueError() | ConfigError():  # of the engine, or of the chat template
+            case ValueError() | ConfigError():  # raised by the engine or the chat template
                 return RequestError(400, str(error), param=_named_by(error))
             case AsyncRLError():
                 return RequestError(503, str(error), kind="unavailable")
@@ -185,7 +185,7 @@ class HttpGateway:
 
 
 def _named_by(error: Exception) -> str | None:
-    """The argument with which an engine begins its refusal: top_p=2 must be ..."""
+    """The argument an engine's error names first, as in `top_p=2 must be ...`."""
     named, found, _ = str(error).partition("=")
     return named if found and named in GenerationArgs.__dataclass_fields__ else None
 

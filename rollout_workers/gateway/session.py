@@ -1,6 +1,6 @@
-"""One episode's endpoint: what is sampled for it, and the tree of what was said.
+"""The endpoint of one episode: samples for its requests and keeps the tree of what was said.
 
-request ──▶ place it in the tree ──▶ inference.generate(token ids) ──▶ a turn of the tree ──▶ answer
+request ──▶ find its place in the tree ──▶ inference.generate(token ids) ──▶ a turn of the tree ──▶ response
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GatewayAnswer:
 
     turn: SampledTurn
     message: Message
-    """As the client reads it, and will repeat it."""
+    """The message as the client reads it, and will repeat it."""
 
     @property
     def completion(self) -> Completion:
@@ -42,7 +42,7 @@ class GatewayAnswer:
 
 
 Read = Callable[[Completion], tuple[Message, History]]
-"""What the client is told of a completion, and what it will say to go on from there."""
+"""From a completion to the message for the client, and the history it will send to continue from there."""
 
 
 class EpisodeSession:
@@ -66,7 +66,7 @@ class EpisodeSession:
         self.tokenizer = inference.tokenizer
         self.context_tokens = context_tokens
         self.stored: dict[str, tuple[Message, ...]] = {}
-        """Conversations by the id of the response that ended them."""
+        """Conversations by the id of their last response."""
         self._inference = inference
         self._args = args if args is not None else GenerationArgs()
         self._settings = settings
@@ -92,7 +92,7 @@ class EpisodeSession:
         return self._tree.samples()
 
     async def close(self) -> None:
-        """Nothing is sampled any more; what was sampled stays."""
+        """End all requests and sample nothing more; what was sampled stays."""
         await self._admission.close()
 
     # -- endpoints --------------------------------------------------------------------------------------------------
@@ -100,20 +100,22 @@ class EpisodeSession:
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[Tool], args: GenerationArgs, *, n: int, parses_calls: bool
     ) -> list[GatewayAnswer]:
-        """Answer a conversation. Only what it adds to a sampled answer is rendered."""
+        """Answer a conversation. Only the messages after a known answer are rendered."""
         history = (tuple(tools), *map(canonical, messages))
 
         def read(completion: Completion) -> tuple[Message, History]:
             text = self._visible_text(completion, args.stop)
             said, calls = parse(text, self._settings.tool_calls) if parses_calls else (text, ())
-            numbered = tuple(replace(call, id=secrets.token_hex(5)[:9]) for call in calls)  # Mistral's templates want nine
+            numbered = tuple(
+                replace(call, id=secrets.token_hex(5)[:9]) for call in calls
+            )  # Mistral's templates require nine characters
             message = Message(role="assistant", content=said, tool_calls=numbered)
             return message, (*history, canonical(message))
 
         return await self._sample(self._place_chat(history, messages, tools), args, n, messages, read)
 
     async def continue_text(self, prompt: str, args: GenerationArgs, *, n: int) -> list[GatewayAnswer]:
-        """Continue a text. Where it repeats what was sampled, the sampled ids stand for it."""
+        """Continue a text. A part that repeats what was sampled is replaced by the sampled ids."""
         parent = self._tree.find_history(prompt)
         if parent is None:
             place = self._tree.place_tokens(self.tokenizer.render(prompt))
@@ -122,13 +124,14 @@ class EpisodeSession:
         return await self._continue(place, args, n, lambda said: prompt + said)
 
     async def continue_tokens(self, token_ids: Sequence[int], args: GenerationArgs, *, n: int) -> list[GatewayAnswer]:
+        """Continue a row of token ids."""
         return await self._continue(self._tree.place_tokens(token_ids), args, n, lambda said: ())
 
     def _place_chat(self, history: History, messages: Sequence[Message], tools: Sequence[Tool]) -> TurnPlace:
         parent = self._tree.find_history(history)
         if parent is not None:
             reply = messages[len(parent.history) - 1 :]
-            if not any(message.role == "system" for message in reply):  # some templates move those to the front
+            if not any(message.role == "system" for message in reply):  # some templates move system messages to the front
                 return TurnPlace(parent=parent, given=tuple(reply_ids(self.tokenizer, parent.completion, *reply)))
         return self._tree.place_tokens(self.tokenizer.render(messages, tools))
 
@@ -164,7 +167,7 @@ class EpisodeSession:
             async with asyncio.TaskGroup() as siblings:
                 running = [siblings.create_task(self._inference.generate(prompt, replace(chosen, seed=seed))) for seed in seeds]
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group  # siblings fail for the same reason
+            raise group.exceptions[0] from group  # all n fail for the same reason
         return [each.result() for each in running]
 
     def _allowed(self, args: GenerationArgs) -> GenerationArgs:
@@ -173,7 +176,7 @@ class EpisodeSession:
         return GenerationArgs(max_tokens=args.max_tokens, stop=args.stop, stop_token_ids=args.stop_token_ids)
 
     def _visible_text(self, completion: Completion, stop: Sequence[str] | None) -> str:
-        """Whole characters, without the stop string that the client asked for, as OpenAI's servers answer."""
+        """The text up to the client's stop string and without an incomplete last character, as OpenAI's servers return it."""
         text = complete_text(completion, self.tokenizer)
         ends = [text.find(mark) for mark in (stop if stop is not None else ()) if mark in text]
         return text[: min(ends)] if ends else text

@@ -1,4 +1,4 @@
-"""Which text each sampled token adds. A character may take several tokens: all but the last of them add nothing."""
+"""The text each sampled token adds. If a character takes several tokens, the last one has its text."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, StopReason
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""How tokenizers decode the first bytes of a character whose rest is missing."""
+"""What tokenizers decode an incomplete character to."""
 
 
 def complete_text(completion: Completion, tokenizer: Tokenizer) -> str:
-    """Without the first bytes of a character that a length limit cut."""
+    """The text of a completion, without a last character that a length limit cut."""
     is_cut = completion.stop_reason is StopReason.LENGTH and not isinstance(tokenizer, Characters)
     return completion.text.rstrip(INCOMPLETE) if is_cut else completion.text
 
 
 def token_texts(completion: Completion, tokenizer: Tokenizer) -> list[str]:
-    """One for each token."""
+    """Return one text for each token."""
     token_ids: Sequence[int] = completion.token_ids.tolist()
     if isinstance(tokenizer, Characters):
         return [tokenizer.decode([token]) for token in token_ids]
     found: list[str] = []
-    begin = shown = 0  # decoded with what stands before it, because some tokenizers drop a space at the beginning
+    begin = shown = 0  # decode with preceding tokens: some tokenizers drop a leading space
     before = now = ""
     for end in range(1, len(token_ids) + 1):
         before, now = tokenizer.decode(token_ids[begin:shown]), tokenizer.decode(token_ids[begin:end])
@@ -34,5 +34,5 @@ def token_texts(completion: Completion, tokenizer: Tokenizer) -> list[str]:
             found.append(now[len(before) :])
             begin, shown = shown, end
     if shown < len(token_ids) and completion.stop_reason is not StopReason.LENGTH:
-        found[-1] = now[len(before) :]  # it was not cut: the model wrote no whole character
+        found[-1] = now[len(before) :]  # not cut: the model sampled an incomplete character
     return found

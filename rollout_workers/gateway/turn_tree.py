@@ -1,10 +1,10 @@
-"""What was sampled in one episode: a tree, in which every generation goes on from what an earlier one said.
+"""The generations of one episode as a tree: each continues an earlier one or starts a new branch.
 
         ┌ given ─ sampled ┬ given ─ sampled ─ given ─ sampled     one row of tokens for each leaf
     ────┤                 └ given ─ sampled
-        └ given ─ sampled                                         a history that goes on from nothing sampled: a fork
+        └ given ─ sampled                                         a history that continues nothing sampled: a fork
 
-Pure: no tokenizer, no network. Tokens enter as they were sampled and never change.
+Pure: no tokenizer, no network. Tokens are stored as they were sampled.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from async_rl.types import Completion, Message, Sample
 from rollout_workers.chat.token_row import TokenRow
 
 History = Sequence[object]
-"""What a client repeats to go on: canonical messages after the tools, or text."""
+"""What a client repeats to continue: tools and canonical messages, or text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlace:
-    """Where a generation hangs, found before it is sampled."""
+    """The position of a generation in the tree, found before it is sampled."""
 
     parent: SampledTurn | None
     given: tuple[int, ...]
-    """What the model reads after the parent's row; without a parent, the whole prompt."""
+    """Token ids after the parent's row; without a parent, the whole prompt."""
 
     @property
     def prompt(self) -> list[int]:
@@ -34,18 +34,18 @@ class TurnPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledTurn:
-    """One generation and its place."""
+    """One generation and its position."""
 
     place: TurnPlace
     completion: Completion
     conversation: tuple[Message, ...]
-    """All of it, the answer included, for people to read."""
+    """All messages including the answer, for people to read."""
     history: History
-    """What a client says to go on from here; empty where it speaks in token ids."""
+    """What a client sends to continue from here; empty for clients that send token ids."""
     children: list[SampledTurn] = field(default_factory=list["SampledTurn"])
 
     def row(self) -> list[int]:
-        """Every token up to the end of the answer."""
+        """All token ids up to the end of the answer."""
         return [token for turn in self.path() for token in turn.own_ids]
 
     @property
@@ -53,7 +53,7 @@ class SampledTurn:
         return [*self.place.given, *self.completion.token_ids.tolist()]
 
     def path(self) -> list[SampledTurn]:
-        """From the root to this turn."""
+        """The turns from the root to this one."""
         upwards: list[SampledTurn] = [self]
         while (parent := upwards[-1].place.parent) is not None:
             upwards.append(parent)
@@ -63,15 +63,15 @@ class SampledTurn:
 class TurnTree:
     def __init__(self) -> None:
         self.turns: list[SampledTurn] = []
-        """In the order in which they were sampled."""
+        """All turns, in the order in which they were sampled."""
 
     @property
     def forks(self) -> int:
-        """Prompts beyond the first that went on from nothing sampled. To ask the same again is no fork."""
+        """Number of prompts beyond the first that continued nothing sampled. A repeated prompt does not count."""
         return max(0, len({turn.place for turn in self.turns if turn.place.parent is None}) - 1)
 
     def find_history(self, history: History) -> SampledTurn | None:
-        """The turn that `history` repeats furthest; the newest where several say the same."""
+        """The turn with the longest history that `history` begins with; the newest of equals."""
         repeated = [turn for turn in self.turns if turn.history and history[: len(turn.history)] == turn.history]
         return max(reversed(repeated), key=lambda turn: len(turn.history), default=None)
 
@@ -90,13 +90,14 @@ class TurnTree:
         return found
 
     def place_tokens(self, token_ids: Sequence[int]) -> TurnPlace:
-        """Where a prompt of tokens belongs: below the row that it begins with."""
+        """The position of a prompt of token ids: below the longest row that it begins with."""
         parent = self.find_tokens(token_ids)
         return TurnPlace(parent=parent, given=tuple(token_ids[len(parent.row()) if parent is not None else 0 :]))
 
     def add(
         self, place: TurnPlace, completion: Completion, *, conversation: tuple[Message, ...], history: History
     ) -> SampledTurn:
+        """Append a generation at its position."""
         turn = SampledTurn(place=place, completion=completion, conversation=conversation, history=history)
         self.turns.append(turn)
         if place.parent is not None:
@@ -104,7 +105,7 @@ class TurnTree:
         return turn
 
     def samples(self) -> tuple[Sample, ...]:
-        """A row for each leaf. A sampled token that several of them share is trained in the first, and read in the others."""
+        """One row per leaf. Sampled tokens that rows share are trained on in the first and context in the others."""
         trained: set[int] = set()
         rows: list[Sample] = []
         for leaf in self._leaves():

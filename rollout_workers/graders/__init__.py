@@ -1,4 +1,4 @@
-"""Rewards that block: computed in processes of their own, which are killed when they take too long.
+"""Blocking rewards, computed in grader processes that are killed when they take too long.
 
 from rollout_workers.graders import in_process
 

@@ -1,7 +1,7 @@
-"""The worker's side: a few grader processes, started when they are needed, ended and replaced when they misbehave.
+"""The worker's side: a pool of grader processes, started on demand and replaced after a failure.
 
-in_process(grade, ...) ─▶ a free process ─▶ "ready" (the function is there) ─▶ its answer ─▶ free again
-                             └ out of time, dead, cancelled, processes left behind: killed with all it started
+in_process(grade, ...) ─▶ a free process ─▶ "ready" (the function is imported) ─▶ result ─▶ free again
+                             └ timed out, died, cancelled, leaked processes: killed with its descendants
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_workers.episodes.leaked_tasks import outside_episodes
 from rollout_workers.episodes.rewards import Score
 
 READY_S = 120.0
-"""Starting Python and importing the grader's module, which may import anything."""
+"""Time limit for starting Python and importing the grader's module."""
 TIMEOUT_S = 30.0
 
 Grader = Callable[..., Any] | str
@@ -31,18 +31,18 @@ class GraderRaised(Exception):
 
 
 class GraderTimeout(Exception):
-    """It gave no answer in time; its process was killed."""
+    """It returned nothing in time; its process was killed."""
 
 
 class GraderDied(Exception):
-    """Its process ended while it was asked."""
+    """Its process ended during the call."""
 
 
 async def in_process(grader: Grader, *arguments: Any, timeout_s: float = TIMEOUT_S) -> Any:
     """Call a blocking function in a grader process, and return what it returns: a plain value, or a Score.
 
-    It runs on its process' main thread, one call at a time. `timeout_s` counts from when its module was imported. Cancelling
-    this, as the end of an episode does, kills the process too.
+    It runs on the main thread of the process, one call at a time. `timeout_s` counts from when its module was imported.
+    Cancelling this call, as the end of an episode does, kills the process.
     """
     pool = _pool.get()
     if pool is None:
@@ -52,7 +52,7 @@ async def in_process(grader: Grader, *arguments: Any, timeout_s: float = TIMEOUT
 
 @asynccontextmanager
 async def open_graders(processes: int = 2) -> AsyncGenerator[GraderPool]:
-    """Inside, `in_process` finds grader processes; at most this many. None is left at the end."""
+    """Let `in_process` use up to this many grader processes inside; all are ended on leaving."""
     pool = GraderPool(processes)
     before = _pool.set(pool)
     try:
@@ -68,7 +68,7 @@ class GraderPool:
         self._free: list[PipedProcess] = []
         self._is_closed = False
         self.killed = 0
-        """Processes that had to be ended."""
+        """Number of processes killed so far."""
 
     async def call(self, reference: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
         async with self._places:
@@ -95,13 +95,13 @@ class GraderPool:
 
 
 def reference_of(grader: Grader) -> str:
-    """How another process finds the function. Raises TypeError for one that it cannot find."""
+    """The name by which another process imports the function. Raises TypeError if it cannot be imported."""
     if isinstance(grader, str):
         return grader
     name, module = getattr(grader, "__qualname__", ""), sys.modules.get(getattr(grader, "__module__", ""))
     if module is None or functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), module) is not grader:
         raise TypeError(f"{grader!r} cannot be found by another process: a grader is a function on the top level of a module")
-    # A single file may have been loaded by its path, under a name that only this process knows.
+    # A file loaded by its path has a module name that only this process knows.
     return f"{module.__name__ if '.' in module.__name__ else module.__file__}:{name}"
 
 

@@ -1,4 +1,4 @@
-"""A grader process: `python -m rollout_workers.graders.process`. Answers one call after the other on its main thread."""
+"""A grader process: `python -m rollout_workers.graders.process`. Executes one call after the other on its main thread."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def main() -> None:
 
 def _answer(pipe: ChildPipe, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        sys.path[:] = request["path"]  # the worker's: what can be imported there can be imported here
+        sys.path[:] = request["path"]  # the worker's, so that the same modules can be imported
         function = _find(request["function"])
         pipe.send("ready")
-        answer = _told(function(*request["arguments"]))
+        answer = _encoded(function(*request["arguments"]))
         encode(answer)
     except (Exception, SystemExit) as error:
         answer = {"error": _described(error)}
     return {**answer, "left_behind": len(children_of(os.getpid()))}
 
 
-def _told(result: Any) -> dict[str, Any]:
+def _encoded(result: Any) -> dict[str, Any]:
     if isinstance(result, Score):
         return {
             "score": {"reward": _plain(result.reward), "parts": {name: _plain(part) for name, part in result.parts.items()}}
@@ -49,7 +49,7 @@ def _told(result: Any) -> dict[str, Any]:
 
 
 def _plain(result: Any) -> Any:
-    return result.item() if hasattr(result, "item") else result  # a number of numpy's
+    return result.item() if hasattr(result, "item") else result  # a numpy scalar
 
 
 def _described(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""Backends that sample: Megatron's engine (`engine.py`), OpenAI-compatible servers, transformers, scripts of answers."""
+"""Inference backends: Megatron's engine (`engine.py` first), OpenAI-compatible servers, transformers, scripted answers."""

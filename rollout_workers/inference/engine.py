@@ -1,4 +1,4 @@
-"""Megatron inference behind `InferenceInterface`: one thread steps it while there is work, everybody shares its batches.
+"""Megatron inference behind `InferenceInterface`: one thread steps the engine, all generations share its batches.
 
 event loop                                  engine thread
 generate ──▶ commands: submit, cancel, swap ──▶ between two steps
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class MegatronEngine(Inference, ReturnsLogprobs):
-    """Use as `async with`: entering builds the model on the engine's thread, leaving ends every generation."""
+    """Enter with `async with`: entering builds the model on the engine's thread, leaving ends every generation."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class MegatronEngine(Inference, ReturnsLogprobs):
     ) -> None:
         """`sampling` holds the run's defaults; `seed` should differ between workers, or they sample alike.
 
-        `dtype` None means what suits the device. `core` is what the thread builds and calls.
+        `dtype` None means the device's default. `core` makes the object that the thread calls.
         """
         self.tokenizer = tokenizer
         self.device = device
-        """Where the weights of a swap are read fastest."""
+        """The device from which weights of a swap are read fastest."""
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(device)
         self._shape = shape
         self._defaults = sampling
@@ -81,7 +81,7 @@ class MegatronEngine(Inference, ReturnsLogprobs):
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         ready: asyncio.Future[None] = self._loop.create_future()
-        # A daemon: an event loop that dies without leaving the `async with` must not keep the process alive.
+        # A daemon thread does not keep the process alive if the event loop dies inside the `async with`.
         self._thread = threading.Thread(target=self._serve, args=(ready,), name="megatron-engine", daemon=True)
         self._thread.start()
         try:
@@ -99,7 +99,7 @@ class MegatronEngine(Inference, ReturnsLogprobs):
             raise ServiceStopped(f"the inference engine broke: {self._failure}") from self._failure
 
     async def watch(self) -> None:
-        """A service: returns when the engine is closed, raises what broke its thread."""
+        """Service: return when the engine is closed, raise what broke its thread."""
         await asyncio.shield(self._ended)
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
@@ -133,17 +133,17 @@ class MegatronEngine(Inference, ReturnsLogprobs):
 
     @property
     def specs(self) -> list[ParameterSpec]:
-        """What `swap` expects."""
+        """The parameters that `swap` expects."""
         return specs(self._shape, self._dtype)
 
     @property
     def version(self) -> int:
-        """Of the weights that the next token is sampled with; -1 before the first."""
+        """Version of the weights that sample the next token; -1 before the first."""
         return self._core.version if self._core is not None else -1
 
     @property
     def kernel(self) -> str:
-        """Which attention decodes."""
+        """Name of the attention kernel used for decoding."""
         return self._core.kernel if self._core is not None else ""
 
     @property
@@ -188,7 +188,7 @@ class MegatronEngine(Inference, ReturnsLogprobs):
             self._waiters.discard(answer)  # pyright: ignore[reportArgumentType]
 
     def _settle(self, future: asyncio.Future[Value], value: Value | None, error: BaseException | None) -> None:
-        """From the thread: answer somebody who waits on the loop."""
+        """Resolve a future of the event loop from the engine's thread."""
 
         def settle() -> None:
             if future.done():
@@ -241,7 +241,7 @@ class MegatronEngine(Inference, ReturnsLogprobs):
             core.close()
 
     def _next_commands(self, core: EngineCore) -> bool:
-        """Run what was posted, waiting for it while there is nothing to step. False when closing.
+        """Run posted commands, waiting for one while there is nothing to step. Returns False when closing.
 
         consumes: commands (_post)     waits for:    a command, unless a generation can go on
         produces: completions          unblocked by: generate, swap, closing
@@ -263,6 +263,6 @@ class MegatronEngine(Inference, ReturnsLogprobs):
             self._release_waiters()
             if not self._ended.done():
                 self._ended.set_exception(error)
-                self._ended.exception()  # whoever does not `watch` learns of it from generate and __aexit__
+                self._ended.exception()  # retrieved: without `watch` it is raised by generate and __aexit__
 
         self._loop.call_soon_threadsafe(tell)

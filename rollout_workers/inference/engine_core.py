@@ -1,4 +1,4 @@
-"""Everything of the engine that lives on its thread: model, KV cache, running generations."""
+"""The part of the engine that lives on its thread: model, KV cache, running generations."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from rollout_workers.inference.sampling import BatchSampler
 log = structlog.get_logger("rollout_workers.inference")
 
 MAX_RUNNING = 256
-"""Generations decoded at once; more of them wait in the engine's queue."""
+"""Generations decoded at once; more wait in the engine's queue."""
 
 RECENT = 64
-"""Generations that the queue time is a mean of."""
+"""Number of generations averaged for the queue time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +39,27 @@ class EngineMetrics:
     tokens_generated: int
     steps: int
     busy_s: float
-    """Spent inside engine steps."""
+    """Seconds spent inside engine steps."""
     active_requests: int
     """Running or waiting for room."""
     waiting_requests: int = 0
-    """Of these, those that the engine has not taken in."""
+    """Active generations that wait for room."""
     queue_s: float = 0.0
-    """How long generations wait for the step that samples their first token: the mean of the last ones."""
+    """Mean time of recent generations until the step that samples their first token."""
     kv_blocks_used: int = 0
-    """Read by somebody who runs."""
+    """Blocks used by running generations."""
     kv_blocks: int = 0
     prefix_tokens_reused: int = 0
-    """Tokens of prompts that were not computed, because somebody began with the same ones."""
+    """Prompt tokens that were not computed because their prefix was in the cache."""
     preemptions: int = 0
-    """How often a generation gave its place in the KV cache to others, to be taken up again later."""
+    """Times a generation lost its blocks of the KV cache to others and was queued again."""
 
     @property
     def running_requests(self) -> int:
         return self.active_requests - self.waiting_requests
 
     def snapshot(self) -> Mapping[str, float]:
-        """What the run's metrics are made of."""
+        """The part posted for the run's metrics."""
         return {
             "kv_blocks": self.kv_blocks,
             "kv_blocks_used": self.kv_blocks_used,
@@ -71,7 +71,7 @@ class EngineMetrics:
 
 
 class EngineCore:
-    """Not thread-safe, on purpose: one thread builds it and calls it."""
+    """Not thread-safe: one thread builds it and calls it."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class EngineCore:
         self._enqueue(generation)
 
     def cancel(self, generation: Generation) -> None:
-        """Free its place: at once while it waits, with the next step once it runs."""
+        """Cancel a generation: at once while it waits, with the next step once it runs."""
         if generation.id not in self._sampler.running:
             return
         generation.is_cancelled = True
@@ -157,7 +157,7 @@ class EngineCore:
             del self._sampler.running[generation.id]
 
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Other weights under the running generations, which go on: with the KV cache they have, or with a new one."""
+        """Load other weights. Running generations continue, with their KV cache or recomputed (`worker.kv_on_swap`)."""
         if number <= self.version:
             raise ValueError(f"weights of version {number} cannot replace version {self.version}: versions only grow")
         load_full(self._model, self._shape, tensors)
@@ -172,13 +172,13 @@ class EngineCore:
             self._engine.forget_prefixes()
 
     def step(self) -> None:
-        # Counted first: completions leave in the middle of a step, and whoever gets one may look at the metrics.
+        # Counted first: completions are delivered within the step, and their receiver may read the metrics.
         self._steps += 1
         start = time.perf_counter()
         stepped = inference.step(self._engine)
         self._busy_s += time.perf_counter() - start
         if lost := [request for request in stepped.ended if request in self._sampler.running]:
-            # Somebody would wait for ever: Megatron ends requests only when the sampler says so.
+            # Their callers would wait forever: Megatron must only end requests when the sampler says so.
             raise RuntimeError(f"Megatron ended generations {lost} on its own")
         for request in reversed(stepped.preempted):
             self._enqueue(self._sampler.running[request], first=True)
@@ -187,7 +187,7 @@ class EngineCore:
             self._queue_s = fmean(self._queued_s)
 
     def _enqueue(self, generation: Generation, *, first: bool = False) -> None:
-        """What it has sampled so far becomes part of its prompt: that is all an engine must know to go on with it."""
+        """Queue a generation. Tokens sampled so far become part of its prompt."""
         so_far = [*generation.prompt, *generation.token_ids]
         left = generation.sampling.max_tokens - len(generation.token_ids)
         inference.submit(self._engine, generation.id, so_far, left, first=first)

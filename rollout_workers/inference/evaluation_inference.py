@@ -1,4 +1,4 @@
-"""Any backend as agents need it who only read: what its completions lack is filled in, and nothing of it is for training."""
+"""Any backend for evaluation, opponents and judges: fields its completions lack get placeholders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.interface import Inference
 
 NO_VERSION = -1
-"""Of tokens that no weights of a run sampled."""
+"""Version of tokens that no version of the run sampled."""
 
 
 class EvaluationInference(Inference, ReturnsText):
-    """For evaluation, opponents and judges. `always` stands over whatever an agent asks for."""
+    """Wraps a backend; its completions are not for training. `always` overrides the arguments of agents."""
 
     def __init__(self, inference: InferenceInterface, always: GenerationArgs | None = None) -> None:
         self.tokenizer = inference.tokenizer
@@ -29,7 +29,7 @@ class EvaluationInference(Inference, ReturnsText):
 
 
 def with_placeholders(completion: Completion, tokenizer: Tokenizer) -> Completion:
-    """With ids of the text where the server gave none, and a log-probability of 0 and no version where it gave none."""
+    """Fill in missing fields: ids by tokenizing the text, log-probabilities with 0, versions with NO_VERSION."""
     token_ids = completion.token_ids
     if not len(token_ids):
         ended = [tokenizer.end_id] if completion.stop_reason is StopReason.END else []

@@ -1,4 +1,4 @@
-"""One continuation while it is being sampled: what it may become, what it has so far, and when it is over."""
+"""One generation while it is being sampled: its arguments, its tokens so far, and when it ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from async_rl.protocols import ContextOverflow, GenerationArgs, Tokenizer
 from async_rl.types import Completion, StopReason, spans_of
 
 GREEDY_BELOW = 1e-5
-"""Dividing logits by less would leave float32, and only the likeliest token has a chance anyway."""
+"""Below this temperature sampling is greedy: dividing logits by less would overflow float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Complete arguments of one generation."""
+    """The resolved arguments of one generation."""
 
     max_tokens: int
     temperature: float
@@ -36,7 +36,7 @@ class Sampling:
 
 
 def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> Sampling:
-    """Check the arguments of one generation. Raises ValueError naming the one that this engine cannot honour."""
+    """Check and complete the arguments of one generation. Raises ValueError naming a wrong one, and ContextOverflow."""
     temperature = args.temperature if args.temperature is not None else 1.0
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature:g} must be 0 (greedy) or more")
@@ -70,20 +70,20 @@ def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Generation:
-    """Touched by the engine's thread only, once it was submitted."""
+    """The state of one generation. Only the engine's thread uses it once submitted."""
 
     id: int
     prompt: Sequence[int]
     sampling: Sampling
     finish: Callable[[Completion], None]
     random: torch.Generator | None = None
-    """Its own, when a seed was asked for."""
+    """Its own random generator if it has a seed."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     submitted_at: float = 0.0
-    """By time.perf_counter()."""
+    """Time of time.perf_counter()."""
 
     def extend(self, token: int, logprob: float, version: int) -> None:
         self.token_ids.append(token)
@@ -91,7 +91,7 @@ class Generation:
         self.versions.append(version)
 
     def stop_reason(self, tokenizer: Tokenizer) -> StopReason | None:
-        """Why the last token ends it; None if it goes on."""
+        """The reason why the last token ends it; None if it continues."""
         token = self.token_ids[-1]
         if token == tokenizer.end_id:
             return StopReason.END
@@ -104,7 +104,7 @@ class Generation:
         return None
 
     def _shows_stop_string(self, tokenizer: Tokenizer) -> bool:
-        """Looks at decoded text: a stop string may begin or end in the middle of a token."""
+        """Look in the decoded text: a stop string may begin or end within a token."""
         # A token can be as little as one byte of text, so the newest stop string lies within this many tokens.
         reach = max(len(text.encode()) for text in self.sampling.stop) + _SLACK
         tail = tokenizer.decode(self.token_ids[-reach:])

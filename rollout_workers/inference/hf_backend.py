@@ -1,4 +1,4 @@
-"""A Hugging Face folder run by transformers' own `generate`: for evaluation, and as an oracle beside the Megatron engine.
+"""A Hugging Face folder run by transformers' `generate`: for evaluation, and as a reference for the Megatron engine.
 
 One generation at a time, on a thread of its own.
 """
@@ -26,14 +26,14 @@ from rollout_workers.inference.interface import Inference, prompt_ids
 async def open_hf(
     folder: Path, tokenizer: Tokenizer, defaults: GenerationArgs, *, device: torch.device
 ) -> AsyncGenerator[HuggingFaceInference]:
-    """The folder's model. Raises ConfigError when there is none."""
+    """Load the folder's model. Raises ConfigError when there is none."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers") as thread:
         model = await asyncio.get_running_loop().run_in_executor(thread, _load, folder, device)
         yield HuggingFaceInference(model, tokenizer, defaults, thread)
 
 
 class HuggingFaceInference(Inference, ReturnsTokens):
-    """Its tokens have log-probabilities but no version: they are not of the model that is trained."""
+    """Its tokens have log-probabilities but no version, because the model is not the trained one."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer, defaults: GenerationArgs, thread: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +52,7 @@ class HuggingFaceInference(Inference, ReturnsTokens):
         try:
             return await self._loop.run_in_executor(self._thread, self._run, token_ids, chosen, limit, cancelled)
         finally:
-            cancelled.set()  # a caller that is gone frees the thread with the next token
+            cancelled.set()  # a cancelled call frees the thread at the next token
 
     def _run(self, token_ids: Sequence[int], args: GenerationArgs, limit: int, cancelled: threading.Event) -> Completion:
         is_random = args.temperature != 0
@@ -89,7 +89,7 @@ class HuggingFaceInference(Inference, ReturnsTokens):
 
 
 class _Stops:
-    """What transformers asks after each token: is it over?"""
+    """The stopping criterion transformers calls after each token."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_length: int, args: GenerationArgs, cancelled: threading.Event) -> None:
         self.has_stopped = False

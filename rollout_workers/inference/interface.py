@@ -1,7 +1,7 @@
-"""What every inference backend offers beside `generate`: keywords, several samples at once, calls from other threads.
+"""Base of the inference backends: keyword arguments, several samples at once, calls from other threads.
 
-await inference.generate("3=", temperature=0)          one continuation; keywords stand over `args`, `args` over defaults
-await inference.agenerate("3=", n=8)                   eight of them at once
+await inference.generate("3=", temperature=0)          one continuation; keywords override `args`, `args` the defaults
+await inference.agenerate("3=", n=8)                   eight continuations at once
 inference.generate_blocking("3=")                      from code that runs on a thread of its own
 """
 
@@ -34,11 +34,11 @@ class Inference(ABC):
 
     tokenizer: Tokenizer
     _loop: asyncio.AbstractEventLoop
-    """On which it was opened."""
+    """The loop on which it was opened."""
 
     @abstractmethod
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
-        """One continuation. What is not set in `args` follows the backend's defaults."""
+        """Sample one continuation. Unset `args` follow the backend's defaults."""
 
     async def generate(
         self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
@@ -49,7 +49,7 @@ class Inference(ABC):
     async def agenerate(
         self, prompt: Prompt, args: GenerationArgs | None = None, *, n: int = 1, **keywords: Unpack[GenerationKeywords]
     ) -> tuple[Completion, ...]:
-        """`n` continuations of one prompt, all at once. With a seed, the i-th is drawn with seed + i: the same n again."""
+        """Sample `n` continuations of one prompt concurrently. With a seed, the i-th uses seed + i."""
         if n < 1:
             raise ValueError(f"n={n} must be at least 1")
         chosen = overlay(args, keywords)
@@ -57,20 +57,20 @@ class Inference(ABC):
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._generate(prompt, _ith(chosen, index))) for index in range(n)]
         except ExceptionGroup as several:
-            raise several.exceptions[0] from None  # callers look for ContextOverflow, as with `generate`
+            raise several.exceptions[0] from None  # callers catch ContextOverflow, as with `generate`
         return tuple(each.result() for each in running)
 
     def generate_blocking(
         self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
     ) -> Completion:
-        """For code that cannot await, on a thread of its own (`asyncio.to_thread`)."""
+        """Sample one continuation from another thread (`asyncio.to_thread`). Raises RuntimeError on the loop's own thread."""
         if _running_loop() is self._loop:
             raise RuntimeError("generate_blocking would wait for the very loop that it blocks: use `await generate(...)` here")
         return asyncio.run_coroutine_threadsafe(self._generate(prompt, overlay(args, keywords)), self._loop).result()
 
 
 def overlay(args: GenerationArgs | None, keywords: GenerationKeywords) -> GenerationArgs:
-    """The keywords that were set, over `args`. Raises TypeError naming a keyword that does not exist."""
+    """Merge keywords over `args`. Raises TypeError naming an unknown keyword."""
     known = [field.name for field in fields(GenerationArgs)]
     for name in keywords:
         if name not in known:
@@ -82,7 +82,7 @@ def overlay(args: GenerationArgs | None, keywords: GenerationKeywords) -> Genera
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """The ids of any prompt."""
+    """Token ids of a prompt: text and messages are rendered."""
     if isinstance(prompt, str):
         return tokenizer.render(prompt)
     if (messages := messages_of(prompt)) is not None:
@@ -91,7 +91,7 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 def messages_of(prompt: Prompt) -> list[Message] | None:
-    """The prompt as a conversation, if it is one."""
+    """The prompt as messages, if it consists of messages."""
     messages = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, Message)]
     return messages if messages else None
 

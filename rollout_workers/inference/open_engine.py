@@ -1,4 +1,4 @@
-"""The engine that a worker's configuration asks for: one in this process, or several in processes of their own."""
+"""Open the configured engine: one in this process, or several in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_workers.inference.replicas.placement import worker_gpus
 
 
 def engine_devices(config: Config, inherited: Mapping[str, str]) -> list[torch.device]:
-    """One for each tensor rank of each engine. `inherited` is the process' environment."""
+    """One device for each tensor rank of each engine. `inherited` is the process' environment."""
     kind = resolve_device(config.device).type
     if kind == "cpu":
         return [torch.device(kind)] * (config.worker.engines * config.worker.tensor)
@@ -27,7 +27,7 @@ def engine_devices(config: Config, inherited: Mapping[str, str]) -> list[torch.d
 def open_engine(
     config: Config, shape: ModelShape, tokenizer: Tokenizer, *, seed: int, inherited: Mapping[str, str]
 ) -> MegatronEngine | EngineFleet:
-    """For `async with`. `seed` should differ between workers, or they sample alike."""
+    """Make the engine, to be entered with `async with`. `seed` should differ between workers, or they sample alike."""
     devices = engine_devices(config, inherited)
     sampling, layer_spec = config.sampling.generation_args, config.model.layer_spec
     if len(devices) == 1:

@@ -1,4 +1,4 @@
-"""Sampling for all running generations at once, with log-probabilities of the very distribution sampled from."""
+"""Sample for all running generations at once, with log-probabilities under the distribution sampled from."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rollout_workers.inference.generation import Generation, Sampling
 
 
 class BatchSampler:
-    """What Megatron's engine asks once per step: a token for everybody, then who is done."""
+    """Megatron's engine calls it once per step: `sample` for the tokens, `finished` for the generations that end."""
 
     def __init__(self, tokenizer: Tokenizer, *, device: torch.device, seed: int) -> None:
         self.version = -1
         self.tokens_generated = 0
         self.running: dict[int, Generation] = {}
         self.started: list[Generation] = []
-        """Whose first token was sampled in the last step."""
+        """Generations whose first token was sampled in the last step."""
         self._tokenizer = tokenizer
         self._random = torch.Generator(device).manual_seed(seed)
         self._sampled: list[tuple[int, float]] = []
@@ -33,7 +33,7 @@ class BatchSampler:
         return tokens
 
     def finished(self, requests: Sequence[int]) -> set[int]:
-        """Record what was sampled, and hand over what is complete."""
+        """Record the sampled tokens and deliver completions. Returns the finished requests."""
         done: set[int] = set()
         for request, (token, logprob) in zip(requests, self._sampled, strict=True):
             if self._ends(self.running[request], token, logprob):
@@ -41,7 +41,7 @@ class BatchSampler:
         return done
 
     def drop_cancelled(self) -> list[Generation]:
-        """Those that go on, oldest first."""
+        """Drop cancelled generations. Returns the others, oldest first."""
         self.running = {request: generation for request, generation in self.running.items() if not generation.is_cancelled}
         return list(self.running.values())
 

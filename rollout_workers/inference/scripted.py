@@ -1,4 +1,4 @@
-"""Inference without a model: answers that were written beforehand, tool calls among them."""
+"""Inference without a model: scripted answers, which may contain tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_workers.inference.interface import Inference
 
 
 class Scripted(Inference, ReturnsLogprobs):
-    """`answers`: a list, given in turn and then from its start again, or a function of the text so far."""
+    """`answers` is a list, used in turn and repeated, or a function of the text so far."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""A tokenizer for models whose own is not known: a token is a character, and marks keep messages apart.
+"""A tokenizer for models whose own is unknown: a token is a character, and special tokens separate messages.
 
     <message> {"role": "user", "content": "3="} <end>   <answer> 4567 <end>   <message> ...
 
-So an agent that works with token ids also works with a server that only takes messages: `read` finds them again. What
-stands between the marks, such as an observation, was said by the user.
+With it an agent that works with token ids can use a server that only takes messages: `read` recovers them. Text
+between the special tokens, such as an observation, counts as a user message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _END, _MESSAGE, _ANSWER, _TOOL = range(_CHARACTERS, _CHARACTERS + 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """As a chat request wants it."""
+    """The messages and tools of a chat request."""
 
     messages: list[JsonObject]
     tools: list[JsonObject]
@@ -46,11 +46,11 @@ class Transcript:
         return [*offered, *self.render_reply(*messages, after_end=True)]
 
     def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        """Every answer is closed by an end of its own, also one that a limit cut."""
+        """Every answer already ends with an end token, also one cut by a limit, so `after_end` does not matter."""
         return [token for message in messages for token in self._marked(_MESSAGE, json.dumps(message_to_json(message)))]
 
     def answer(self, content: str, calls: Sequence[ToolCall] = ()) -> list[int]:
-        """The ids of what the model said; its tool calls stand in the text, as models write them."""
+        """Token ids of an answer, with its tool calls written into the text."""
         return self._marked(_ANSWER, "\n".join([content, write(calls)]) if calls else content)
 
     def _marked(self, mark: int, text: str) -> list[int]:
@@ -58,7 +58,7 @@ class Transcript:
 
 
 def read(token_ids: Sequence[int]) -> Conversation:
-    """The conversation that a row of ids stands for. Tool calls are numbered, and answered in their order."""
+    """Recover the conversation from token ids. Tool calls are numbered and matched to results in order."""
     messages: list[JsonObject] = []
     tools: list[JsonObject] = []
     unanswered: deque[str] = deque()
@@ -82,7 +82,7 @@ def read(token_ids: Sequence[int]) -> Conversation:
 
 
 def _parts(token_ids: Sequence[int]) -> Iterator[tuple[int | None, str]]:
-    """Each mark with the text up to the next one; text behind an end has none."""
+    """Yield each special token with the text up to the next; text after an end token has none."""
     mark: int | None = None
     text: list[str] = []
     for token in [*token_ids, _END]:

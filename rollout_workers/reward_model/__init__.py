@@ -1,4 +1,4 @@
-"""A trained reward model as a reward: `async-rl reward serve` answers, environments ask.
+"""Serve a trained reward model (`async-rl reward serve`) and score answers with it.
 
 from rollout_workers.reward_model.client import ServedReward
 """

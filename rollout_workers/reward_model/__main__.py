@@ -1,4 +1,4 @@
-"""`async-rl reward serve`: one process with the model, for as many environments as ask."""
+"""`async-rl reward serve`: one process with the reward model, for any number of environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a served reward model what an answer is worth."""
+"""Score answers with a served reward model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PATIENCE_S = 60.0
 
 
 class ServedReward:
-    """A scoring: `await ServedReward("http://127.0.0.1:8900")(task, response)`. What it raises is the episode's failure.
+    """A scoring function: `await ServedReward("http://127.0.0.1:8900")(task, response)`. An exception fails the episode.
 
-    A server that wants a token is named with the file that holds it: `http://HOST:PORT#token_file=FILE`.
+    If the server requires a token, name the file that holds it: `http://HOST:PORT#token_file=FILE`.
     """
 
     def __init__(self, url: str) -> None:
@@ -27,7 +27,7 @@ class ServedReward:
         return await self.score(task.prompt, response)
 
     async def score(self, prompt: str | Sequence[Message], response: str | Sequence[Message]) -> float:
-        import aiohttp  # late: who is scored otherwise need not have it
+        import aiohttp  # late: other scorings do not need it
 
         asked = {"prompt": _written(prompt), "response": _written(response)}
         async with (

@@ -1,4 +1,4 @@
-"""The reward model itself: packed texts in, the score at each one's last token out."""
+"""The reward model: packed texts in, the score at the last token of each out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from async_rl.tokenization.rendering import Text
 
 
 class Scorer:
-    """Belongs on the thread that made it."""
+    """Use it only on the thread that made it."""
 
     def __init__(self, config: TrainingConfig, shape: ModelShape, checkpoint: Path) -> None:
         device = parallel.resolve_device(config.device)
@@ -44,7 +44,7 @@ class Scorer:
 
 
 def checkpoint_of(config: TrainingConfig, named: str | None) -> Path:
-    """The checkpoint that was named, or the newest of the run."""
+    """Find the named checkpoint, or the newest of the run. Raises ConfigError."""
     folder = Path(named) if named is not None else config.run_folder
     found = found_in(folder)
     if not found:

@@ -1,7 +1,7 @@
 """The reward model behind HTTP: POST /score {prompt, response} -> {score}.
 
-requests ──▶ waiting ──▶ as many as a packed row holds ──▶ one forward pass ──▶ their answers
-                               (meanwhile others wait, and go together in the next)
+requests ──▶ queue ──▶ as many as a packed row holds ──▶ one forward pass ──▶ their scores
+                             (meanwhile others queue for the next pass)
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class RewardServer:
     async def serve(self) -> None:
         """
         consumes: requests (answer)    waits for:    one of them
-        produces: their scores         unblocked by: whoever asks
+        produces: their scores         unblocked by: a request
         """
         while True:
             await self._arrived.wait()
             batch = self._next_row()
             for asked, score in zip(batch, await self._score([asked.text for asked in batch]), strict=True):
-                if not asked.score.done():  # who asked may be gone
+                if not asked.score.done():  # the client may have left
                     asked.score.set_result(score)
 
     def _next_row(self) -> list[_Asked]:
@@ -79,7 +79,7 @@ class RewardServer:
     def _text(self, said: Any) -> Text:
         if not isinstance(said, dict) or not {"prompt", "response"} <= said.keys():
             raise ValueError('expected {"prompt": ..., "response": ...}')
-        # messages are a whole prompt already, with what stands before the question
+        # messages are a whole prompt already, system message included
         prompt = self._manner.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
         text = answered(self._manner.tokenizer, prompt, read_answer(said["response"]))
         if len(text) > self._longest:
@@ -89,7 +89,7 @@ class RewardServer:
 
 @asynccontextmanager
 async def listening(server: RewardServer, *, host: str, port: int, token: str = "") -> AsyncGenerator[str]:
-    """Its address."""
+    """Listen while inside; yields the address. Raises ConfigError when the port cannot be used."""
 
     @web.middleware
     async def guard(

@@ -27,7 +27,7 @@ from rollout_workers.agents import (
     Game,
     GroupRewardAgent,
     HeadToHeadAgent,
-    Member,
+    MultiTaskMember,
     PassAtEvaluationAgent,
     RewardOnlyAgent,
     SelfPlayAgent,
@@ -189,7 +189,8 @@ AGENTS: dict[str, Callable[[Path], Agent]] = {
     "tools": lambda folder: Caller(name="caller"),
     "dataset": dataset,
     "mix": lambda folder: multi_task(
-        [Member(name="a", agent=Babble(name="a")), Member(name="duel", agent=DuelWithItself(name="duel"))], name="mix"
+        [MultiTaskMember(name="a", agent=Babble(name="a")), MultiTaskMember(name="duel", agent=DuelWithItself(name="duel"))],
+        name="mix",
     ),
     "pass@k": lambda folder: PassAtEvaluationAgent(agent=Babble(name="babble"), k=(1, 2)),
 }

@@ -62,8 +62,8 @@ def found(config: Path) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("RemembersWhatItDrew", "task(0) is another one when it is asked again: `task` must be pure"),
-        ("HashesText", "task(0) is another one in another process"),
+        ("RemembersWhatItDrew", "task(0) is a different task the second time: `task` must be pure"),
+        ("HashesText", "task(0) is a different task in another process"),
         ("PaysEverybody", "all answers are worth 1, right, wrong and nothing alike"),
         ("PaysInfinity", "an episode fails (reward): ValueError: the reward must be a finite number, got inf"),
         ("Raises", "an episode fails (environment): LookupError: no such room"),
@@ -72,8 +72,8 @@ def found(config: Path) -> dict[str, dict[str, Any]]:
         ("Talks", "a prompt has 601 tokens, and the model's context is 512"),
         ("Speaks", "the prompts hold characters that tokenizer.alphabet lacks: ' ?W"),
         ("Blocks", "s at bad_environments.py:"),
-        ("LeavesThings", "it leaves the task _never behind"),
-        ("LeavesThings", "time.sleep(600)) behind"),
+        ("LeavesThings", "it leaks the task _never"),
+        ("LeavesThings", "time.sleep(600))"),
     ],
 )
 def test_a_mistake_is_found_and_named(found: dict[str, dict[str, Any]], name: str, sentence: str):
@@ -122,7 +122,7 @@ def test_a_mistake_in_the_line_is_one_sentence(tmp_path: Path, words: tuple[str,
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NeverReturns", "environment 'NeverReturns' has held the event loop up for 5 s, at FILE:LINE in reward; what waits"),
+        ("NeverReturns", "environment 'NeverReturns' has blocked the event loop for 5 s, at FILE:LINE in reward; waiting"),
         ("NeverPoses", "environment 'NeverPoses': task of NeverPoses has not returned for 5 s, it is at FILE:LINE in task"),
     ],
 )

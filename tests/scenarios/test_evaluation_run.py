@@ -16,8 +16,8 @@ from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from async_rl.telemetry import read_rows
-from rollout_workers.evaluation.__main__ import once
-from rollout_workers.evaluation.subject import Live, find_subject
+from rollout_workers.evaluation.__main__ import evaluate_once
+from rollout_workers.evaluation.subject import LiveRun, find_subject
 
 STEPS, EVERY = 40, 20
 
@@ -45,7 +45,7 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
     with program(tmp_path, "run", "@", path) as run:
         until(lambda: last_step(config) >= 1, "the run trains", while_alive=run)
         before = last_step(config)
-        asyncio.run(once(Live(), config))
+        asyncio.run(evaluate_once(LiveRun(), config))
         assert last_step(config) > before, "training waited for the evaluation"
         assert run.exit_code() == 0, run.output
 
@@ -70,7 +70,7 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
     assert measured["eval/Paced/mean@2"] == last[0]["environments"]["Paced"]["mean@2"]["mean"]
     assert measured["eval/version"] == last[0]["version"]
 
-    asyncio.run(once(find_subject("", config), config))
+    asyncio.run(evaluate_once(find_subject("", config), config))
     saved = evaluated(config, "checkpoint-*")
     assert (saved[0]["step"], saved[0]["version"]) == (STEPS, last[0]["version"])
     assert greedy_answers(saved) == greedy_answers(last), "the weights that were live are those of the checkpoint"
@@ -79,7 +79,7 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
 async def test_a_folder_of_hugging_face_is_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = read_config(write_config(tmp_path, "folder", evaluation={"tasks": 3, "samples": 2, "solved_at": 0.1}))
     folder = write_folder(tmp_path / "model")
-    await once(find_subject(str(folder), config), config)
+    await evaluate_once(find_subject(str(folder), config), config)
     assert str(folder) in capfd.readouterr().out
     head, *tasks = evaluated(config, "*")
     assert head["environments"]["Paced"]["episodes"] == 9

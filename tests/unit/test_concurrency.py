@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.limits.concurrency import FULL, MORE, ConcurrencyLimit, EngineLoad
+from rollout_workers.limits.concurrency import FULL, STEP_UP, ConcurrencyLimit, EngineLoad
 
 
 @dataclass(kw_only=True)
@@ -54,8 +54,8 @@ def test_more_than_can_be_computed_is_tried_seldom_and_never_by_much(fast_groups
     limits = Flights().limits(Engine(fast_groups=fast_groups), 400)[100:]
     too_many = [limit for limit in limits if limit > fast_groups]
     assert len(too_many) <= len(limits) / 6
-    assert all(limit <= fast_groups + max(1, MORE * fast_groups) for limit in too_many)
-    assert min(limits) >= fast_groups / (1 + 2 * MORE) - 1
+    assert all(limit <= fast_groups + max(1, STEP_UP * fast_groups) for limit in too_many)
+    assert min(limits) >= fast_groups / (1 + 2 * STEP_UP) - 1
 
 
 @given(st.integers(1, 50), st.integers(1, 60))

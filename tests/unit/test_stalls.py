@@ -11,7 +11,7 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.tokenization.tokenizers import Characters
 from rollout_workers.checking.findings import judge
 from rollout_workers.checking.stalls import BEAT_S, STALL_S, stalls_of
-from rollout_workers.checking.trials import Played
+from rollout_workers.checking.trials import EnvironmentTrials
 
 
 def stand_still(seconds: float) -> None:
@@ -46,7 +46,7 @@ async def test_a_package_that_is_slow_to_make_something_is_told_from_code_that_b
     with stalls_of(asyncio.get_running_loop(), "mine") as stalls:
         make()
         await asyncio.sleep(0)
-    seen = Played(section=EnvironmentConfig(type="math"), stalls=[*stalls, *stalls])
+    seen = EnvironmentTrials(section=EnvironmentConfig(type="math"), stalls=[*stalls, *stalls])
     found = judge(seen, Characters("0"), context_tokens=100, max_tokens=10)
     assert len(found.problems) == (0 if is_packages else 2)
     assert len(found.notes) == (1 if is_packages else 0)

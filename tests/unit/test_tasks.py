@@ -64,8 +64,8 @@ def house() -> list[tuple[str, object]]:
 
 
 async def played(mix: TaskMix, index: int, change: str = "") -> str:
-    async with mix.seat(index, change) as seat:
-        return seat.agent.task(seat.index).key
+    async with mix.source(index, change) as source:
+        return source.agent.task(source.index).key
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def test_a_detached_environment_is_closed_once_its_last_task_has_ended(hou
     log = Log()
     attached = log.add("house", 5, type_name=f"{HERE}:House")
     async with following(log, EnvironmentConfig(type="counting", weight=0.001)) as mix:
-        async with mix.seat(0, attached):
+        async with mix.source(0, attached):
             assert [event for event, _ in house] == ["entered"]
             log.add("house", 0, at=50)
             mix.follow(log.changes)
@@ -176,7 +176,7 @@ async def test_a_change_that_the_buffer_has_lost_is_nobodys():
 
 async def test_agents_without_a_configuration_have_numbers():
     mix = TaskMix([WeightedAgent(agent=EchoAgent(name=name), weight=1) for name in "ab"])
-    async with mix.seat(0) as first, mix.seat(1) as second:
+    async with mix.source(0) as first, mix.source(1) as second:
         assert {first.environment.label, second.environment.label} == {"0", "1"}
 
 
@@ -184,12 +184,12 @@ async def test_a_task_that_is_rolled_again_is_not_played_once_its_environment_is
     log = Log()
     attached = log.add("house", 1e6, type_name=f"{HERE}:House")
     async with following(log, EnvironmentConfig(type="counting")) as mix:
-        async with mix.seat(0, attached, is_rolled_again=True) as seat:
-            assert seat.environment.label == "house"
+        async with mix.source(0, attached, is_rolled_again=True) as source:
+            assert source.environment.label == "house"
         detached = log.add("house", 0, at=50)
         mix.follow(log.changes)
         with pytest.raises(EnvironmentDetached):
-            async with mix.seat(0, detached, is_rolled_again=True):
+            async with mix.source(0, detached, is_rolled_again=True):
                 pass
-        async with mix.seat(0, detached) as seat:
-            assert seat.environment.label == "house", "a task that was given out before the change is played once"
+        async with mix.source(0, detached) as source:
+            assert source.environment.label == "house", "a task that was given out before the change is played once"

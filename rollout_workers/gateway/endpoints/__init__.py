@@ -1,1 +1,1 @@
-"""The endpoints of the gateway: `chat.py` first; `requests.py` is what all of them share."""
+"""The HTTP endpoints of the gateway: `chat.py` first; `requests.py` holds the fields they share."""

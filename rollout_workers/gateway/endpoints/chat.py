@@ -91,7 +91,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _logprobs(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Of the sampled tokens; what else could have been sampled is not kept. The bytes of all tokens are those of the text."""
+    """Log-probabilities of the sampled tokens; alternatives are not kept. The tokens' bytes add up to the text."""
     content: list[dict[str, Any]] = []
     for text, logprob in zip(token_texts(completion, tokenizer), completion.logprobs.tolist(), strict=True):
         content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
@@ -111,7 +111,7 @@ def _sampled_ids(asked: ChatRequest, answer: GatewayAnswer) -> dict[str, Any]:
 def _chunks(
     asked: ChatRequest, head: dict[str, Any], answers: Sequence[GatewayAnswer], tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    """The answer in the pieces of a stream: role, text, calls, end."""
+    """The chunks of a stream: role, text, calls, end."""
     head = {**head, "object": "chat.completion.chunk"}
 
     def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/completions: text or token ids go on as text."""
+"""/completions: continue a text or token ids."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompletionRequest(SamplingFields):
     model: str | None = None
     prompt: str | tuple[TokenId, ...] = Field(min_length=1)
     logprobs: Count | None = None
-    """0 or 1: of the sampled tokens. OpenAI's 1 would add the likeliest token, which is not kept."""
+    """0 or 1: return those of the sampled tokens. OpenAI's 1 adds the likeliest token, which is not kept here."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None

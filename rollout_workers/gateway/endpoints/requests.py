@@ -1,4 +1,4 @@
-"""What requests and responses have in common. Unknown fields are ignored, wrong ones refused by name."""
+"""Fields that requests and responses share. Unknown fields are ignored, wrong ones refused by name."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from rollout_workers.gateway.session import GatewayAnswer
 Body = TypeVar("Body", bound="RequestFields")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=-1, lt=2**31)]
-"""Numbers end up in tensors: one that does not fit must not get that far."""
+"""Bounded, because these numbers end up in tensors."""
 
 
 INSTEAD = {"top_logprobs": "answers carry the log-probabilities of their sampled tokens alone (logprobs: true); leave it out"}
 
 
 class RequestFields(BaseModel):
+    """Base of the bodies of requests and of their parts."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     not_offered: ClassVar[Mapping[str, object]] = {}
-    """Fields that would change what is sampled, with the value that changes nothing."""
+    """Fields that would change the sampling and are refused, with the value that has no effect and is accepted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +59,7 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
 
 
 class SamplingFields(RequestFields):
-    """Of a generation, under the names of OpenAI and vLLM."""
+    """Sampling arguments under the names of OpenAI and vLLM."""
 
     not_offered: ClassVar[Mapping[str, object]] = {
         "frequency_penalty": 0,
@@ -91,7 +93,7 @@ class SamplingFields(RequestFields):
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's word for all
+            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's value for all
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop,
             stop_token_ids=self.stop_token_ids,
             seed=self.seed,
@@ -99,7 +101,7 @@ class SamplingFields(RequestFields):
 
 
 def _flat(content: object) -> object:
-    """Content parts as one text. Pictures and sounds are refused: the model reads text."""
+    """Join content parts into one text. Raises ValueError for parts that are not text."""
     if content is None:
         return ""
     if not isinstance(content, list):
@@ -164,7 +166,7 @@ class MessageWire(RequestFields):
 
 
 class FormatWire(RequestFields):
-    """Answers are not held to a schema: ask for JSON in the prompt."""
+    """Only text: answers cannot be constrained to a schema."""
 
     type: Literal["text"] = "text"
 
@@ -179,7 +181,7 @@ class StreamOptions(RequestFields):
 
 
 def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
-    """Whether calls are looked for in the answer. The prompt shows the tools either way, so that it only grows."""
+    """Return whether to parse calls in the answer. The prompt shows the tools either way, so that rows stay append-only."""
     if tool_choice not in (None, "auto", "none"):
         raise RequestError(
             400, f"tool_choice {tool_choice!r} cannot be enforced here; give 'auto' or 'none'", param="tool_choice"
@@ -188,7 +190,7 @@ def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
 
 
 def versions_of(completion: Completion) -> list[dict[str, int]]:
-    """Which weights sampled which tokens; positions count from the first sampled one."""
+    """The version that sampled each span of tokens; positions count from the first sampled token."""
     return [{"version": span.version, "start": span.start, "stop": span.stop} for span in completion.versions]
 
 

@@ -1,4 +1,4 @@
-"""/responses: OpenAI's other conversation endpoint, whose history is a list of items instead of messages."""
+"""/responses: OpenAI's conversation endpoint whose history is a list of items instead of messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReasoningItem(RequestFields):
 
 
 def _typed(item: object) -> object:
-    """Items with a role may leave out that they are messages."""
+    """Items with a role are messages, even without a type."""
     return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
@@ -113,7 +113,7 @@ async def responses(request: web.Request, session: EpisodeSession) -> web.Stream
 
 
 def _earlier(asked: ResponsesRequest, session: EpisodeSession) -> Sequence[Message]:
-    """What the response to go on from has said and heard; its instructions do not carry over."""
+    """The messages of the previous response; its instructions do not carry over."""
     if asked.previous_response_id is None:
         return ()
     if (stored := session.stored.get(asked.previous_response_id)) is None:
@@ -124,7 +124,7 @@ def _earlier(asked: ResponsesRequest, session: EpisodeSession) -> Sequence[Messa
 
 
 def _messages(given: str | Sequence[MessageItem | CallItem | OutputItem | ReasoningItem]) -> list[Message]:
-    """Items as a conversation. Calls belong to the answer before them, which is one message of text and calls."""
+    """Convert items to messages. Calls join the answer before them in one message."""
     if isinstance(given, str):
         return [Message(role="user", content=given)]
     messages: list[Message] = []
@@ -201,7 +201,7 @@ def _output(message: Message) -> list[dict[str, Any]]:
 
 
 def _events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same response as a stream: it begins empty, and every item is added, filled and done."""
+    """The response as a stream of events: created empty, then every item is added, filled and done."""
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}

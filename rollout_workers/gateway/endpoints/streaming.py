@@ -1,4 +1,4 @@
-"""Server-sent events. A generation comes whole, so a stream is its answer in pieces, sent at once."""
+"""Server-sent events. Streams start after the generation has ended: they send the finished answer in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import web
 
 
 async def stream_data(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
-    """Unnamed events with a [DONE] at their end: chat and completions."""
+    """Send unnamed events and a final [DONE], for chat and completions."""
 
     def lines() -> Iterator[str]:
         yield from (f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
@@ -21,13 +21,13 @@ async def stream_data(request: web.Request, chunks: Iterable[Mapping[str, Any]])
 
 
 async def stream_events(request: web.Request, events: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
-    """Events named by their `type`: responses."""
+    """Send events named by their `type`, for responses."""
     return await _stream(request, (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events))
 
 
 async def _stream(request: web.Request, pieces: Iterable[str]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    with suppress(ConnectionError):  # the client left; what was sampled for it stays in the tree
+    with suppress(ConnectionError):  # the client left; its sampled tokens stay in the tree
         await response.prepare(request)
         for piece in pieces:
             await response.write(piece.encode())

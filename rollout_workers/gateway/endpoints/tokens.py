@@ -1,4 +1,4 @@
-"""/inference/v1/generate, /tokenize and /detokenize, as vLLM has them: for clients that render conversations themselves."""
+"""/inference/v1/generate, /tokenize and /detokenize as in vLLM, for clients that render conversations themselves."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ from rollout_workers.inference.replicas.setup import RankSetup
 from rollout_workers.inference.replicas.shared_weights import SharedWeights
 
 FOLDER_PREFIX = "engines-"
-"""Of the folder in which the ranks of a worker's engines find each other."""
+"""Prefix of the folder in which the ranks of a worker's engines find each other."""
 
 
 class EngineFleet(Inference, ReturnsLogprobs):
-    """Use as `async with`: entering starts the processes and builds their engines, leaving ends them.
+    """Enter with `async with`: entering starts the processes and builds their engines, leaving ends them.
 
-    From outside it is a MegatronEngine.
+    It has the interface of MegatronEngine.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class EngineFleet(Inference, ReturnsLogprobs):
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
     ) -> None:
-        """`devices`: one for each rank, engine by engine. `environment` is what the rank processes get; in `folder`
-        they find each other, unset means the temporary one.
+        """`devices`: one for each rank, engine by engine. `environment` is that of the rank processes; in `folder` they
+        find each other, unset means the system's temporary folder.
         """
         if shape.kv_heads % worker.tensor or shape.ffn % worker.tensor:
             raise ConfigError(
@@ -69,11 +69,11 @@ class EngineFleet(Inference, ReturnsLogprobs):
             )
         self.tokenizer = tokenizer
         self.device = torch.device("cpu")
-        """Where the weights of a swap are read fastest: this process holds no memory of the GPUs that its engines use."""
+        """The device from which weights of a swap are read fastest. This process uses no GPU memory."""
         self.kernel = ""
-        """Which attention decodes."""
+        """Name of the attention kernel used for decoding."""
         self.version = -1
-        """What all engines serve at least; -1 before the first weights."""
+        """The version that every engine has loaded; -1 before the first weights."""
         self._shape = shape
         self._worker = worker
         self._defaults = sampling
@@ -87,7 +87,7 @@ class EngineFleet(Inference, ReturnsLogprobs):
         self._router = Router(replicas=worker.engines, block_tokens=page_tokens(devices[0], worker.kv_block_tokens))
         self._swapping = asyncio.Lock()
         self._memory_users: Sequence[asyncio.Future[Any]] = []
-        """Who writes or reads the shared memory, also on behalf of a swap that was cancelled."""
+        """Running writes and reads of the shared memory, also those of a cancelled swap."""
         self._replicas: list[Replica] = []
         self._is_closed = False
         self._failure: AsyncRLError | None = None
@@ -118,7 +118,7 @@ class EngineFleet(Inference, ReturnsLogprobs):
             raise self._failure
 
     async def watch(self) -> None:
-        """A service: returns when the fleet is closed, raises ServiceStopped when one of its processes is gone."""
+        """Service: return when the fleet is closed, raise ServiceStopped when one of its processes has ended."""
         await asyncio.shield(self._ended)
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
@@ -155,19 +155,19 @@ class EngineFleet(Inference, ReturnsLogprobs):
 
     @property
     def specs(self) -> list[ParameterSpec]:
-        """What `swap` expects."""
+        """The parameters that `swap` expects."""
         return specs(self._shape, self._dtype)
 
     @property
     def metrics(self) -> EngineMetrics:
-        """Of all engines together, at most a heartbeat old: sums, and the mean of the times that generations waited."""
+        """Metrics of all engines, at most a heartbeat old: sums, and the mean of the queue times."""
         reports = [replica.metrics for replica in self._replicas if replica.metrics is not None]
         sums = {field.name: sum(getattr(report, field.name) for report in reports) for field in fields(EngineMetrics)}
         return EngineMetrics(**{**sums, "queue_s": sums["queue_s"] / max(1, len(reports))})
 
     @property
     def loads(self) -> Sequence[int]:
-        """Generations that each engine has at the moment."""
+        """Number of generations of each engine."""
         return self._router.loads
 
     def _ranks(self, engine: int) -> list[RankSetup]:
@@ -185,7 +185,7 @@ class EngineFleet(Inference, ReturnsLogprobs):
         ]
 
     async def _finish(self, work: Sequence[asyncio.Future[Any]]) -> None:
-        """Wait for all of it, whatever becomes of a part; cancelling this does not cancel the work."""
+        """Wait for all of the work even if a part fails. Cancelling this call does not cancel the work."""
         self._memory_users = work
         await asyncio.wait(work)
         for each in work:
@@ -202,11 +202,11 @@ class EngineFleet(Inference, ReturnsLogprobs):
             self._lost(ServiceStopped(f"the inference engine broke: {several.exceptions[0]}"))
 
     def _lost(self, failure: AsyncRLError) -> None:
-        """An engine without one of its ranks is none, and a worker with half its engines is better started anew."""
+        """Stop all engines: an engine needs all its ranks, and the worker is restarted as a whole."""
         if self._failure is None:
             self._failure = failure
             self._ended.set_exception(failure)
-            self._ended.exception()  # whoever does not `watch` learns of it from generate and __aexit__
+            self._ended.exception()  # retrieved: without `watch` it is raised by generate and __aexit__
             self._end_processes()
 
     def _end_processes(self) -> None:

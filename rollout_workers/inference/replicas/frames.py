@@ -1,4 +1,4 @@
-"""What the processes of one worker say to each other, and how it travels: msgpack of listed types, never pickle."""
+"""Messages between the processes of one worker, as msgpack of listed types, never pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """To the weights that lie in the shared memory."""
+    """Load the weights from the shared memory as `version`."""
 
     id: int
     version: int
@@ -38,7 +38,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """Nobody waits for this request any longer. It is not answered."""
+    """Cancel a request. It is not answered."""
 
     id: int
 
@@ -63,7 +63,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The last words of rank 0."""
+    """Why rank 0 ends; its last message."""
 
     kind: str
     reason: str
@@ -87,12 +87,12 @@ class Submit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:
     state: int
-    """A checksum of what every rank must have before it."""
+    """Checksum of the state that every rank must have before the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded:
-    """The shared memory has been read."""
+    """A rank has read the shared memory."""
 
 
 # -- on the way ---------------------------------------------------------------------------------------------------------
@@ -107,13 +107,13 @@ _LENGTH = struct.Struct("<I")
 
 
 def frame(message: object) -> bytes:
-    """A message as it travels."""
+    """Encode a message with its length."""
     body = _pack(message)
     return _LENGTH.pack(len(body)) + body
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
-    """The next message; None once the other side is gone."""
+    """Read the next message; None once the peer has closed."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return _unpack(await reader.readexactly(length))
@@ -122,7 +122,7 @@ async def receive(reader: asyncio.StreamReader) -> Any:
 
 
 class SocketPipe:
-    """The same for a thread that may block."""
+    """Blocking send and receive, for threads."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end

@@ -1,11 +1,11 @@
-"""Tensor-parallel ranks do the same at the same time: rank 0 decides, and tells the others before it acts.
+"""Tensor-parallel ranks execute the same calls in lockstep: rank 0 decides and forwards each call before it acts.
 
 engine thread of rank 0            ranks 1 ...
 submit, cancel, swap, step ──────▶ the same calls, in the same order
    ◀── WeightsLoaded, after a swap ──────
 
-No tokens travel. The ranks gather equal logits and draw with equal generators, so they sample alike; each step is told
-together with a checksum of what led to it, and a rank that has come to anything else stops before it computes with it.
+No tokens are sent. All ranks gather equal logits and sample with equal random generators. Each step carries a checksum
+of the state before it, and a rank whose state differs stops.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from rollout_workers.inference.replicas.frames import CancelRequest, SocketPipe,
 
 
 class LockstepCore(EngineCore):
+    """An EngineCore with a checksum of its state."""
+
     def state(self) -> int:
-        """What the ranks must agree on before a step: the version, who runs, and everybody's newest token."""
+        """Checksum of the version, the running generations and their newest tokens."""
         running = self._sampler.running.values()
         newest = ((each.id, len(each.token_ids), each.token_ids[-1] if each.token_ids else -1) for each in running)
         numbers = [self.version, *(number for each in newest for number in each)]
@@ -35,7 +37,7 @@ class LockstepCore(EngineCore):
 
 
 class LeadingCore(LockstepCore):
-    """Rank 0's. With no followers it is an EngineCore."""
+    """The core of rank 0: forwards every call to the followers."""
 
     def __init__(self, followers: Sequence[SocketPipe], **arguments: Any) -> None:
         self._followers = followers
@@ -53,7 +55,7 @@ class LeadingCore(LockstepCore):
         self._tell(Swap(id=0, version=number))
         try:
             super().swap(number, tensors)
-        finally:  # whoever gave us `tensors` may overwrite them once we return
+        finally:  # the caller may overwrite `tensors` once this returns
             for rank, follower in enumerate(self._followers, start=1):
                 if not isinstance(follower.receive(), WeightsLoaded):
                     raise ServiceStopped(f"tensor rank {rank} is gone")
@@ -69,7 +71,7 @@ class LeadingCore(LockstepCore):
 
 
 def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]) -> None:
-    """Do what rank 0 does, until it is gone."""
+    """Execute the orders of rank 0 until it closes its socket."""
     running: dict[int, Generation] = {}
     while (order := leader.receive()) is not None:
         match order:

@@ -1,4 +1,4 @@
-"""Pure: which GPUs of a machine belong to whom, when one run has several processes there."""
+"""Pure: which GPUs of a machine a worker uses when a run has several processes there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from async_rl.launch.commands import WORKER_INDEX
 def worker_gpus(config: Config, environment: Mapping[str, str], visible: int) -> list[int]:
     """The numbers of a worker's GPUs, one for each tensor rank of each engine.
 
-    Workers of `async-rl run` stand side by side behind the learner's ranks, or share GPUs with them where there are too few
-    for everybody. A worker that was started alone begins at the first that it sees.
+    Workers of `async-rl run` use the GPUs after those of the learner, one worker after the other, or share GPUs if there
+    are too few. A worker started alone begins at the first visible GPU.
     """
     needed = config.worker.engines * config.worker.tensor
     if needed > visible:

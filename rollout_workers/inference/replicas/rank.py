@@ -1,6 +1,7 @@
 """The process of one rank: `python -m rollout_workers.inference.replicas.rank SETUP LEADER FOLLOWER...`, started by a Replica.
 
-The last are open sockets. LEADER is whom it obeys: the worker, or rank 0, which has a FOLLOWER for each of the others.
+LEADER and FOLLOWER are numbers of open sockets. The leader is the worker for rank 0, and rank 0 for the others; rank 0
+has one follower for each other rank.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
         guard()
         setup = RankSetup.model_validate_json(sys.argv[1])
         configure_logs("worker")
-        # torch has other names for what Megatron gathers logits with.
+        # Megatron gathers logits with functions that torch has renamed.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         _meet(setup)
         weights = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights).tensors
@@ -67,18 +68,18 @@ def _core(setup: RankSetup, orders: SocketPipe) -> LockstepCore:
             layer_spec=setup.layer_spec,
         )
     except ConfigError:
-        orders.receive()  # rank 0 finds the same, and ends once the worker has been told
+        orders.receive()  # rank 0 fails alike; wait until it has reported to the worker
         raise
 
 
 async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[SocketPipe], weights: Mapping[str, Tensor]) -> None:
-    """Rank 0: serve the worker until it is gone."""
+    """Rank 0: serve the worker until it closes its socket."""
     reader, writer = await asyncio.open_connection(sock=worker)
     engine = MegatronEngine(
         setup.shape,
         open_tokenizer(setup.tokenizer),
         setup.worker,
-        GenerationArgs(),  # the worker has laid the run's defaults under what was asked for
+        GenerationArgs(),  # the worker has merged the run's defaults already
         device=setup.torch_device,
         seed=setup.seed,
         dtype=setup.torch_dtype,
