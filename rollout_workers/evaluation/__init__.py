@@ -1,1 +1,1 @@
-"""How good is a model: episodes of held tasks, counted and estimated, never trained on."""
+"""Evaluation: play a fixed set of tasks and estimate scores. Nothing is trained on. `evaluator.py` first."""

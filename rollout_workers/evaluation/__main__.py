@@ -1,4 +1,4 @@
-"""The evaluator's composition root: `async-rl eval` plays one evaluation, `async-rl evaluator` one after another."""
+"""The evaluator's composition root: `async-rl eval` runs one evaluation, `async-rl evaluator` one after another."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ log = structlog.get_logger("rollout_workers.evaluation")  # __name__ is __main__
 
 
 def main() -> None:
-    """One word, which may be empty, and the arguments of the configuration."""
+    """Arguments: what to evaluate, which may be empty, and those of the configuration."""
     word, *args = sys.argv[1:]
     with leave_at_once(), boundary("async-rl evaluator" if word == SCHEDULED else "async-rl eval"), signs_of_life(os.environ):
         guard()
@@ -74,7 +74,7 @@ async def evaluate_once(subject: Subject, config: Config) -> None:
     if isinstance(subject, LiveRun):
         async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
             log.info("waits for the learner's weights")
-            evaluated = describe_version(config, await take(fleet, empty, config, at_step=0))
+            evaluated = describe_version(config, await receive_version(fleet, empty, config, at_step=0))
             async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
                 results = await evaluator.evaluate()
     else:
@@ -90,9 +90,9 @@ async def evaluate_once(subject: Subject, config: Config) -> None:
 
 
 async def evaluate_on_schedule(config: Config) -> None:
-    """The evaluator of a run: every `evaluation.every` steps' weights, for as long as it is not told to stop."""
+    """Evaluate the weights of every `evaluation.every` steps of a run until told to stop."""
     async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
-        stop = drain_on_signals()  # until here there is nothing to drain: a signal ends the process at once
+        stop = drain_on_signals()  # before this there is nothing to drain: a signal ends the process at once
         blocked = BlockedWorker(
             worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
             tickets=tuple,
@@ -100,7 +100,7 @@ async def evaluate_on_schedule(config: Config) -> None:
             limit_s=config.worker.stall_limit_s,
             stop=stop,
         )
-        # The next evaluator would be blocked by the same task: so this counts as a crash.
+        # The next evaluator would be blocked by the same task, so this ends as a crash.
         ends = ends_after(config.worker.stall_limit_s)
         async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
             with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
@@ -115,31 +115,31 @@ async def connections(config: Config) -> AsyncGenerator[tuple[Board, ReplayBuffe
 
 async def follow(fleet: Fleet, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:
     """
-    consumes: versions (take)                waits for:    a version of as many steps as are due
-    produces: reports, metrics (board.post)  unblocked by: the learner's push
+    consumes: versions (receive_version)       waits for:    a version with the steps that are due
+    produces: reports, metrics (board.post)    unblocked by: the learner's push
     """
     last: VersionRecord | None = None
     while True:
         due = await until_due(fleet.board, last, config.evaluation.every)
-        last = await take(fleet, empty, config, at_step=due)
+        last = await receive_version(fleet, empty, config, at_step=due)
         results = await evaluator.evaluate()
         report = EvaluationReport(evaluated=describe_version(config, last), settings=config.evaluation, results=results)
         log.info(f"evaluated step {last.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
         await fleet.board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
 
 
-async def take(fleet: Fleet, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
+async def receive_version(fleet: Fleet, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
     device = engine_devices(config, os.environ)[0]
     return await take_version(fleet.board, fleet.store, empty.engine, config, device=device, at_step=at_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The run whose weights are taken."""
+    """The run whose weights are evaluated."""
 
     board: Board
     store: Store
-    """Where the process groups of its weight wire meet."""
+    """Store over which the process groups of the weight wire form."""
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def open_fleet(config: Config) -> AsyncGenerator[Fleet]:
 
 @asynccontextmanager
 async def open_evaluator(inference: InferenceInterface, config: Config, context_tokens: int) -> AsyncGenerator[Evaluator]:
-    gateway = config.worker.gateway.model_copy(update={"port": 0})  # a worker on this machine may have taken the port
+    gateway = config.worker.gateway.model_copy(update={"port": 0})  # a worker on this machine may use the configured port
     async with AsyncExitStack() as opened:
         await opened.enter_async_context(open_graders(config.worker.grader_processes))
         resources = EpisodeResources(

@@ -1,7 +1,7 @@
-"""Pure: what samples of many tasks say about a model, and how sure that is.
+"""Pure: estimates of scores from samples of many tasks, with confidence intervals.
 
-A task's samples belong together, so tasks are the unit: each gives one value, and intervals come from how many tasks there
-are and how much they differ. More samples of the same tasks make the values better, not the tasks more.
+The samples of a task are not independent, so the task is the unit: each gives one value, and intervals come from the
+number of tasks and their spread. More samples sharpen the values of the tasks, not their number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over tasks, with the interval that holds the true one in 95 of 100 evaluations."""
+    """A mean over tasks with its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -32,8 +32,8 @@ class Estimate:
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """The probability that at least one of k samples is right, from `right` of `samples`; unbiased.
 
-    1 - C(samples - right, k) / C(samples, k): of all the ways to choose k of the samples, how many hold a right one. The
-    obvious 1 - (1 - right / samples)^k is too low on average.
+    1 - C(samples - right, k) / C(samples, k): the share of all choices of k samples that contain a right one. The plain
+    1 - (1 - right / samples)^k is too low on average.
     """
     if not 0 <= right <= samples:
         raise ValueError(f"{right} of {samples} samples cannot be right")
@@ -44,8 +44,8 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def estimate_share(values: Sequence[float]) -> Estimate:
-    """Of one value in [0, 1] per task, such as its pass@k. The interval is Wilson's, at most 1 and at least 0 also where
-    every task is right. It is what 0 or 1 per task would give; shares vary less than that, so it errs on the wide side.
+    """Estimate from one value in [0, 1] per task, such as pass@k. The interval is Wilson's, which stays within [0, 1].
+    It is exact for values of 0 or 1; other shares vary less, so it is a little too wide for them.
     """
     tasks, mean = len(values), _mean(values)
     spread = Z * sqrt(mean * (1 - mean) / tasks + Z**2 / (4 * tasks**2))
@@ -55,7 +55,7 @@ def estimate_share(values: Sequence[float]) -> Estimate:
 
 def estimate_mean(values: Sequence[float]) -> Estimate:
     """Estimate from one mean reward per task, whatever its range. The interval is Student's, from the standard error between
-    tasks; without bounds for a single task, which says nothing about how tasks differ.
+    tasks; infinite for a single task, which says nothing about the spread.
     """
     tasks, mean = len(values), _mean(values)
     spread = student_quantile(tasks - 1) * stdev(values) / sqrt(tasks) if tasks > 1 else inf

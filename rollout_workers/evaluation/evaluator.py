@@ -1,6 +1,6 @@
-"""Plays a fixed set of tasks with one inference, and keeps what came of them.
+"""Play a fixed set of tasks with one inference and collect the results.
 
-environments x tasks x (samples + a greedy one) ──▶ jobs ──▶ some players ──▶ TaskResults, in order
+environments x tasks x (samples + a greedy one) ──▶ jobs ──▶ concurrent players ──▶ TaskResults, in order
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GREEDY = GenerationArgs(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskResult:
-    """All that was played of one task."""
+    """All rollouts of one task."""
 
     task: Task
     samples: Sequence[Rollout]
@@ -39,7 +39,7 @@ class TaskResult:
 
 @asynccontextmanager
 async def open_environments(config: Config) -> AsyncGenerator[list[TaskSource]]:
-    """The environments to evaluate, each at its first task, made with the seed of the evaluation and held open."""
+    """Open the environments to evaluate, made with the seed of the evaluation."""
     chosen = config.evaluation.environments
     async with AsyncExitStack() as held:
         sources: list[TaskSource] = []
@@ -58,8 +58,8 @@ class Evaluator:
         self._settings = config.evaluation
         self._worker = config.worker
         self._resources = resources
-        self._told: set[str] = set()
-        """Environments with fewer tasks than were asked for, once that was said."""
+        self._warned: set[str] = set()
+        """Environments already warned about: they have fewer tasks than requested."""
         self._places = {
             source.environment.label: asyncio.Semaphore(most)
             for source in sources
@@ -67,7 +67,7 @@ class Evaluator:
         }
 
     async def evaluate(self) -> list[TaskResult]:
-        """A broken episode is part of the result. Raises ConfigError when an environment cannot pose its tasks."""
+        """Play all episodes. Failed ones are part of the result. Raises ConfigError when `task()` fails."""
         tasks = [pending for source in self._sources for pending in await self._pending_tasks(source)]
         sampled, greedy = (
             EvaluationInference(self._resources.inference),
@@ -80,13 +80,15 @@ class Evaluator:
         return [pending.result(self._settings.samples) for pending in tasks]
 
     async def _pending_tasks(self, source: TaskSource) -> Iterable[_PendingTask]:
-        """As many different tasks as are asked for, or all that there are: a row that comes again says nothing new."""
+        """Collect the requested number of different tasks, or all there are: a repeated row adds nothing."""
         label = source.environment.label
         asked = self._settings.tasks_of(label)
         num_tasks = source.agent.num_tasks if isinstance(source.agent, FiniteAgent) else None
         if asked == "all":
             if num_tasks is None:
-                raise ConfigError(f"evaluation.tasks is `all`, but the tasks of environment {label!r} never end: give a number")
+                raise ConfigError(
+                    f"evaluation.tasks is `all`, but the tasks of environment {label!r} have no end: give a number"
+                )
             asked = num_tasks
         found: dict[tuple[str, str], _PendingTask] = {}
         for index in range(num_tasks if num_tasks is not None else asked):
@@ -94,8 +96,8 @@ class Evaluator:
                 break
             pending = await self._pending_task(TaskSource(environment=source.environment, agent=source.agent, index=index))
             found.setdefault((pending.task.environment, pending.task.key), pending)
-        if len(found) < asked and label not in self._told:
-            self._told.add(label)
+        if len(found) < asked and label not in self._warned:
+            self._warned.add(label)
             log.warning(f"environment {label!r} has {len(found)} different tasks of the {asked} asked for: all are evaluated")
         return found.values()
 
@@ -108,8 +110,8 @@ class Evaluator:
         return _PendingTask(source=source, task=task)
 
     def _jobs(self, pending: _PendingTask, sampled: InferenceInterface, greedy: InferenceInterface) -> Iterator[_EpisodeJob]:
-        """Episodes one by one, or a group at once where siblings depend on each other. These have no greedy pass: the same
-        answer from all of them compares nothing.
+        """Jobs of single episodes, or of a whole group for agents that play siblings together. Those have no greedy pass,
+        because identical answers cannot be compared.
         """
         samples = range(self._settings.samples)
         if isinstance(pending.source.agent, GroupAgent):
@@ -120,7 +122,7 @@ class Evaluator:
             yield _EpisodeJob(pending=pending, siblings=[len(samples)], inference=greedy)
 
     async def _play_all(self, jobs: Iterator[_EpisodeJob]) -> None:
-        """One of several players of the same jobs."""
+        """One of several concurrent players of the same jobs."""
         for job in jobs:
             async with self._places.get(job.pending.source.environment.label, nullcontext()):
                 rollouts = await self._play(job)
@@ -148,12 +150,12 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingTask:
-    """A task whose episodes are being played. The greedy one comes behind the samples."""
+    """A task whose episodes are being played. The greedy one follows the samples."""
 
     source: TaskSource
     task: Task
     played: dict[int, Rollout] = field(default_factory=dict[int, Rollout])
-    """By sibling: they end in any order."""
+    """Rollouts by sibling; they end in any order."""
 
     def result(self, samples: int) -> TaskResult:
         return TaskResult(
@@ -163,7 +165,7 @@ class _PendingTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EpisodeJob:
-    """Episodes that one player plays."""
+    """Episodes that one player plays in one go."""
 
     pending: _PendingTask
     siblings: Sequence[int]

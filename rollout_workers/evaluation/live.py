@@ -1,4 +1,4 @@
-"""Weights of a run that goes on: join its fleet, take one version, leave. Training neither waits nor notices."""
+"""Receive one version of a running run: join its fleet as a worker, take the weights, leave. Training is not delayed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def take_version(
     device: torch.device,
     at_step: int = 0,
 ) -> VersionRecord:
-    """The first version of at least `at_step` optimizer steps that this member is brought; the engine stays with it."""
+    """Receive the first version of at least `at_step` optimizer steps; the engine keeps it."""
     host = socket.gethostname()
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
@@ -48,7 +48,7 @@ async def take_version(
 
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
         if version <= engine.version:
-            raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated already: the run was set back")
+            raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated before: the run has gone back")
         record = await _record_of(board, version)
         if record.step >= at_step and not taken.done():
             await engine.swap(version, tensors)
@@ -61,19 +61,19 @@ async def take_version(
 
 
 async def until_due(board: Board, last: VersionRecord | None, every: int) -> int:
-    """Wait until the weights to evaluate next are about to come; returns how many steps they must have."""
+    """Wait until the next version to evaluate is about to be pushed; return how many steps it must have."""
     inbox = await Inbox.open(board, TO_WORKERS, TO_WORKERS_MESSAGES)
     while True:
         live = await board.live_version()
         due = next_due(live, last, every)
         if live is not None and live.step >= due - 1:
             return due
-        await inbox.read()  # a version that goes live is announced there
+        await inbox.read()  # versions that go live are announced there
 
 
 def next_due(live: VersionRecord | None, last: VersionRecord | None, every: int) -> int:
-    """Pure: the step to evaluate after `last`. An evaluator that comes late begins with the next multiple, a learner that
-    resumed is followed back.
+    """Pure: the step to evaluate after `last`. An evaluator that starts late begins with the next multiple; after a resume
+    it follows the learner back.
     """
     if live is None:
         return 0

@@ -1,4 +1,4 @@
-"""Pure: from what was played to numbers for each environment."""
+"""Pure: compute the measures of each environment from the results of its tasks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from rollout_workers.evaluation.evaluator import TaskResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentMeasures:
+    """Counts and estimates of one environment."""
+
     environment: str
     tasks: int
     episodes: int
     failed: int
-    """Episodes without a reward. They count nowhere else, and are no wrong answers."""
+    """Episodes without a reward. They count nowhere else, and not as wrong answers."""
     truncated: int
     length: float
     """Mean number of sampled tokens."""
     estimates: Mapping[str, Estimate]
-    """By name: mean@4, pass@1, greedy, greedy_pass@1. A measure for which no task has enough samples is absent."""
+    """Estimates by name: mean@4, pass@1, greedy, greedy_pass@1. Measures for which no task has enough samples are absent."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Flat, under the names of the metrics table."""
+        """All values under their names in the table of metrics."""
         measures = {
             name: value
             for measure, estimate in self.estimates.items()
@@ -42,7 +44,7 @@ class EnvironmentMeasures:
 
 
 def measure(results: Sequence[TaskResult], settings: EvaluationConfig) -> list[EnvironmentMeasures]:
-    """One for each environment, in the order in which they were played."""
+    """Measure each environment, in the order of the results."""
     environments = dict.fromkeys(result.task.environment for result in results)
     return [_measure_one(name, [each for each in results if each.task.environment == name], settings) for name in environments]
 

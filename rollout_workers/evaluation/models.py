@@ -1,4 +1,4 @@
-"""The model to evaluate, opened: weights in an engine of its own, or a policy that somebody serves."""
+"""Open the model to evaluate: weights in an engine of its own, or a policy."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from rollout_workers.inference.replicas import EngineFleet
 from rollout_workers.policies import open_policy
 
 UNKNOWN_CONTEXT = 1 << 17
-"""Of a model that somebody else serves: long enough not to be in the way; the server refuses what is too long for it."""
+"""Context assumed for a served model, long enough never to limit; the server refuses what is too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyEngine:
-    """Waits for weights."""
+    """An engine without weights."""
 
     engine: MegatronEngine | EngineFleet
     shape: ModelShape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights that it takes."""
+        """Type of the weights that it takes."""
         return getattr(torch, self.engine.specs[0].dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """Generates."""
+    """A model that can generate."""
 
     inference: InferenceInterface
     context_tokens: int
@@ -77,7 +77,7 @@ async def open_model(
 
 
 def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
-    """The run with another model, and with the tokenizer that lies beside it, if one does."""
+    """The configuration with the folder's model, and its tokenizer if it has one."""
     changes: dict[str, object] = {"model": ModelConfig(folder=subject.path, layer_spec=config.model.layer_spec)}
     if (subject.path / "tokenizer_config.json").is_file():
         changes["tokenizer"] = HuggingFaceTokenizer(type="huggingface", folder=subject.path)
@@ -85,7 +85,7 @@ def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
 
 
 def sampled_as(config: Config, policy: PolicyConfig) -> PolicyConfig:
-    """A policy that samples as the run does where its own section says nothing, so that numbers can be compared."""
+    """The policy with the run's `sampling` for what its section leaves unset, so that results can be compared."""
     run = config.sampling.generation_args
     own = policy.sampling.generation_args.over(run)
     sampling = PolicySampling(

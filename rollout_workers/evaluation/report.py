@@ -1,4 +1,4 @@
-"""An evaluation on disk: NAME.md to read, NAME.jsonl to compute with."""
+"""Write an evaluation: NAME.md to read, NAME.jsonl for programs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rollout_workers.evaluation.measures import EnvironmentMeasures, measure, nu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModel:
-    """What was evaluated."""
+    """Names and versions of the evaluated model."""
 
     name: str
-    """Of the files."""
+    """Stem of the files."""
     title: str
     step: int | None = None
     version: int | None = None
@@ -30,6 +30,8 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
+    """The results of one evaluation."""
+
     evaluated: EvaluatedModel
     settings: EvaluationConfig
     results: Sequence[TaskResult]
@@ -48,7 +50,7 @@ class EvaluationReport:
         return _summary(self.measures)
 
     def write(self, folder: Path) -> Path:
-        """Both files, under `folder`; returns the one to read. One of the same name is replaced."""
+        """Write both files into `folder`, replacing older ones; return the page."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = "".join(json.dumps(row) + "\n" for row in self._rows())
         write_whole(folder / f"{self.evaluated.name}.jsonl", rows)
@@ -78,7 +80,7 @@ class EvaluationReport:
         return _table(("task", "prompt", "right", "rewards", "greedy"), rows)
 
     def _rows(self) -> Iterable[dict[str, Any]]:
-        """First what was evaluated and how it did, then each task with its answers."""
+        """First the model, settings and measures, then each task with its answers."""
         yield {
             "evaluated": self.evaluated.title,
             "step": self.evaluated.step,

@@ -1,4 +1,4 @@
-"""What is to be evaluated, from one word of a command line."""
+"""Find what to evaluate from the argument of `async-rl eval`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ LIVE = "live"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """The run as it trains now."""
+    """The run with its current weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSubject:
+    """A checkpoint of the run."""
+
     path: Path
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceFolder:
-    """Of Hugging Face."""
+    """A folder in the format of Hugging Face."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySubject:
+    """A model under `policies`, or a served one."""
+
     name: str
     config: PolicyConfig
 
@@ -41,7 +45,9 @@ Subject = LiveRun | CheckpointSubject | HuggingFaceFolder | PolicySubject
 
 
 def find_subject(word: str, config: Config) -> Subject:
-    """`live`, a url, a name under `policies:`, a checkpoint or Hugging Face folder; nothing is the run's newest checkpoint."""
+    """Interpret `live`, a url, a name under `policies:`, or a checkpoint or Hugging Face folder; empty means the newest
+    checkpoint. Raises ConfigError.
+    """
     if not word:
         return _newest(config)
     if word == LIVE:
@@ -57,7 +63,7 @@ def find_subject(word: str, config: Config) -> Subject:
         return _checkpoint(found[0])
     known = ", ".join(config.policies) if config.policies else "none"
     raise ConfigError(
-        f"{word!r} is nothing that can be evaluated: no folder {path} with a checkpoint ({MANIFEST}) or a Hugging Face model "
+        f"cannot evaluate {word!r}: no folder {path} with a checkpoint ({MANIFEST}) or a Hugging Face model "
         f"(config.json), and no name under policies ({known}); `live` is the run as it trains now"
     )
 

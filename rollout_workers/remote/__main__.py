@@ -1,4 +1,4 @@
-"""`async-rl env serve TYPE`: without torch, Megatron and Redis, so that it fits into a virtual environment of its own."""
+"""`async-rl env serve TYPE`. It needs no torch, Megatron or Redis, so it runs in a small virtual environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rollout_workers.graders import open_graders
 from rollout_workers.remote.server import open_server
 
 ANY_CONTEXT = 1 << 20
-"""The worker's model refuses what is too long for it."""
+"""Never limits: the worker's model refuses what is too long."""
 
 log = structlog.get_logger("environment")
 

@@ -1,4 +1,4 @@
-"""The worker's side of an environment server: an agent like any other, whose episodes are played elsewhere."""
+"""The worker's side of an environment server: an agent whose episodes are played on the server."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from rollout_workers.remote.wire import (
 
 HEARTBEAT_S = 15.0
 ANSWER_S = 60.0
-"""For everything but playing."""
+"""Time limit of requests other than episodes."""
 
 
 class EnvironmentServerFailed(Exception):
-    """It refused, or is gone."""
+    """The environment server refused, or cannot be reached."""
 
 
 class RemoteAgent:
-    """`async-rl env serve` is at `url`. Name and seed are the run's; the environment's arguments are the server's."""
+    """Plays the environment served at `url`. Name and seed are the run's; the other arguments are the server's."""
 
     def __init__(self, *, name: str, url: str, seed: int = 0, token_file: str = "") -> None:
         if not url.startswith(("http://", "https://")):
@@ -60,7 +60,7 @@ class RemoteAgent:
 
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        # As many sockets as episodes: what bounds them is the worker.
+        # One socket per episode; the worker limits their number.
         self._session = await self._open.enter_async_context(ClientSession(headers=headers, connector=TCPConnector(limit=0)))
         try:
             hello = await self._get("/hello")
@@ -76,7 +76,7 @@ class RemoteAgent:
         num_tasks = hello.get("num_tasks")
         self.num_tasks = num_tasks if isinstance(num_tasks, int) else None
         if hello.get("plays_groups"):
-            self.rollout_group = self._rollout_group  # having it is what makes an agent a GroupAgent
+            self.rollout_group = self._rollout_group  # with this method it is a GroupAgent
         return self
 
     async def __aexit__(self, *problem: object) -> None:
@@ -139,11 +139,11 @@ class RemoteAgent:
             raise self._gone(error) from error
 
     def _gone(self, error: object) -> EnvironmentServerFailed:
-        return EnvironmentServerFailed(f"no environment server is at {self._url}: {error}")
+        return EnvironmentServerFailed(f"the environment server at {self._url} cannot be reached: {error}")
 
 
 async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[str, InferenceInterface]) -> WireMap:
-    """Generate whatever the episode asks for, until it ends: its last message, or nothing if the connection ended first."""
+    """Serve the episode's generations until it ends. Returns its last message; empty if the connection broke first."""
     generating: dict[int, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
         try:
@@ -161,7 +161,7 @@ async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[st
                     case last:
                         return last
         finally:
-            for task in generating.values():  # nobody waits for what is still being sampled
+            for task in generating.values():  # the episode has ended
                 task.cancel()
     return {}
 
@@ -170,9 +170,9 @@ async def _generate(socket: ClientWebSocketResponse, number: int, model: Inferen
     try:
         completion = await model.generate(read_prompt(question.get("prompt")), read_args(question.get("args")))
         reply: WireMap = {"number": number, "completion": write_completion(completion)}
-    except Exception as error:  # the agent there hears of it, as it would here
+    except Exception as error:  # raised again in the agent on the server
         reply = {"number": number, "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
-    with suppress(ClientError, OSError):  # whoever reads the socket notices that it is gone
+    with suppress(ClientError, OSError):  # the reader of the socket notices that it closed
         await socket.send_bytes(pack(reply))
 
 

@@ -1,4 +1,4 @@
-"""An environment behind HTTP: any agent, played here, with the model of whoever asks."""
+"""Serve an environment over HTTP: episodes are played here with the model of the worker that asks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from rollout_workers.remote.wire import (
 log = structlog.get_logger()
 
 HEARTBEAT_S = 15.0
-"""A peer that vanished without a word is noticed within twice that."""
+"""A dead peer is noticed within twice this time."""
 WHOLE_EPISODE_S = 7 * 24 * 3600.0
-"""The worker's deadline is what counts: it closes the socket."""
+"""Never reached: the worker closes the socket at its own deadline."""
 RUNS_MOST = 64
-"""Names and seeds under which the environment is played at the same time."""
+"""Maximum number of (name, seed) pairs for which the environment is made."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,7 +58,7 @@ async def open_server(
     gateway: Gateway | None = None,
     max_episodes: int = 1024,
 ) -> AsyncGenerator[str]:
-    """Serve until the block is left; its url. What is wrong with the environment is a ConfigError."""
+    """Serve until the block is left; yields the url. Raises ConfigError for a wrong environment or address."""
     refuse_exposure("the environment", host, token=token, insecure=False, way_out="give --token-file")
     server = EnvironmentServer(section, token=token, tokenizer=tokenizer, gateway=gateway, max_episodes=max_episodes)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
@@ -132,14 +132,14 @@ class EnvironmentServer:
             await socket.prepare(request)
             order = unpack(await socket.receive_bytes())
             await self._converse(socket, order)
-        except (MalformedMessage, TypeError) as error:  # TypeError: the first message was none of ours
+        except (MalformedMessage, TypeError) as error:  # TypeError: the first message was not binary
             await socket.close(message=str(error)[:100].encode())
         finally:
             self._free += 1
         return socket
 
     async def _converse(self, socket: web.WebSocketResponse, order: WireMap) -> None:
-        """Play while the worker listens. Its going away ends the episode."""
+        """Play one order. The episode is cancelled when the worker disconnects."""
 
         async def send(message: WireMap) -> None:
             if not socket.closed:
@@ -199,7 +199,7 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def _source(self, name: str, seed: int, index: int) -> AsyncGenerator[TaskSource]:
-        """Each run has an agent of its own: its tasks follow the run's seed."""
+        """Yield the environment of a run: each name and seed has its own agent."""
         if (name, seed) not in self._runs and len(self._runs) >= RUNS_MOST:
             raise ConfigError(f"this environment server plays under {RUNS_MOST} names and seeds already: start another one")
         self._runs.add((name, seed))
@@ -223,7 +223,7 @@ async def _listen(socket: web.WebSocketResponse, questions: PendingGenerations, 
                 case _:
                     break
     except MalformedMessage as error:
-        log.warning("a worker is not understood", reason=str(error))
+        log.warning("a worker sent an invalid message", reason=str(error))
     playing.cancel()
 
 

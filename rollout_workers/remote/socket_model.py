@@ -1,4 +1,4 @@
-"""A model at the other end of a socket: what an environment on a server has for inference."""
+"""The inference of an environment on a server: the model is asked through the episode's socket."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Send = Callable[[WireMap], Awaitable[None]]
 
 
 class GenerationFailed(Exception):
-    """The worker could not generate; it knows why."""
+    """A generation failed in the worker; the message says why."""
 
 
 class PendingGenerations:
-    """The generations of one episode that have not been answered."""
+    """The unanswered generations of one episode."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -47,13 +47,13 @@ class PendingGenerations:
             await self._send({"generate": question})
             return await answer
         except asyncio.CancelledError:
-            await self._send({"cancel": number})  # the engine's place is free at once
+            await self._send({"cancel": number})  # frees its place in the engine at once
             raise
         finally:
             del self._open[number]
 
     def answer(self, number: int, said: Any) -> None:
-        """What is wrong with an answer is raised where it was asked for."""
+        """Resolve a generation. An invalid answer is raised in its caller."""
         asked = self._open.get(number)
         if asked is None or asked.done():
             return

@@ -1,4 +1,4 @@
-"""The run's tokenizer on an environment server: agents there render prompts and read token ids too."""
+"""The run's tokenizer on an environment server, for agents that render prompts or read token ids."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from async_rl.types import Message, Tool
 from rollout_workers.remote.wire import WireMap
 
 PROBE = "Ünder 7 trees, a fox said: «42!»\n\n"
-"""Tokenizers that treat this alike, and are equally large, are taken for the same."""
+"""Tokenizers of equal size that encode this alike are taken to be the same."""
 
 
 def describe(tokenizer: Tokenizer) -> WireMap:
+    """Describe a tokenizer: a character tokenizer completely, others by size and a sample encoding."""
     if isinstance(tokenizer, Characters):
         return {"alphabet": tokenizer.decode(range(tokenizer.num_special, tokenizer.vocab_size))}
     return {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id, "probe": list(tokenizer.encode(PROBE))}
 
 
 def tokenizer_for(described: WireMap, own: Tokenizer | None) -> Tokenizer:
-    """What the worker has: made from its description, or `own` if that is the same one."""
+    """The described tokenizer: made from its alphabet, or `own` if it matches. Raises ConfigError if `own` differs."""
     if isinstance(alphabet := described.get("alphabet"), str):
         return _characters(alphabet)
     if own is not None and describe(own) != described:
-        raise ConfigError(
-            "the tokenizer of this environment server is another one than the run's: --tokenizer must name the same"
-        )
+        raise ConfigError("the tokenizer of this environment server differs from the run's: --tokenizer must name the same one")
     return own if own is not None else MissingTokenizer(described)
 
 
@@ -39,7 +38,7 @@ def _characters(alphabet: str) -> Characters:
 
 
 class MissingTokenizer:
-    """Most agents never ask for the tokenizer, so its absence is told to those that do."""
+    """Raises ConfigError when an agent uses the tokenizer; most agents never do."""
 
     def __init__(self, described: WireMap) -> None:
         self.vocab_size: int = described.get("vocab_size", 0)

@@ -1,4 +1,4 @@
-"""What stands in the messages between a worker and an environment server: data only, msgpack, checked when it is read."""
+"""Messages between a worker and an environment server: msgpack of plain data, checked when read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from async_rl.protocols import GenerationArgs, Prompt
 from async_rl.types import Completion, Failure, Message, Rollout, Sample, Status, StopReason, Task, Ticket, VersionSpan
 
 SCHEMA = 1
-"""Of everything in this folder. Grows with every change that the other side would not understand."""
+"""Version of the protocol. Increase it with every change that is not compatible."""
 MAX_BYTES = 256 * 2**20
-"""Of one message."""
+"""Maximum size of one message."""
 
 _TASK, _TICKET, _ARGS = TypeAdapter(Task), TypeAdapter(Ticket), TypeAdapter(GenerationArgs)
 _MESSAGES, _FAILURE = TypeAdapter(tuple[Message, ...]), TypeAdapter(Failure | None)
@@ -26,7 +26,7 @@ WireMap = Mapping[str, Any]
 
 
 class MalformedMessage(ValueError):
-    """The other side has sent what nobody here understands."""
+    """The peer sent an invalid message."""
 
 
 def pack(message: WireMap) -> bytes:
@@ -117,7 +117,7 @@ def read_completion(value: Any) -> Completion:
                 text=text,
             )
         case _:
-            raise MalformedMessage("a completion is not what a completion must be")
+            raise MalformedMessage("a completion lacks fields or has wrong ones")
 
 
 # -- rollouts -------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def read_rollout(value: Any) -> Rollout:
                 conversation=read(_MESSAGES, rest.get("conversation")),
             )
         case _:
-            raise MalformedMessage("a rollout is not what a rollout must be")
+            raise MalformedMessage("a rollout lacks fields or has wrong ones")
 
 
 def _write_sample(sample: Sample) -> WireMap:
@@ -168,7 +168,7 @@ def _read_sample(value: Any) -> Sample:
                 versions=_read_spans(spans),
             )
         case _:
-            raise MalformedMessage("a sample is not what a sample must be")
+            raise MalformedMessage("a sample lacks fields or has wrong ones")
 
 
 def _write_spans(spans: Sequence[VersionSpan]) -> list[tuple[int, int, int]]:
@@ -188,7 +188,7 @@ def _bytes(array: np.ndarray, kind: str) -> bytes:
 
 def _array(value: Any, kind: str) -> Any:
     if not isinstance(value, bytes) or len(value) % np.dtype(kind).itemsize:
-        raise MalformedMessage(f"an array of {kind} is not one")
+        raise MalformedMessage(f"an array of {kind} must be bytes of a multiple of its size")
     return np.frombuffer(value, np.dtype(kind))
 
 

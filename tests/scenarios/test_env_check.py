@@ -109,7 +109,7 @@ def test_a_person_reads_the_conversation_and_the_tokens(tmp_path: Path):
     [
         (("cuonting",), "did you mean 'counting'?"),
         (("counting", "--args", "{"), "--args must be a JSON object"),
-        (("counting", "--model", "nowhere"), "'nowhere' is nothing that can be evaluated"),
+        (("counting", "--model", "nowhere"), "cannot evaluate 'nowhere'"),
     ],
 )
 def test_a_mistake_in_the_line_is_one_sentence(tmp_path: Path, words: tuple[str, ...], sentence: str):

@@ -154,7 +154,7 @@ async def test_a_server_that_goes_away_is_a_failed_episode():
         assert (rollout.failure.boundary, rollout.failure.kind) == ("environment", "EnvironmentServerFailed")
         again = await play(agent, Task(key="k", environment="far", prompt="1="), Model(str), context(), timeout_s=20)
         assert again.failure is not None
-        assert "no environment server is at http://127.0.0.1" in again.failure.message
+        assert "the environment server at http://127.0.0.1" in again.failure.message
 
 
 @asynccontextmanager

@@ -157,7 +157,7 @@ MEMBERS = (("few", 3, 3.0), ("many", 17, 1.0))
 
 
 async def test_what_never_ends_cannot_be_evaluated_whole() -> None:
-    with pytest.raises(ConfigError, match=r"`all`, but the tasks of environment 'counting' never end: give a number"):
+    with pytest.raises(ConfigError, match=r"`all`, but the tasks of environment 'counting' have no end: give a number"):
         await results_of(config_of(tasks="all"), Scripted(["1"]))
 
 

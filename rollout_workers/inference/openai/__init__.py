@@ -1,1 +1,1 @@
-"""ServedModels behind a server that speaks OpenAI's protocol: `backend.py` first."""
+"""Inference over OpenAI's protocol: `backend.py` first."""

@@ -1,4 +1,4 @@
-"""What of an OpenAI-compatible server's answer is read. Everything else in it is ignored; what is missing shows here."""
+"""The fields that are read from responses of an OpenAI-compatible server. Other fields are ignored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResponseMessage(_Wire):
 
 class ResponseLogprobs(_Wire):
     token_logprobs: tuple[float, ...] = ()
-    """Of /completions; the other endpoint has them in another form, which nobody needs here."""
+    """Those of /completions. /chat/completions has another form, which is not used."""
 
 
 class ResponseSpan(_Wire):
@@ -48,11 +48,11 @@ class ResponseSpan(_Wire):
 
 
 class ResponseChoice(_Wire):
-    """One continuation, of either endpoint."""
+    """One continuation, from either endpoint."""
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    """vLLM's: the stop string or token that ended it, if one did."""
+    """vLLM only: the stop string or token that ended it, if any."""
     text: str | None = None
     message: ResponseMessage | None = None
     token_ids: tuple[int, ...] | None = None
@@ -60,7 +60,7 @@ class ResponseChoice(_Wire):
     versions: tuple[ResponseSpan, ...] | None = None
 
     def completion(self, text: str, token_ids: Sequence[int], *, end_id: int | None) -> Completion:
-        """`end_id` None means that the ids do not show how it ended."""
+        """Convert to a Completion. `end_id` None means that the ids do not show how it ended."""
         return Completion(
             token_ids=np.array(token_ids, np.int32),
             logprobs=np.array(self.logprobs.token_logprobs if self.logprobs is not None else (), np.float32),
@@ -92,20 +92,20 @@ class ServedModels(_Wire):
 
 
 class MalformedResponse(Exception):
-    """The server's answer is not what the protocol says."""
+    """A response does not follow the protocol."""
 
 
 def first_choice(answer: Mapping[str, Any]) -> ResponseChoice:
     try:
         choices = CompletionResponse.model_validate(answer).choices
     except ValidationError as error:
-        raise MalformedResponse(f"its answer is none of OpenAI's protocol: {error.errors()[0]['msg']}") from error
+        raise MalformedResponse(f"its response does not follow OpenAI's protocol: {error.errors()[0]['msg']}") from error
     if not choices:
-        raise MalformedResponse("its answer has no choices")
+        raise MalformedResponse("its response has no choices")
     return choices[0]
 
 
 def body_of(args: GenerationArgs) -> dict[str, Any]:
-    """Only what was set: everything else follows the server's defaults."""
+    """The arguments that were set; everything else follows the server's defaults."""
     given = {name: value for name in args.__dataclass_fields__ if (value := getattr(args, name)) not in (None, ())}
-    return {**given, "top_k": -1} if given.get("top_k") == 0 else given  # vLLM's word for all
+    return {**given, "top_k": -1} if given.get("top_k") == 0 else given  # vLLM's value for all

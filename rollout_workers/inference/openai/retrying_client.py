@@ -1,4 +1,4 @@
-"""POST and GET of JSON to a server that may be busy or away: attempts with growing pauses, within a budget."""
+"""Send JSON requests to a server that may be busy or down: retries with growing pauses, within a budget."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from async_rl.errors import ConfigError
 CONNECT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
-"""Answers that another attempt may change."""
+"""Status codes that are retried."""
 
 
 class ServerUnavailable(Exception):
-    """It stayed busy or away for all the attempts that were allowed."""
+    """The server stayed busy or unreachable for all allowed attempts."""
 
 
 class RequestRefused(Exception):
-    """The server understood and said no: asking again would not help."""
+    """The server refused the request; a retry would not help."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(f"it answered {status}: {message}")
         self.status = status
         self.code = code
-        """OpenAI's word for the reason; empty when it gives none."""
+        """OpenAI's code of the reason; empty when the server gives none."""
 
 
 class RetryBudget:
-    """Retries over all calls: each success earns a fraction of one. A server that is down is not asked ever harder."""
+    """Limit retries over all calls: each success earns a fraction of one, so that a server that is down is not overloaded."""
 
     def __init__(self, *, earned: float = 0.2, most: float = 50.0) -> None:
         self._earned, self._most, self._left = earned, most, most
@@ -44,7 +44,7 @@ class RetryBudget:
         self._left = min(self._most, self._left + self._earned)
 
     def spend(self) -> bool:
-        """Whether there is one left."""
+        """Use up one retry; return False if none is left."""
         if self._left < 1:
             return False
         self._left -= 1
@@ -52,8 +52,8 @@ class RetryBudget:
 
 
 def pause_s(attempt: int, asked: float, chance: random.Random) -> float:
-    """Before the next attempt: what the server asked for, or a random part of a time that doubles, so that the callers of
-    a server that comes back do not come all at once.
+    """Seconds before the next attempt: the server's Retry-After, or a random part of a doubling time, so that not all
+    callers retry at once.
     """
     return max(asked, chance.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt))
 
@@ -71,7 +71,7 @@ class RetryingClient:
     async def open(cls, config: OpenAIPolicy) -> AsyncGenerator[RetryingClient]:
         headers = {"Authorization": f"Bearer {_key(config.api_key_file)}"} if config.api_key_file is not None else {}
         connections = aiohttp.TCPConnector(limit=config.max_in_flight)
-        # The deadline below covers all attempts; one that waits for a place among the connections is no failure.
+        # The deadline below covers all attempts, including the wait for a free connection.
         patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connections, headers=headers, timeout=patience) as session:
             yield cls(session, config)
@@ -123,12 +123,12 @@ async def _read(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
         told: dict[str, Any] = error if isinstance(error, dict) else {}
         raise RequestRefused(response.status, str(told.get("message", response.reason)), str(told.get("code") or ""))
     if not isinstance(content, dict):
-        raise RequestRefused(response.status, "something that is no JSON object", "")
+        raise RequestRefused(response.status, "something that is not a JSON object", "")
     return content
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """In seconds; a date, which servers of models do not send, counts as unset."""
+    """The Retry-After header in seconds. A date, which model servers do not send, counts as unset."""
     said = headers.get("Retry-After", "")
     return min(float(said), LONGEST_PAUSE_S) if said.replace(".", "", 1).isdecimal() else 0.0
 

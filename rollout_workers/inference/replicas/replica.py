@@ -1,4 +1,4 @@
-"""A worker's end of one replica: its rank processes, and the requests that they have not answered yet."""
+"""The worker's side of one replica: its rank processes and its unanswered requests."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from rollout_workers.inference.replicas.frames import (
 from rollout_workers.inference.replicas.setup import RankSetup
 
 _ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in (ContextOverflow, ValueError, ConfigError)}
-"""What a rank may raise here; anything else is a ServiceStopped."""
+"""Errors of a rank that are raised here as they are; others become ServiceStopped."""
 
 
 class Replica:
-    """`run` keeps its processes; they are useful once `ready` is done. `kill` ends them, and with them `run`."""
+    """`run` starts and supervises the processes; `ready` is done once they serve; `kill` ends them, and with them `run`."""
 
     def __init__(
         self, name: str, ranks: Sequence[RankSetup], environment: Mapping[str, str], on_loss: Callable[[AsyncRLError], None]
     ) -> None:
-        """`on_loss` is told why when a process ended that nobody killed."""
+        """`on_loss` is called with the reason when a process ends without `kill`."""
         self.metrics: EngineMetrics | None = None
-        """As of the last report."""
+        """Metrics of the last report."""
         self.ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._on_loss = on_loss
         self._is_killed = False
         self._last_words: Exception | None = None
         self._all_heard = asyncio.Event()
-        """Of what rank 0 says."""
+        """Set once all messages of rank 0 have been read."""
         self._waiting: dict[int, asyncio.Future[RequestDone]] = {}
-        """Requests without an answer, by id."""
+        """Unanswered requests, by id."""
         self._own_end, rank_0 = socket.socketpair()
         pairs = [socket.socketpair() for _ in ranks[1:]]
         downward = [[leads for leads, _ in pairs], *([] for _ in pairs)]
@@ -57,7 +57,7 @@ class Replica:
         ]
 
     async def run(self) -> None:
-        """Until all its processes are gone."""
+        """Run until all its processes have ended."""
         reader, self._writer = await asyncio.open_connection(sock=self._own_end)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -67,7 +67,7 @@ class Replica:
                 self._all_heard.set()
         finally:
             self._writer.close()
-            with suppress(ConnectionError):  # it went first
+            with suppress(ConnectionError):  # the process closed it first
                 await self._writer.wait_closed()
 
     def kill(self) -> None:
@@ -76,7 +76,7 @@ class Replica:
             child.kill()
 
     def ask(self, request: Generate | Swap) -> asyncio.Future[RequestDone]:
-        """Its answer, or a refusal as an exception."""
+        """Send a request. The future holds its answer, or a refusal as an exception."""
         waiting: asyncio.Future[RequestDone] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
         self._writer.write(frame(request))
@@ -87,11 +87,11 @@ class Replica:
             self._writer.write(frame(CancelRequest(id=request.id)))
 
     def release(self, error: Exception) -> None:
-        """Nobody will get an answer any more."""
+        """Fail all unanswered requests with `error`."""
         for waiting in (self.ready, *self._waiting.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # it is no news to the one whose caller has left
+                waiting.exception()  # retrieved, because the caller may have left
 
     async def _keep(self, child: Child) -> None:
         try:
@@ -105,15 +105,15 @@ class Replica:
 
     def _loss(self, child: Child, status: int) -> AsyncRLError:
         words = self._last_words
-        if isinstance(words, ConfigError):  # wrong on every rank, and whoever ends first
+        if isinstance(words, ConfigError):  # wrong on every rank, whichever ends first
             return words
         what = f"the inference engine broke: {child.spec.name} {how_it_ended(status)}"
         return ServiceStopped(f"{what}: {words}" if words is not None and child is self._children[0] else what)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """
-        consumes: what rank 0 says   waits for:    a message
-        produces: answers (ask)      unblocked by: rank 0, also by ending
+        consumes: messages of rank 0   waits for:    a message
+        produces: answers (ask)        unblocked by: rank 0, also by ending
         """
         while (message := await receive(reader)) is not None:
             match message:
@@ -127,11 +127,11 @@ class Replica:
                 case Broken():
                     self._last_words = _error(message)
                 case _:
-                    raise TypeError(f"rank 0 said something unknown: {message!r}")
+                    raise TypeError(f"rank 0 sent an unknown message: {message!r}")
 
     def _settle(self, message: RequestDone | Refusal) -> None:
         waiting = self._waiting.pop(message.id, None)
-        if waiting is None or waiting.done():  # its caller has left
+        if waiting is None or waiting.done():  # its caller left
             return
         if isinstance(message, RequestDone):
             waiting.set_result(message)
@@ -147,17 +147,17 @@ def _child(
         name=name,
         command=command("rollout_workers.inference.replicas.rank", [setup.model_dump_json(), *map(str, sockets)]),
         environment=environment,
-        log=None,  # where the worker's own lines go
-        policy=RestartPolicy(limit=0),  # a rank that comes back alone knows nothing of what the others run
+        log=None,  # the worker's own log
+        policy=RestartPolicy(limit=0),  # a restarted rank lacks the state of the others
         inherits=(*sockets, setup.weights),
     )
 
-    def let_go(*_: object) -> None:
-        """Once the process holds them: it must be the only one, or nobody would see that it ended."""
+    def close_copies(*_: object) -> None:
+        """Close our copies once the process has inherited the sockets, or its end would not be seen."""
         for end in (up, *down):
             end.close()
 
-    return Child(spec, on_start=let_go)
+    return Child(spec, on_start=close_copies)
 
 
 def _error(message: Refusal | Broken) -> Exception:

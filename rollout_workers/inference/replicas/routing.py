@@ -1,4 +1,4 @@
-"""Pure: which replica gets a generation. The least loaded, unless another one knows the prompt's beginning already."""
+"""Pure: choose the replica for a generation: the least loaded, unless another has a prefix of the prompt cached."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 REMEMBERED = 1 << 16
-"""Beginnings of prompts; the ones that were not asked for longest are forgotten."""
+"""Number of prompt prefixes remembered; the least recently used are forgotten."""
 
 SLACK = 8
-"""Generations that a replica may be ahead of the least loaded before it gets no more for knowing their prompts."""
+"""How many generations more than the least loaded a replica may have and still be chosen for its cache."""
 
 
 class Router:
-    """Engines reuse whole blocks of a prompt's keys and values, so beginnings are told apart block by block."""
+    """Tracks loads and prompt prefixes. Engines reuse whole blocks of the KV cache, so prefixes are whole blocks."""
 
     def __init__(self, *, replicas: int, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._seen: OrderedDict[int, int] = OrderedDict()
-        """Which replica last had a prompt that begins like this."""
+        """The replica that last had a prompt with this prefix, by the prefix' checksum."""
         self._loads = [0] * replicas
 
     @property
     def loads(self) -> Sequence[int]:
-        """Generations that each replica has."""
+        """Number of generations of each replica."""
         return self._loads
 
     def choose(self, prompt: Sequence[int]) -> int:
-        """Count a generation to a replica, and say which."""
+        """Choose a replica and count the generation there."""
         beginnings = list(self._beginnings(prompt))
         chosen = self._choose(beginnings)
         self._loads[chosen] += 1
@@ -42,6 +42,7 @@ class Router:
         return chosen
 
     def ended(self, replica: int) -> None:
+        """Count the end of a generation."""
         self._loads[replica] -= 1
 
     def _choose(self, beginnings: Sequence[int]) -> int:
@@ -52,7 +53,7 @@ class Router:
         return self._loads.index(least)
 
     def _beginnings(self, prompt: Sequence[int]) -> Iterator[int]:
-        """A number for each beginning of whole blocks, from the shortest to the longest."""
+        """A checksum of each prefix of whole blocks, from the shortest to the longest."""
         number, ids = 0, np.array(prompt, np.int32)
         for stop in range(self._block_tokens, len(ids) + 1, self._block_tokens):
             number = zlib.crc32(ids[stop - self._block_tokens : stop].tobytes(), number)

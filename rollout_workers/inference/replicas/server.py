@@ -1,4 +1,4 @@
-"""Rank 0 of a replica, as the worker sees it: requests come in, answers go out when they are done."""
+"""Rank 0 of a replica serves the worker: requests in, answers out as they finish."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class EngineServer:
                         self._working[request.id] = tasks.create_task(self._answer(request))
                         self._working[request.id].add_done_callback(lambda _, id=request.id: self._working.pop(id))
                     case _:
-                        pass  # it was answered already
+                        pass  # Cancel of a request that is answered already
             for task in self._working.values():
                 task.cancel()
 
     async def report(self) -> None:
-        """Service: what the worker shows of this engine, every heartbeat."""
+        """Service: send the engine's metrics, every heartbeat."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await self._send(MetricsReport(metrics=self._engine.metrics))
@@ -58,7 +58,7 @@ class EngineServer:
             answer = RequestDone(id=request.id, completion=await self._do(request))
         except ValueError as error:
             answer = Refusal(id=request.id, kind=type(error).__name__, reason=str(error))
-        await self._send(MetricsReport(metrics=self._engine.metrics))  # first: whoever gets the answer may look at the metrics
+        await self._send(MetricsReport(metrics=self._engine.metrics))  # first: the receiver of the answer may read the metrics
         await self._send(answer)
 
     async def _do(self, request: Generate | Swap) -> Completion | None:

@@ -1,4 +1,4 @@
-"""What a rank process is told when it is started, as JSON."""
+"""The arguments of a rank process, as JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from async_rl.models.shape import ModelShape
 
 
 class RankSetup(Section):
+    """What one rank process needs to build its part of an engine."""
+
     shape: ModelShape
     tokenizer: TokenizerConfig
     worker: WorkerConfig
@@ -23,9 +25,9 @@ class RankSetup(Section):
     device: str
     dtype: str
     store: Path
-    """A file by which the ranks find each other."""
+    """File of the store over which the ranks find each other."""
     weights: int
-    """The shared memory, an open file."""
+    """File descriptor of the shared memory."""
 
     @property
     def torch_device(self) -> torch.device:

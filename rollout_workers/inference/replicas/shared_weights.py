@@ -1,4 +1,4 @@
-"""One full set of parameters in memory that a worker and all its ranks see: whoever serves a version copies its part out."""
+"""One full set of parameters in memory shared by a worker and all its ranks; each rank copies its part out."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 from async_rl.models.parameter_spec import ParameterSpec
 
 _ALIGNMENT = 64
-"""In bytes. No number starts in the middle of another's place, whatever the types."""
+"""Bytes to which every parameter is aligned, enough for any type."""
 
 
 class SharedWeights:
-    """Anonymous memory: it has no name that could be left behind, and is gone with the last process that holds it."""
+    """Anonymous shared memory: it has no name to clean up and is freed with the last process that holds it."""
 
     def __init__(self, specs: Sequence[ParameterSpec], fd: int | None = None) -> None:
-        """`fd` is another process' `fd`, inherited; without it the memory is made."""
+        """`fd` is inherited from the process that made the memory; without it the memory is made."""
         sizes = {spec.name: math.prod(spec.shape) * _dtype(spec).itemsize for spec in specs}
         total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
         if fd is None:
             fd = os.memfd_create("async-rl-weights")
             os.truncate(fd, total)
         self.fd = fd
-        # Its views keep it alive: it is unmapped when the last of them is gone.
+        # Tensors are views of it: it is unmapped with the last of them.
         whole = torch.frombuffer(mmap.mmap(fd, total), dtype=torch.uint8)
         self.tensors: dict[str, Tensor] = {}
         start = 0
