@@ -1,1 +1,1 @@
-"""Tables of examples, JSONL and Parquet: `rows.py` reads them, `order.py` shuffles them reproducibly."""
+"""Datasets of examples: `rows.py` reads JSONL, Parquet and Hugging Face datasets, `order.py` shuffles reproducibly."""

@@ -1,6 +1,4 @@
-"""Pure: in which order rows come. The position in a table is a number and nothing else, so a run that is resumed, or a
-worker that starts later, goes on with the right row.
-"""
+"""The order of rows, computed from an index alone, so that a resumed run or a late worker continues with the right row."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ ROUNDS = 4
 
 
 class Epochs:
-    """Every row once, then every row once more, each time in another order."""
+    """Epochs over the rows of a dataset, each in another order if shuffled."""
 
     def __init__(self, size: int, *, seed: str, is_shuffled: bool) -> None:
         self._size = size
@@ -23,10 +21,10 @@ class Epochs:
 
 
 def shuffled(place: int, size: int, key: str) -> int:
-    """Which of `size` things comes at `place`. A permutation for each key that is computed, not stored.
+    """The element at `place` of a permutation of `size` elements, determined by `key` and computed without storing it.
 
-    A Feistel network permutes the numbers of an even count of bits, whatever its rounds do. What falls outside `size` is
-    permuted again: less than four times on average, and it comes back inside because the walk is a cycle.
+    A Feistel network is a permutation of numbers with an even number of bits. A result outside of `size` is permuted again
+    (cycle walking), less than four times on average.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -40,7 +38,7 @@ def shuffled(place: int, size: int, key: str) -> int:
 
 
 def chance(key: str) -> float:
-    """A number in [0, 1) that is the same wherever it is drawn."""
+    """A pseudo-random number in [0, 1), determined by the key."""
     return (_digest(key) >> 11) / (1 << 53)
 
 

@@ -1,4 +1,4 @@
-"""Where the rows of a dataset lie: a file of JSON lines, a Parquet file, or what the library `datasets` can open."""
+"""Opens datasets: JSON lines, Parquet, or anything that the library `datasets` opens."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int, /) -> Row:
-        """Raises BadRow."""
+        """Read a row. Raises BadRow."""
         ...
 
     def place(self, number: int) -> str:
-        """Where a person finds the row."""
+        """Location of a row, for error messages."""
         ...
 
 
 class BadRow(ValueError):
-    """A row is not what it should be: one sentence that says where it stands."""
+    """A row is invalid. The message names its location."""
 
 
 def open_rows(path: str, split: str) -> Rows:
-    """`problems.jsonl`, `problems.parquet`, a folder written by `save_to_disk`, or a dataset of the Hugging Face hub."""
+    """Open a .jsonl or .parquet file, a folder written by `save_to_disk`, or a dataset of the Hugging Face hub. Raises
+    ConfigError."""
     file = Path(path)
     if file.suffix in (".jsonl", ".parquet") and not file.is_file():
         raise ConfigError(f"there is no dataset {path} in {Path.cwd()}")
@@ -49,7 +50,7 @@ def _open(file: Path, path: str, split: str) -> Rows:
 
 
 class JsonLines:
-    """Remembers where each line begins and reads it when it is asked for: 8 bytes of memory a row, and nothing is held open."""
+    """JSON lines, read on access: stores only the offset of each line (8 bytes) and keeps no file open."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -83,7 +84,7 @@ class JsonLines:
 
 
 class ParquetRows:
-    """Pages come from the file as they are needed."""
+    """A memory-mapped Parquet file."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -107,7 +108,7 @@ class ParquetRows:
 
 
 class HuggingFaceRows:
-    """Of a dataset that the library `datasets` opened."""
+    """A dataset opened by the library `datasets`."""
 
     def __init__(self, dataset: Any, path: str) -> None:
         self._dataset, self._path = dataset, path
@@ -127,7 +128,7 @@ def _hugging_face(path: str, split: str) -> Rows:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"dataset {path!r} is no .jsonl or .parquet file, so it needs the package datasets: "
+            f"dataset {path!r} is not a .jsonl or .parquet file, so it needs the package datasets: "
             "pip install 'async-rl[datasets]'"
         ) from error
     saved = Path(path)

@@ -1,1 +1,1 @@
-"""What a model is, without torch: `shape.py` first, then `hf_config.py`."""
+"""Descriptions of models, without torch (except stored_weights.py): `shape.py` first, then `hf_config.py`."""

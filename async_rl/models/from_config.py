@@ -1,4 +1,4 @@
-"""The model that a `model:` section describes."""
+"""The shape of the model that a `model` section describes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from async_rl.models.shape import Experts, ModelShape
 
 
 def model_shape(config: ModelConfig, vocab_size: int) -> ModelShape:
-    """`vocab_size` is the tokenizer's; a folder's own is at least as large and wins. Raises ConfigError."""
+    """Resolve the shape. `vocab_size` is the tokenizer's; that of a folder must be at least as large and is used. Raises
+    ConfigError."""
     if config.folder is not None:
         with about("model.folder"):
             found = read_shape(config.folder)
         if found.vocab_size < vocab_size:
             raise ConfigError(
-                f"model.folder: the model in {config.folder} knows {found.vocab_size} tokens and the tokenizer {vocab_size}; "
+                f"model.folder: the model in {config.folder} has {found.vocab_size} tokens and the tokenizer {vocab_size}; "
                 "use the tokenizer that belongs to it (tokenizer.folder)"
             )
         return found
@@ -34,7 +35,7 @@ def _from_size(size: ModelSize, vocab_size: int) -> ModelShape:
         vocab_size=vocab_size,
         max_positions=size.max_positions,
         rope_theta=size.rope_theta,
-        qk_norm=size.experts is not None,  # the only family with experts has it
+        qk_norm=size.experts is not None,  # as in qwen3_moe, the only family with experts
         experts=_experts(size.experts, size.layers) if size.experts is not None else None,
         tied_embeddings=size.tied_embeddings,
         init_std=size.init_std,

@@ -1,6 +1,6 @@
-"""A Hugging Face folder's config.json, read and written: which families there are, and what of them is not supported.
+"""Reads and writes config.json of Hugging Face folders, for the supported model families.
 
-One that is read loses nothing that the model computes with; what cannot be kept is refused by its name.
+A setting that would be computed wrongly is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from async_rl.models.shape import Experts, ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What tells models of one `model_type` from those of another."""
+    """A `model_type` and the features that distinguish it."""
 
     name: str
     architecture: str
@@ -35,7 +35,7 @@ FAMILIES = (
 
 
 def family_of(shape: ModelShape) -> Family:
-    """Raises ConfigError where no family computes as this model does."""
+    """The family with the features of this model. Raises ConfigError if there is none."""
     asked = (shape.qkv_bias, shape.qk_norm, shape.experts is not None)
     for family in FAMILIES:
         if asked == (family.qkv_bias, family.qk_norm, family.experts):
@@ -60,26 +60,26 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Raises ConfigError naming what is not supported, or missing."""
+    """Read the shape of a model. Raises ConfigError naming what is missing or not supported."""
     found, path = read_config(folder), folder / "config.json"
     if problems := list(refusals(found)):
         raise ConfigError(f"{path} has {' and '.join(problems)}")
     try:
         return _shape(found)
     except KeyError as error:
-        raise ConfigError(f"{path} says nothing of {error.args[0]}") from error
+        raise ConfigError(f"{path} lacks {error.args[0]}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"{path} has a value that is not a size: {error}") from error
+        raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
 def read_dtype(folder: Path) -> str:
-    """Of the weights, by its name in torch. Files that do not say, or say null, mean float32."""
+    """torch's name of the weights' dtype; float32 if missing or null."""
     found = read_config(folder)
     return next((said for key in ("dtype", "torch_dtype") if (said := found.get(key)) is not None), "float32")
 
 
 def refusals(found: Mapping[str, Any]) -> Iterator[str]:
-    """Everything in a config.json that would be computed wrongly, by name."""
+    """Names of all settings in a config.json that are not supported."""
     name = found.get("model_type")
     family = next((family for family in FAMILIES if family.name == name), None)
     if family is None:
@@ -114,11 +114,11 @@ def _rope_refusals(rope: Mapping[str, Any]) -> Iterator[str]:
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What all models have that use it. Megatron knows nothing else."""
+"""The values of all models with rope_type llama3, and the only ones that Megatron supports."""
 
 
 def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Since transformers 5 everything stands in `rope_parameters`; before, the base stood outside of `rope_scaling`."""
+    """RoPE settings: `rope_parameters` (transformers 5), or `rope_scaling` and top-level keys (earlier)."""
     outside = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if key in found}
     old, new = _section(found, "rope_scaling"), _section(found, "rope_parameters")
     kind = old.get("type", "default")
@@ -126,7 +126,7 @@ def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(found: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Files often say null where they mean nothing."""
+    """The mapping under `key`; empty if missing or null."""
     value = found.get(key)
     return value if value is not None else {}
 
@@ -172,7 +172,7 @@ def _experts(found: Mapping[str, Any]) -> Experts:
 
 
 def written_config(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
-    """A config.json that transformers of both major versions, and what reads as they do, understand."""
+    """A config.json for transformers 4 and 5."""
     family = family_of(shape)
     rope: dict[str, Any] = {"rope_type": "default"}
     if shape.rope_factor is not None:

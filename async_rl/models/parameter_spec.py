@@ -1,4 +1,4 @@
-"""What one model parameter looks like to somebody who only moves its bytes. No torch."""
+"""Name, shape and dtype of a model parameter. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpec:
-    """One parameter at full size, whatever the layout of the ranks that hold it."""
+    """A full (unsharded) parameter."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it: "float32", "bfloat16"."""
+    """torch's name: "float32", "bfloat16"."""

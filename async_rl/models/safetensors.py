@@ -1,4 +1,4 @@
-"""What a safetensors file says of itself at its beginning, and how much goes into one. Without torch, without the tensors."""
+"""Reads headers of safetensors files, and divides tensors among files. No torch."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from pathlib import Path
 from typing import Any
 
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
-_LONGEST = 100_000_000
-"""The format allows no longer beginning."""
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's limit."""
 
 
-class Unreadable(Exception):
-    """Not a safetensors file, or cut off."""
+class InvalidSafetensors(Exception):
+    """A file is missing, truncated or not a safetensors file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it; as the file does, where torch has no such numbers in a model."""
+    """torch's name, or the file's if torch has no such dtype."""
     bytes: int
 
     @property
-    def numbers(self) -> int:
+    def num_elements(self) -> int:
         return math.prod(self.shape)
 
 
 def tensors_of(path: Path) -> dict[str, TensorFacts]:
+    """Read the header of a file. Raises InvalidSafetensors."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LONGEST:
-                raise Unreadable(f"{path} is not a safetensors file")
+            if length > _MAX_HEADER_BYTES:
+                raise InvalidSafetensors(f"{path} is not a safetensors file")
             header: dict[str, Any] = json.loads(file.read(length))
         return {name: _facts(entry) for name, entry in header.items() if name != "__metadata__"}
     except OSError as error:
-        raise Unreadable(f"cannot read {path}: {error.strerror}") from error
+        raise InvalidSafetensors(f"cannot read {path}: {error.strerror}") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{path} is not a safetensors file") from error
+        raise InvalidSafetensors(f"{path} is not a safetensors file") from error
 
 
 def _facts(entry: dict[str, Any]) -> TensorFacts:
@@ -53,7 +54,7 @@ def _facts(entry: dict[str, Any]) -> TensorFacts:
 
 
 def divide(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Into parts of at most so many bytes, in order; a tensor that is larger has a part of its own."""
+    """Divide tensors, in order, into files of at most `most` bytes; a larger tensor gets a file of its own."""
     parts: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

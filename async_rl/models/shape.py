@@ -1,4 +1,4 @@
-"""The sizes of a transformer. No torch: every process may ask."""
+"""The dimensions of a transformer. No torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Head = Literal["tokens", "scalar", "both"]
-"""What the last layer gives for every token: logits, one number, or both."""
+"""Output of the last layer per token: logits (`tokens`), one number (`scalar`), or both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of the layers that have several MLPs, of which every token visits a few."""
+    """The mixture-of-experts layers of a model."""
 
     number: int
+    """Experts per layer."""
     per_token: int
     ffn: int
+    """MLP width of one expert."""
     layers: tuple[int, ...]
-    """Which layers have them. The others have one MLP of `ModelShape.ffn`."""
+    """Indexes of the layers with experts; the others have a dense MLP of `ModelShape.ffn`."""
     weights_sum_to_one: bool = True
-    """Else a token's few experts count as much as they would among all of them."""
+    """Normalise the router's weights over the chosen experts; else over all experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class ModelShape:
     max_positions: int
     rope_theta: float
     rope_factor: float | None = None
-    """Long waves are this much longer, in the way of Llama 3."""
+    """Factor of Llama 3's RoPE scaling; None: no scaling."""
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -44,5 +46,5 @@ class ModelShape:
     head: Head = "tokens"
 
     def with_head(self, head: Head) -> ModelShape:
-        """The same model with another last layer. A head that gives no logits has no row per word, so nothing to tie."""
+        """The same model with another head. Embeddings are tied only with head `tokens`."""
         return self if head == "tokens" else replace(self, head=head, tied_embeddings=False)

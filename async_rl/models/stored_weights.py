@@ -1,4 +1,4 @@
-"""Full parameters that are put together when they are asked for: nobody needs all of a large model twice."""
+"""Full parameters that are read one at a time on access, so that a large model is not in memory twice."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class StoredWeights(Mapping[str, Tensor]):
     @property
     @abstractmethod
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes by name, without reading anything."""
+        """Shapes by name, without reading tensors."""

@@ -1,4 +1,4 @@
-"""Metrics and logs. `open_sinks(config)` gives the MetricsSink of a run; `configure_logs(role)` the log lines of a process."""
+"""Metrics and logs: `open_sinks(config)` returns the MetricsSink of a run, `configure_logs(role)` sets up log lines."""
 
 from async_rl.telemetry.logs import configure_logs
 from async_rl.telemetry.open_sinks import Sinks, open_sinks

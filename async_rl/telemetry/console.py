@@ -1,4 +1,4 @@
-"""The run at a glance: one panel that updates in place on a terminal, one line per step anywhere else."""
+"""Metrics on the console: a live panel on a terminal, else one line per step."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def open_console(config: AnyRun) -> MetricsSink:
 
 
 CURVES = ("reward/mean", "train/loss")
-"""A run has one of them."""
+"""Metrics drawn as a curve; a run has one of them."""
 
 
 class ProgressClock:
-    """How long a run has trained, and how long it will go on at its present speed."""
+    """Elapsed training time and an estimate of the remaining time."""
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
         self._recent: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
 
     def text(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Empty for rows that do not tell the time."""
+        """Text for a row of metrics; "" for rows without the elapsed time."""
         if (wall_s := metrics.get(ELAPSED)) is None:
             return ""
         self._recent.append((step, wall_s))
@@ -75,7 +75,7 @@ class ProgressClock:
 
 
 PACE_STEPS = 20
-"""The time left is guessed from so many steps."""
+"""Number of recent steps from which the remaining time is estimated."""
 ELAPSED = "progress/wall_s"
 
 
@@ -143,7 +143,7 @@ def _of(step: int, steps: int | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The whole curve in at most `width` characters, each the mean of its share of the values."""
+    """Draw a curve in at most `width` characters, each the mean of an equal share of the values."""
     if not values:
         return ""
     count = min(width, len(values))

@@ -1,8 +1,8 @@
-"""Evaluations as they stand among a run's metrics.
+"""Reads evaluations from the rows of metrics.jsonl.
 
 eval/step, eval/version            which weights were evaluated
-eval/counting/pass@1               a measure of one environment; with _low and _high behind it the bounds of its 95 % interval
-eval/counting/tasks                how many different tasks it comes from
+eval/counting/pass@1               a measure of one environment; its 95 % interval has the suffixes _low and _high
+eval/counting/tasks                number of distinct tasks
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MeasuredValue:
     mean: float
     low: float | None
     high: float | None
-    """Both None where a single task says nothing about how tasks differ."""
+    """low and high are None with a single task, which gives no interval."""
 
     def __str__(self) -> str:
         bounds = f" [{self.low:.3f}, {self.high:.3f}]" if self.low is not None and self.high is not None else ""
@@ -43,12 +43,12 @@ class EvaluationRow:
 
     @property
     def lines(self) -> list[str]:
-        """One for each environment, for people."""
+        """One line per environment, for display."""
         return [f"evaluation of step {self.step}: {name}  {_words(each)}" for name, each in self.environments.items()]
 
 
 def read_evaluation(row: Mapping[str, float]) -> EvaluationRow | None:
-    """The evaluation that a row of metrics holds, if it holds one."""
+    """The evaluation in a row of metrics; None if it has none."""
     if "eval/step" not in row:
         return None
     found: dict[str, dict[str, float]] = {}
@@ -64,7 +64,7 @@ def read_evaluation(row: Mapping[str, float]) -> EvaluationRow | None:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """Every evaluation of a run in order of its steps, the last one of each step. Several may stand in rows of one step."""
+    """All evaluations of a run, ordered by step; the last one of each step."""
     rows = [read_evaluation(line) for line in read_lines(path)] if path.exists() else []
     return sorted({row.step: row for row in rows if row is not None}.values(), key=lambda row: row.step)
 

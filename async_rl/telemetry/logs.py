@@ -1,4 +1,4 @@
-"""Log lines for people, on stderr: when, how bad, which role, what."""
+"""Log lines on stderr: time, level, role, message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OURS = ("async_rl", "buffer", "learner", "rollout_workers")
 
 
 def configure_logs(role: str, *, rank: int | None = None) -> None:
-    """Both structlog and the standard library's loggers end up here. Libraries speak from WARNING on, we from INFO on."""
+    """Configure structlog and the standard library's loggers: our packages from INFO, libraries from WARNING."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -30,7 +30,7 @@ def configure_logs(role: str, *, rank: int | None = None) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                # Plain tracebacks: rich ones take tenths of a second each and show local variables, tokens among them.
+                # Rich tracebacks would take tenths of a second each and show local variables, including tokens.
                 structlog.dev.ConsoleRenderer(
                     colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
                 ),
@@ -47,13 +47,13 @@ def configure_logs(role: str, *, rank: int | None = None) -> None:
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:
-    """A stranger's bytes are answered with 400 and are no error of ours: a flood of them must not become a flood of lines."""
+    """False for aiohttp's records of malformed requests: they are answered with 400, and could flood the log."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever sys.stderr is at the moment: the live panel replaces it while it is on the screen."""
+    """Writes to the current sys.stderr, which the live panel replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

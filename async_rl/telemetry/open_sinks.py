@@ -1,4 +1,4 @@
-"""Which sinks a configuration asks for, behind one."""
+"""Opens the metrics sinks of a configuration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from async_rl.telemetry.table import UnknownMetric, find_metric
 
 log = structlog.get_logger(__name__)
 
-"""Who has no workers elsewhere has no address for them."""
-
 
 class Sinks:
-    """A MetricsSink that hands each row to several others. Leaving its `with` closes them."""
+    """A MetricsSink that passes rows to several others; a context manager that closes them. A sink that fails is removed."""
 
     def __init__(self, sinks: Sequence[MetricsSink]) -> None:
         self._sinks = list(sinks)
@@ -36,13 +34,11 @@ class Sinks:
         for sink in list(self._sinks):
             try:
                 sink.log(step, metrics)
-            except (Exception, SystemExit) as error:  # rich ends the program when its terminal is gone
+            except (Exception, SystemExit) as error:  # rich raises SystemExit when its terminal is gone
                 if isinstance(sink, JsonlSink):
                     raise
                 self._sinks.remove(sink)
-                log.warning(
-                    f"{type(sink).__name__} broke and is left out from now on", reason=str(error) or type(error).__name__
-                )
+                log.warning(f"{type(sink).__name__} failed and is no longer used", reason=str(error) or type(error).__name__)
 
     def __enter__(self) -> Self:
         return self
@@ -51,15 +47,15 @@ class Sinks:
         self.close()
 
     def close(self) -> None:
-        with ExitStack() as closing:  # one that fails to close does not keep the others open
+        with ExitStack() as closing:  # closes all, even if one fails
             for sink in self._sinks:
                 closing.callback(sink.close)
 
 
 def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
-    """metrics.jsonl always, and whatever `config.metrics` switches on. Raises ConfigError when an extra is missing.
+    """Open metrics.jsonl and the sinks that `config.metrics` enables. Raises ConfigError if an extra is missing.
 
-    A learner that resumes passes the step of its checkpoint: rows above it are trained again and superseded.
+    `resumed_after` is the step of the checkpoint resumed from; earlier rows above it are superseded.
     """
     wanted = config.metrics
     if wanted.wandb_project:
@@ -71,7 +67,7 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
     ]
     with ExitStack() as opened:
         opened.callback(lambda: Sinks(sinks).close())
-        # Each is imported only when asked for: rich, wandb and torch's writer cost seconds that a worker need not pay.
+        # Imported on demand: rich, wandb and torch's writer take seconds.
         if wanted.console:
             from async_rl.telemetry.console import open_console
 

@@ -1,4 +1,4 @@
-"""A /metrics endpoint with the newest value of every metric: the view of whoever operates a fleet."""
+"""Prometheus endpoint (/metrics) with the latest value of every metric."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from async_rl.errors import ConfigError
 from async_rl.telemetry.table import Metric, find_metric
 
 REQUEST_S = 10.0
-"""A client that sends nothing for so long is hung up on."""
+"""Seconds without data after which a client is disconnected."""
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 
 
 def open_prometheus(wanted: MetricsConfig, *, run: str) -> PrometheusSink:
-    """Listening. Raises ConfigError."""
+    """Open the endpoint. Raises ConfigError."""
     token = read_token(wanted.prometheus_token_file, key="metrics.prometheus_token_file")
     way_out = "set metrics.prometheus_token_file, or metrics.prometheus_insecure: true where the network is private"
     refuse_exposure("Prometheus", wanted.prometheus_host, token=token, insecure=wanted.prometheus_insecure, way_out=way_out)
@@ -53,7 +53,7 @@ class PrometheusSink(Collector):
             **self._newest,
             "step": step,
             **metrics,
-        }  # replaced whole: a scrape on the server's thread sees one state
+        }  # replaced, not modified: a scrape runs on another thread
 
     def close(self) -> None:
         self._server.shutdown()
@@ -72,7 +72,7 @@ def _guarded(application: Any, token: str) -> Callable[[dict[str, Any], Respond]
         if knows(request.get("HTTP_AUTHORIZATION", ""), token):
             return application(request, respond)
         respond("401 Unauthorized", [("Content-Type", "text/plain")])
-        return [b"metrics.prometheus_token_file holds another token\n"]
+        return [b"metrics.prometheus_token_file contains a different token\n"]
 
     return answer
 
@@ -82,7 +82,7 @@ def _server_for(host: str) -> type[ThreadingWSGIServer]:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Whatever a client sends, or however it leaves, is its own affair."""
+            """Ignore errors of clients."""
 
     return Listener
 
@@ -94,7 +94,7 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 def exported_name(name: str) -> str:
-    """reward/mean is async_rl_reward_mean to Prometheus."""
+    """Prometheus name of a metric: reward/mean becomes async_rl_reward_mean."""
     return "async_rl_" + re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 

@@ -1,11 +1,11 @@
-"""metrics.jsonl: one JSON object per logged row, appended for as long as the run lives.
+"""metrics.jsonl: one JSON object per logged row.
 
     {"step": 12, "time": 1767225600.0, "reward/mean": 0.41, ...}
     {"resumed_after": 10}
 
-Rows of one step add up: a later value of a name replaces an earlier one. A learner that resumes from step 10 first
-appends `resumed_after`, and every row above that step before the mark is superseded: those steps are trained again. What a disk
-refuses is dropped; the older half of a long file lies in metrics.jsonl.1 (`metrics.max_mb`).
+Rows of one step are merged; later values replace earlier ones. A learner that resumes from step 10 first appends
+`resumed_after`, which supersedes all earlier rows above that step, because those steps are trained again. Rows that cannot be
+written are dropped; a long file is rotated to metrics.jsonl.1 (`metrics.max_mb`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class JsonlSink:
         self._rows = BestEffortRows(path, max_bytes=max_bytes)
         is_new = not path.exists() and not older(path).exists()
         self._mark = None if is_new else json.dumps({"resumed_after": resumed_after}).encode()
-        """Must stand before the next row."""
+        """The `resumed_after` row, until it is written; it must precede all other rows."""
         self.dropped = 0
-        """Rows that the disk refused."""
-        self._has_marked()
+        """Rows that could not be written."""
+        self._write_mark()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         row = json.dumps({"step": step, "time": time.time(), **finite}).encode()
-        if not (self._has_marked() and self._rows.add(row)):
+        if not (self._write_mark() and self._rows.add(row)):
             self.dropped += 1
 
-    def _has_marked(self) -> bool:
+    def _write_mark(self) -> bool:
         if self._mark is not None and self._rows.add(self._mark):
             self._mark = None
         return self._mark is None
@@ -55,7 +55,7 @@ class JsonlSink:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, float]]:
-    """Each line as it was written, without what is not a number. A line cut by a crash is passed over."""
+    """The rows in file order, without non-numbers. A partial line is skipped."""
     for line in read_best_effort(path):
         try:
             parsed: Any = json.loads(line)
@@ -66,7 +66,7 @@ def read_lines(path: Path) -> Iterator[dict[str, float]]:
 
 
 def read_rows(path: Path) -> list[MetricRow]:
-    """One row per step that counts, in order."""
+    """One merged row per step, in order, without superseded rows."""
     steps: dict[int, dict[str, float]] = {}
     for row in read_lines(path):
         if "resumed_after" in row:

@@ -1,4 +1,4 @@
-"""TensorBoard event files."""
+"""TensorBoard sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases. Works offline and without an account under WANDB_MODE=offline."""
+"""Weights & Biases sink. WANDB_MODE=offline needs no account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_rl.telemetry.writer_thread import WriterThread
 
 
 class WandbSink(WriterThread):
-    """Everything, the login included, happens on the writer's thread."""
+    """Logs to W&B on the writer thread, including the login."""
 
     def __init__(self, config: AnyRun) -> None:
         super().__init__("wandb", _WandbRun(config))
@@ -25,7 +25,7 @@ class _WandbRun:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._run is None:
             self._run = self._start()
-        # The step is a value and not W&B's own counter, which refuses the steps that a resumed learner trains again.
+        # Not W&B's own step counter: it refuses steps that a resumed learner trains again.
         self._run.log({**metrics, "step": step})
 
     def close(self) -> None:

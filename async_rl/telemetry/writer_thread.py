@@ -1,4 +1,4 @@
-"""A sink whose writing may block, moved to a thread of its own: a step never waits for a network or a slow disk."""
+"""Runs a metrics sink on its own thread, so that training never waits for a network or a slow disk."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ log = structlog.get_logger("async_rl.telemetry")
 
 
 class WriterThread:
-    """Rows wait in a bounded queue; when it is full the oldest is dropped and counted. A sink that fails is given up."""
+    """A MetricsSink that passes rows to another one on a thread. After an error of that sink, rows are discarded.
 
-    # In the queue, None says that nothing follows.
+    consumes: rows from a bounded queue; when it is full, the oldest is dropped and counted     waits for:    the next row
+    produces: calls of the sink                                                                 unblocked by: `log`; `close`
+    """
 
     def __init__(self, name: str, sink: MetricsSink, *, capacity: int = 4096, close_within_s: float = 30.0) -> None:
         self._name = name
         self._sink = sink
-        self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)
+        self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)  # None: closed
         self._close_within_s = close_within_s
         self.dropped = 0
         self._thread = threading.Thread(target=self._write, name=f"{name}-writer", daemon=True)
@@ -53,7 +55,6 @@ class WriterThread:
         self.dropped += 1
 
     def _write(self) -> None:
-        """Until closed. After a failure rows are still taken from the queue, but go nowhere."""
         broken = False
         closing = False
         while not closing:
@@ -66,6 +67,6 @@ class WriterThread:
                     self._sink.close()
                 else:
                     self._sink.log(*row)
-            except BaseException as error:  # whatever a third-party writer raises, training is worth more than its curves
+            except BaseException as error:  # no error of a third-party sink may stop training
                 broken = True
                 log.warning(f"{self._name} stopped: {error}")

@@ -1,1 +1,1 @@
-"""Text to token ids and back: `tokenizers.py`; conversations to rows of tokens: `rendering.py`."""
+"""Tokenizers (`tokenizers.py`) and training texts as token rows (`rendering.py`)."""

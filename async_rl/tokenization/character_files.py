@@ -1,4 +1,4 @@
-"""The tokenizer of characters as Hugging Face's files, so that a model which learned with it can be used anywhere."""
+"""Writes the character tokenizer as Hugging Face files, so that an exported model can be used elsewhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _CHAT = (
     "<tool_call>{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>"
     "{% endfor %}{{ '\\n' }}{% endfor %}"
 )
-"""As `Characters.render` writes conversations."""
+"""Chat template equivalent to `Characters.render`."""
 
 
 def write_character_files(folder: Path, alphabet: str) -> None:
-    """What Hugging Face's tokenizer then makes of a text is what ours does, except where the text names a special token."""
+    """Write tokenizer.json and tokenizer_config.json. They encode as `Characters` does, except text that spells a special
+    token.
+    """
     words = [PAD, BOS, END, Characters.unknown_text, *alphabet]
     tokenizer: dict[str, Any] = {
         "version": "1.0",
@@ -38,7 +40,7 @@ def write_character_files(folder: Path, alphabet: str) -> None:
         "model": {
             "type": "WordLevel",
             "vocab": {word: number for number, word in enumerate(words)},
-            # No special token for Hugging Face: those are left out of a text, and this one keeps its place.
+            # Not a special token, because decoding omits those, and <unk> must keep its position.
             "unk_token": Characters.unknown_text,
         },
     }

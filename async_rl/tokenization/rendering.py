@@ -1,7 +1,7 @@
-"""Prompts and answers as one row of tokens, and which of them the model is meant to say.
+"""Renders prompts and answers as one token row with a mask of the tokens to train.
 
-The tokens are those of a rollout: a prompt as the run renders it, each answer closed by the end token, and between two answers
-what the chat template puts there. So what is learned here is said there.
+The tokens equal those of a rollout: the rendered prompt, each answer followed by the end token, and between two answers what
+the chat template inserts.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class RenderedText:
     token_ids: list[int]
-    said: list[bool]
-    """By the model."""
+    trained: list[bool]
+    """True for tokens of answers."""
 
     @property
-    def num_said(self) -> int:
-        """The first token is never predicted."""
-        return sum(self.said[1:])
+    def num_trained(self) -> int:
+        """Trained tokens, without the first of the row, which is never predicted."""
+        return sum(self.trained[1:])
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How prompts are put to the model."""
+class PromptFormat:
+    """How prompts of a dataset are rendered."""
 
     tokenizer: Tokenizer
     chat: bool = False
-    """A text is a user's message."""
+    """Render a text as a user message."""
     system: str = ""
-    """A message before the prompt's; implies `chat`."""
+    """System message before the prompt; implies `chat`."""
 
     def prompt(self, asked: object) -> str | list[Message]:
-        """From JSON: a text, or messages. Raises ValueError."""
+        """The prompt from JSON: a text, or messages. Raises ValueError."""
         if isinstance(asked, str) and not (self.chat or self.system):
             return asked
-        return self.told([Message(role="user", content=asked)] if isinstance(asked, str) else read_messages(asked))
+        return self.with_system([Message(role="user", content=asked)] if isinstance(asked, str) else read_messages(asked))
 
-    def told(self, messages: Sequence[Message]) -> list[Message]:
+    def with_system(self, messages: Sequence[Message]) -> list[Message]:
         return [*([Message(role="system", content=self.system)] if self.system else []), *messages]
 
 
-def whole_text(tokenizer: Tokenizer, text: str) -> Text:
-    """Said from the beginning to the end."""
+def whole_text(tokenizer: Tokenizer, text: str) -> RenderedText:
+    """A row of plain text, all of it trained."""
     return _joined([(tokenizer.render(""), False), (_closed(tokenizer, text), True)])
 
 
-def answered(tokenizer: Tokenizer, prompt: str | Sequence[Message], answer: str | Sequence[Message]) -> Text:
-    """An answer of several messages goes on after the prompt's: what the assistant says in it counts."""
+def answered(tokenizer: Tokenizer, prompt: str | Sequence[Message], answer: str | Sequence[Message]) -> RenderedText:
+    """A row of a prompt and its answer. If the answer is messages, all assistant messages in it are trained."""
     if isinstance(answer, str):
         return _joined([(tokenizer.render(prompt), False), (_closed(tokenizer, answer), True)])
     if isinstance(prompt, str):
@@ -72,25 +72,25 @@ def answered(tokenizer: Tokenizer, prompt: str | Sequence[Message], answer: str 
             parts.append((_closed(tokenizer, messages[place].content), True))
             reached = place + 1
     if not parts:
-        raise ValueError("no message is the assistant's, so there is nothing to learn")
+        raise ValueError("there is no assistant message, so there is nothing to train")
     return _joined(parts)
 
 
-def conversation(tokenizer: Tokenizer, messages: Sequence[Message]) -> Text:
-    """All that the assistant says in it counts."""
+def conversation(tokenizer: Tokenizer, messages: Sequence[Message]) -> RenderedText:
+    """A row of a conversation; all assistant messages are trained. Raises ValueError."""
     first = next((place for place, message in enumerate(messages) if message.role == ASSISTANT), len(messages))
     if first == 0:
-        raise ValueError("the conversation begins with the assistant; somebody must speak first")
+        raise ValueError("the conversation begins with the assistant; it must begin with another role")
     return answered(tokenizer, messages[:first], messages[first:])
 
 
 def read_answer(said: object) -> str | tuple[Message, ...]:
-    """From JSON: a text, or messages. Raises ValueError."""
+    """The answer from JSON: a text, or messages. Raises ValueError."""
     return said if isinstance(said, str) else read_messages(said)
 
 
 def read_messages(said: object) -> tuple[Message, ...]:
-    """From JSON: a list of {role, content}. Raises ValueError."""
+    """Messages from JSON: a list of {role, content}. Raises ValueError."""
     if not isinstance(said, list):
         kinds = "no list" if isinstance(said, str) else "neither a text nor a list"
         raise ValueError(f"has {said!r:.60}, which is {kinds} of messages {{role, content}}")
@@ -101,9 +101,9 @@ def _read_message(said: object) -> Message:
     fields = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
-        raise ValueError(f"a message must be {{role, content}}, both of them texts, and one is {said!r:.80}")
+        raise ValueError(f"a message must be {{role, content}}, both strings, but one is {said!r:.80}")
     if fields.get("tool_calls"):
-        raise ValueError("tool calls cannot be learned as such; write them into the assistant's content")
+        raise ValueError("tool_calls are not supported; write them into the assistant's content")
     return Message(role=role, content=content)
 
 
@@ -111,8 +111,8 @@ def _closed(tokenizer: Tokenizer, answer: str) -> list[int]:
     return [*tokenizer.encode(answer), tokenizer.end_id]
 
 
-def _joined(parts: Sequence[tuple[list[int], bool]]) -> Text:
-    return Text(
+def _joined(parts: Sequence[tuple[list[int], bool]]) -> RenderedText:
+    return RenderedText(
         token_ids=[token_id for token_ids, _ in parts for token_id in token_ids],
-        said=[is_said for token_ids, is_said in parts for _ in token_ids],
+        trained=[is_trained for token_ids, is_trained in parts for _ in token_ids],
     )

@@ -1,4 +1,4 @@
-"""Text <-> token ids: a table of characters for small experiments, or a Hugging Face folder."""
+"""Tokenizers: single characters for small experiments, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokeniz
 
 
 class Characters:
-    """One token per character of an alphabet, after four special tokens. Anything else becomes <unk>."""
+    """One token per character of an alphabet, after four special tokens. Other characters become <unk>."""
 
     pad_id, bos_id, end_id, unknown_id = range(4)
     num_special = 4
@@ -37,7 +37,7 @@ class Characters:
         return [self._ids.get(character, self.unknown_id) for character in text]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Special tokens have no text, but <unk> keeps its place so that positions still count."""
+        """Decode to text. Special tokens are omitted except <unk>, which becomes U+FFFD so that positions are kept."""
         return "".join(self._texts[token_id] if token_id < self.vocab_size else self.unknown_text for token_id in token_ids)
 
     def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
@@ -65,7 +65,7 @@ class HuggingFace:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = _load(folder)
         if self._tokenizer.eos_token_id is None:
-            raise ConfigError(f"the tokenizer in {folder} names no end token: set eos_token in its tokenizer_config.json")
+            raise ConfigError(f"the tokenizer in {folder} has no end token: set eos_token in its tokenizer_config.json")
         self._folder = folder
         self.vocab_size: int = len(self._tokenizer)
         self.end_id: int = self._tokenizer.eos_token_id
@@ -82,21 +82,21 @@ class HuggingFace:
         return self.encode(self._apply_template(prompt, tools))
 
     def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        """What the chat template writes after an answer, found by rendering an answer that is easy to find again.
+        """Token ids after an answer, found by rendering a placeholder answer with the chat template.
 
-        Whatever a template does to earlier answers (dropping their thoughts, trimming them) happens before that place, so
-        what was sampled stays as it is.
+        Changes that a template makes to earlier answers (removing reasoning, trimming) do not affect the result, so sampled
+        tokens stay as they are.
         """
         answered = [Message(role="user", content="?"), Message(role="assistant", content=_ANSWER), *messages]
         _, found, after_answer = self._apply_template(answered).partition(_ANSWER)
         if not found:
-            raise ConfigError(f"the chat template of {self._folder} does not show what an assistant answered")
+            raise ConfigError(f"the chat template of {self._folder} does not render assistant messages")
         token_ids = self.encode(after_answer)
         return token_ids[1:] if after_end and token_ids[:1] == [self.end_id] else token_ids
 
     def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Raises ValueError for a conversation that the template refuses."""
-        from jinja2 import TemplateError  # late: only who has a chat template has Jinja
+        """Render with the chat template. Raises ValueError if the template refuses the conversation."""
+        from jinja2 import TemplateError  # imported late: only needed with a chat template
 
         if not self._tokenizer.chat_template:
             raise ConfigError(f"the tokenizer in {self._folder} has no chat template: give prompts as text, or add one")
@@ -116,7 +116,7 @@ _ANSWER = "[[an answer]]"
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """What templates expect: OpenAI's fields, except that arguments are objects."""
+    """A message as templates expect it: OpenAI's fields, but arguments as objects."""
     written: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         written["tool_calls"] = [
@@ -134,7 +134,7 @@ def _tool_for_template(tool: Tool) -> dict[str, Any]:
 
 
 def _arguments(call: ToolCall) -> Any:
-    """The object, or the text where a model wrote no JSON."""
+    """The parsed arguments, or the text if it is not JSON."""
     try:
         return json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -142,11 +142,11 @@ def _arguments(call: ToolCall) -> Any:
 
 
 def _load(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # imported late: it takes seconds, and brings torch along where it is installed
+    from transformers import AutoTokenizer  # imported late: takes seconds and imports torch
 
     if not folder.is_dir():
         raise ConfigError(f"tokenizer.folder {folder} is not a folder")
     try:
         return cast("Any", AutoTokenizer).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer.folder {folder} holds no tokenizer that can be loaded: {error}") from error
+        raise ConfigError(f"tokenizer.folder {folder} has no tokenizer that can be loaded: {error}") from error

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from async_rl.durable.whole_file import sync_folder, write_all, write_whole
 from async_rl.errors import WireError
 from async_rl.transport.plan import CHUNK_BYTES, Parcel, Slice, WireLayout
 from async_rl.types import VersionRecord
@@ -93,24 +94,20 @@ def drafting(root: Path, version: int) -> Iterator[Path]:
 def write_parcel(draft: Path, number: int, layout: WireLayout, data: torch.Tensor) -> None:
     """On the disk when it returns."""
     with file_of(draft, number).open("wb", buffering=0) as file:
-        _write(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
+        write_all(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
         for start in range(0, len(data), CHUNK_BYTES):
-            _write(file.fileno(), data[start : start + CHUNK_BYTES].cpu().numpy().data)
+            write_all(file.fileno(), data[start : start + CHUNK_BYTES].cpu().numpy().data)
         os.fsync(file.fileno())
 
 
 def commit(draft: Path, manifest: SnapshotManifest) -> None:
     """After every parcel was written. The snapshot exists when it returns, and older ones than the newest few do not."""
     root = draft.parent
-    with (draft / _MANIFEST).open("wb") as file:
-        file.write(_MANIFESTS.dump_json(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    _flush(draft)
+    write_whole(draft / _MANIFEST, _MANIFESTS.dump_json(manifest))
     final = folder_of(root, manifest.record.version)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    _flush(root)
+    sync_folder(root)
     for path, _ in sorted(_found(root, "version-*"), key=lambda found: -found[1])[KEPT:]:
         (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed one is not taken for whole
         shutil.rmtree(path, ignore_errors=True)
@@ -182,18 +179,3 @@ def _found(root: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     for path in list(root.glob(pattern)):
         if (named := _NAME.fullmatch(path.name)) is not None:
             yield path, int(named[1])
-
-
-def _write(file: int, chunk: memoryview) -> None:
-    """All of it: a disk that fills up takes a part, and says so the next time."""
-    while chunk:
-        chunk = chunk[os.write(file, chunk) :]
-
-
-def _flush(folder: Path) -> None:
-    """A new name is durable only once the folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,7 +14,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import names
 from async_rl.megatron.parameters.table import table
 from async_rl.models.hf_config import family_of, read_config, read_shape, refusals
-from async_rl.models.safetensors import TensorFacts, Unreadable, tensors_of
+from async_rl.models.safetensors import InvalidSafetensors, TensorFacts, tensors_of
 from async_rl.models.shape import ModelShape
 from learner.models.memory import layouts
 
@@ -74,7 +74,7 @@ def _tensors_of_folder(folder: Path) -> dict[str, TensorFacts]:
     try:
         for path in sorted(folder.glob("*.safetensors")):
             found |= tensors_of(path)
-    except Unreadable as error:
+    except InvalidSafetensors as error:
         raise ConfigError(f"{folder}: {error}") from error
     return found
 

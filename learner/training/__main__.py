@@ -22,7 +22,7 @@ from async_rl.models.from_config import model_shape
 from async_rl.supervision import die_with_parent, drain_flag, signs_of_life
 from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
-from async_rl.tokenization.rendering import Manner
+from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.ranks.distributed import init_distributed
@@ -57,8 +57,8 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     check(config, shape)
-    manner = Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
-    kind = PreferenceFormat(manner=manner) if config.compares else CompletionFormat(manner=manner)
+    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
+    kind = PreferenceFormat(prompt_format=prompt_format) if config.compares else CompletionFormat(prompt_format=prompt_format)
     read = ExampleReader(kind=kind, columns=config.data.columns)
     room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table = Table.to_train(config.data, read, room, seed=config.run.seed)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from async_rl.tokenization.rendering import Manner, Text, answered, conversation, read_answer, read_messages, whole_text
+from async_rl.tokenization.rendering import (
+    PromptFormat,
+    RenderedText,
+    answered,
+    conversation,
+    read_answer,
+    read_messages,
+    whole_text,
+)
 
 COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
 
@@ -16,7 +24,7 @@ COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
 class Example:
     """An example: the texts of one row of the table."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[RenderedText, ...]
     """One text, or the chosen and the rejected one. They stay in one packed row."""
 
     def __len__(self) -> int:
@@ -31,7 +39,7 @@ class RowFormat(Protocol):
         """The needed columns, for error messages."""
         ...
 
-    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
+    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
         """Return the texts of a row, None if columns are missing. Raises ValueError."""
         ...
 
@@ -50,7 +58,7 @@ class ExampleReader:
         texts = self.kind.texts({ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None})
         if texts is None:
             raise ValueError(f"has the columns {', '.join(row)}; needed are {self.kind.wanted} (data.columns renames them)")
-        if any(text.num_said == 0 for text in texts):
+        if any(text.num_trained == 0 for text in texts):
             raise ValueError("has no token to train on")
         return Example(texts=texts)
 
@@ -59,15 +67,15 @@ class ExampleReader:
 class CompletionFormat:
     """A text for supervised training or distillation."""
 
-    manner: Manner
+    prompt_format: PromptFormat
     wanted = "prompt and response, or messages, or text"
 
-    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
-        tokenizer = self.manner.tokenizer
+    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
+        tokenizer = self.prompt_format.tokenizer
         if "prompt" in row and "response" in row:
-            return (answered(tokenizer, self.manner.prompt(row["prompt"]), read_answer(row["response"])),)
+            return (answered(tokenizer, self.prompt_format.prompt(row["prompt"]), read_answer(row["response"])),)
         if "messages" in row:
-            return (conversation(tokenizer, self.manner.told(read_messages(row["messages"]))),)
+            return (conversation(tokenizer, self.prompt_format.with_system(read_messages(row["messages"]))),)
         if "text" in row:
             return (whole_text(tokenizer, _text(row["text"])),)
         return None
@@ -77,23 +85,23 @@ class CompletionFormat:
 class PreferenceFormat:
     """A better and a worse answer, for DPO and reward models."""
 
-    manner: Manner
+    prompt_format: PromptFormat
     wanted = "chosen and rejected, and prompt where these do not contain it"
 
-    def texts(self, row: Mapping[str, Any]) -> tuple[Text, ...] | None:
+    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
         if "chosen" not in row or "rejected" not in row:
             return None
         chosen, rejected = read_answer(row["chosen"]), read_answer(row["rejected"])
         if chosen == rejected:
             raise ValueError("has the same answer as chosen and as rejected")
         if "prompt" in row:
-            prompt = self.manner.prompt(row["prompt"])
+            prompt = self.prompt_format.prompt(row["prompt"])
         elif isinstance(chosen, str) or isinstance(rejected, str):
             raise ValueError("has no prompt, so chosen and rejected must be whole conversations")
         else:
             shared = [mine for mine, _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))]
-            prompt, chosen, rejected = self.manner.told(shared), chosen[len(shared) :], rejected[len(shared) :]
-        return answered(self.manner.tokenizer, prompt, chosen), answered(self.manner.tokenizer, prompt, rejected)
+            prompt, chosen, rejected = self.prompt_format.with_system(shared), chosen[len(shared) :], rejected[len(shared) :]
+        return answered(self.prompt_format.tokenizer, prompt, chosen), answered(self.prompt_format.tokenizer, prompt, rejected)
 
 
 def _text(said: Any) -> str:

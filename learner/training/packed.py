@@ -11,7 +11,7 @@ from torch import Tensor
 
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
-from async_rl.tokenization.rendering import Text
+from async_rl.tokenization.rendering import RenderedText
 from learner.packing import plan
 from learner.training.examples import Example
 
@@ -31,7 +31,7 @@ class TextRow:
     """Log-probabilities of the targets under the reference model."""
 
     @staticmethod
-    def of(texts: Sequence[Text], device: torch.device) -> TextRow:
+    def of(texts: Sequence[RenderedText], device: torch.device) -> TextRow:
         """Build a row; without texts it is one untrained token, because the layers refuse rows of length 0."""
         lengths = [len(text) for text in texts] if texts else [1]
         total = sum(lengths)
@@ -41,7 +41,7 @@ class TextRow:
             stop = start + len(text)
             token_ids[start:stop] = text.token_ids
             targets[start : stop - 1] = text.token_ids[1:]
-            mask[start : stop - 1] = text.said[1:]
+            mask[start : stop - 1] = text.trained[1:]
         cu_seqlens = torch.from_numpy(starts.astype(np.int32)).to(device)
         return TextRow(
             token_ids=torch.from_numpy(token_ids).to(device),
@@ -70,7 +70,7 @@ class ExampleCounts:
 class PackedExamples:
     """The packed texts of a step for all ranks; `rows` builds those of one."""
 
-    shards: tuple[tuple[tuple[Text, ...], ...], ...]
+    shards: tuple[tuple[tuple[RenderedText, ...], ...], ...]
     """shard -> row -> texts"""
     counts: ExampleCounts
     capacity: int
@@ -100,7 +100,7 @@ def pack(examples: Sequence[Example], *, capacity: int, num_shards: int) -> Pack
             for bins in planned
         ),
         counts=ExampleCounts(
-            tokens=sum(text.num_said for example in examples for text in example.texts), examples=len(examples)
+            tokens=sum(text.num_trained for example in examples for text in example.texts), examples=len(examples)
         ),
         capacity=capacity,
     )

@@ -17,7 +17,7 @@ from async_rl.launch.package_guard import guard
 from async_rl.models.from_config import model_shape
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.telemetry import configure_logs
-from async_rl.tokenization.rendering import Manner, Text
+from async_rl.tokenization.rendering import PromptFormat, RenderedText
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.reward_model.scorer import Scorer, checkpoint_of
 from rollout_workers.reward_model.server import RewardServer, listening
@@ -45,12 +45,12 @@ async def serve(config: RewardModelTraining, line: CommandLine) -> None:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
         scorer = await loop.run_in_executor(thread, Scorer, config, shape, checkpoint)
 
-        async def score(texts: Sequence[Text]) -> list[float]:
+        async def score(texts: Sequence[RenderedText]) -> list[float]:
             return await loop.run_in_executor(thread, scorer.scores, texts)
 
         server = RewardServer(
             score,
-            Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system),
+            PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system),
             row_tokens=config.batch.bin_tokens,
             context_tokens=shape.max_positions,
         )

@@ -15,7 +15,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
-from async_rl.tokenization.rendering import Text
+from async_rl.tokenization.rendering import RenderedText
 
 
 class Scorer:
@@ -33,7 +33,7 @@ class Scorer:
         self._model.requires_grad_(False).eval()
         self._device = device
 
-    def scores(self, texts: Sequence[Text]) -> list[float]:
+    def scores(self, texts: Sequence[RenderedText]) -> list[float]:
         token_ids, positions, packing = pack([torch.tensor(text.token_ids, device=self._device) for text in texts])
         with torch.no_grad():
             found = forward_packed(self._model, token_ids, positions, packing)[:, 0].float()

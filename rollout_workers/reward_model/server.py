@@ -17,27 +17,27 @@ from aiohttp import web
 
 from async_rl.config.exposure import knows
 from async_rl.errors import ConfigError
-from async_rl.tokenization.rendering import Manner, Text, answered, read_answer, read_messages
+from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered, read_answer, read_messages
 
 MOST_WAITING = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Asked:
-    text: Text
+    text: RenderedText
     score: asyncio.Future[float]
 
 
 class RewardServer:
     def __init__(
         self,
-        score: Callable[[Sequence[Text]], Awaitable[list[float]]],
-        manner: Manner,
+        score: Callable[[Sequence[RenderedText]], Awaitable[list[float]]],
+        prompt_format: PromptFormat,
         *,
         row_tokens: int,
         context_tokens: int,
     ) -> None:
-        self._score, self._manner = score, manner
+        self._score, self._prompt_format = score, prompt_format
         self._row, self._longest = row_tokens, min(row_tokens, context_tokens)
         self._waiting: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
@@ -76,12 +76,14 @@ class RewardServer:
             self._arrived.clear()
         return batch
 
-    def _text(self, said: Any) -> Text:
+    def _text(self, said: Any) -> RenderedText:
         if not isinstance(said, dict) or not {"prompt", "response"} <= said.keys():
             raise ValueError('expected {"prompt": ..., "response": ...}')
         # messages are a whole prompt already, system message included
-        prompt = self._manner.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
-        text = answered(self._manner.tokenizer, prompt, read_answer(said["response"]))
+        prompt = (
+            self._prompt_format.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
+        )
+        text = answered(self._prompt_format.tokenizer, prompt, read_answer(said["response"]))
         if len(text) > self._longest:
             raise ValueError(f"the text has {len(text)} tokens, and at most {self._longest} fit")
         return text

@@ -15,7 +15,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.model import forward_packed, pack
 from async_rl.models.from_config import model_shape
 from async_rl.supervision import run_with
-from async_rl.tokenization.rendering import Manner, Text, answered
+from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Message
 from rollout_workers.agents import DatasetAgent
@@ -45,18 +45,18 @@ class Served:
     def __init__(self, scorer: Scorer) -> None:
         self.together: list[int] = []
         self._scorer = scorer
-        self.manner = Manner(tokenizer=open_tokenizer(config("rm").tokenizer))
-        self.server = RewardServer(self._score, self.manner, row_tokens=ROW, context_tokens=CONTEXT)
+        self.prompt_format = PromptFormat(tokenizer=open_tokenizer(config("rm").tokenizer))
+        self.server = RewardServer(self._score, self.prompt_format, row_tokens=ROW, context_tokens=CONTEXT)
 
-    async def _score(self, texts: Sequence[Text]) -> list[float]:
+    async def _score(self, texts: Sequence[RenderedText]) -> list[float]:
         self.together.append(len(texts))
         assert sum(map(len, texts)) <= ROW
         await asyncio.sleep(0)  # others may ask meanwhile
         return self._scorer.scores(texts)
 
 
-def alone(scorer: Scorer, manner: Manner, prompt: str, response: str) -> float:
-    ids = torch.tensor(answered(manner.tokenizer, prompt, response).token_ids)
+def alone(scorer: Scorer, prompt_format: PromptFormat, prompt: str, response: str) -> float:
+    ids = torch.tensor(answered(prompt_format.tokenizer, prompt, response).token_ids)
     return forward_packed(scorer._model, *pack([ids]))[-1, 0].item()
 
 
@@ -70,13 +70,15 @@ async def test_many_ask_at_once_and_each_hears_its_own(trained: Scorer, tmp_path
         async with listening(served.server, host="127.0.0.1", port=0) as url:
             reward = ServedReward(url)
             found = await asyncio.gather(*(reward.score(*each) for each in asked))
-            assert found == pytest.approx([alone(trained, served.manner, *each) for each in asked], abs=1e-5)
+            assert found == pytest.approx([alone(trained, served.prompt_format, *each) for each in asked], abs=1e-5)
             assert len(set(found)) > 10
             assert sum(served.together) == 24
             assert max(served.together) > 1  # they went together
 
             agent = DatasetAgent(name="d", path=str(table), scoring=url)
-            assert await agent.reward(agent.task(0), "45") == pytest.approx(alone(trained, served.manner, "3=", "45"), abs=1e-5)
+            assert await agent.reward(agent.task(0), "45") == pytest.approx(
+                alone(trained, served.prompt_format, "3=", "45"), abs=1e-5
+            )
 
             said = [Message(role="user", content="3")]
             assert await reward.score(said, [Message(role="assistant", content="4")]) == await reward.score(said, "4")

@@ -18,7 +18,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import Head, ModelShape
-from async_rl.tokenization.rendering import Text
+from async_rl.tokenization.rendering import RenderedText
 from learner.model import FrozenModel
 from learner.training.methods import Distill, Dpo, RewardModel, Supervised
 from learner.training.methods import Method as Learning
@@ -49,37 +49,37 @@ def frozen(seed: int) -> FrozenModel:
     return FrozenModel(SHAPE, device=CPU, dtype=torch.float64, seed=seed)
 
 
-def texts(seed: int, number: int) -> list[Text]:
+def texts(seed: int, number: int) -> list[RenderedText]:
     """Ragged, with inner tokens that nobody says; half of them as short as they can be."""
     generator = torch.Generator().manual_seed(seed)
 
-    def text(place: int) -> Text:
+    def text(place: int) -> RenderedText:
         length = 2 if place % 2 else int(torch.randint(3, 9, (), generator=generator))
         said = (torch.rand(length, generator=generator) < 0.6).tolist()
-        return Text(
-            token_ids=torch.randint(VOCABULARY, (length,), generator=generator).tolist(), said=[False, *said[1:-1], True]
+        return RenderedText(
+            token_ids=torch.randint(VOCABULARY, (length,), generator=generator).tolist(), trained=[False, *said[1:-1], True]
         )
 
     return [text(place) for place in range(number)]
 
 
 # -- the formulas, text by text, without packing or our loss functions ------------------------------------------------------
-def logits(model: nn.Module, text: Text) -> Tensor:
+def logits(model: nn.Module, text: RenderedText) -> Tensor:
     """What predicts each token that is said."""
     ids = torch.tensor(text.token_ids)
-    return forward_packed(model, *pack([ids]))[:-1][torch.tensor(text.said[1:])]
+    return forward_packed(model, *pack([ids]))[:-1][torch.tensor(text.trained[1:])]
 
 
-def logprob(model: nn.Module, text: Text) -> Tensor:
-    said = torch.tensor(text.token_ids)[torch.tensor(text.said)]
+def logprob(model: nn.Module, text: RenderedText) -> Tensor:
+    said = torch.tensor(text.token_ids)[torch.tensor(text.trained)]
     return logits(model, text).log_softmax(-1)[torch.arange(len(said)), said]
 
 
-def sft(trained: nn.Module, texts: list[Text]) -> Tensor:
+def sft(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
     return -torch.cat([logprob(trained, text) for text in texts]).mean()
 
 
-def dpo(trained: nn.Module, texts: list[Text]) -> Tensor:
+def dpo(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
     reference, total = frozen(1).chunks[0], torch.zeros(())
     for chosen, rejected in zip(texts[0::2], texts[1::2], strict=True):
         gains = [logprob(trained, text).sum() - logprob(reference, text).sum() for text in (chosen, rejected)]
@@ -88,7 +88,7 @@ def dpo(trained: nn.Module, texts: list[Text]) -> Tensor:
     return total / (len(texts) / 2)
 
 
-def ipo(trained: nn.Module, texts: list[Text]) -> Tensor:
+def ipo(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
     reference, total = frozen(1).chunks[0], torch.zeros(())
     for chosen, rejected in zip(texts[0::2], texts[1::2], strict=True):
         gains = [(logprob(trained, text) - logprob(reference, text)).mean() for text in (chosen, rejected)]
@@ -96,15 +96,15 @@ def ipo(trained: nn.Module, texts: list[Text]) -> Tensor:
     return total / (len(texts) / 2)
 
 
-def rm(trained: nn.Module, texts: list[Text]) -> Tensor:
+def rm(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
     scores = [forward_packed(trained, *pack([torch.tensor(text.token_ids)]))[-1, 0] for text in texts]
     return -torch.stack(
         [logsigmoid(chosen - rejected) for chosen, rejected in zip(scores[0::2], scores[1::2], strict=True)]
     ).mean()
 
 
-def distill(direction: str) -> Callable[[nn.Module, list[Text]], Tensor]:
-    def loss(trained: nn.Module, texts: list[Text]) -> Tensor:
+def distill(direction: str) -> Callable[[nn.Module, list[RenderedText]], Tensor]:
+    def loss(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
         teacher, found = frozen(1).chunks[0], []
         for text in texts:
             student_logs, teacher_logs = ((logits(each, text) / 1.5).log_softmax(-1) for each in (trained, teacher))
@@ -121,7 +121,7 @@ def distilling(direction: Any) -> Callable[[], Learning]:
 
 
 SMOOTH = DpoConfig(beta=0.3, label_smoothing=0.1, nll_coefficient=0.5)
-METHODS: dict[str, tuple[Callable[[], Learning], Callable[[nn.Module, list[Text]], Tensor]]] = {
+METHODS: dict[str, tuple[Callable[[], Learning], Callable[[nn.Module, list[RenderedText]], Tensor]]] = {
     "sft": (lambda: Supervised(vocab_size=VOCABULARY), sft),
     "dpo": (lambda: Dpo(config=SMOOTH, reference=frozen(1)), dpo),
     "ipo": (lambda: Dpo(config=DpoConfig(variant="ipo", beta=0.3), reference=frozen(1)), ipo),
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_the_written_formula(name: str) -> None:
     """Also where the texts lie in several rows, one of which stands for an empty one."""
     make, formula = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(3, 6)
-    counts = ExampleCounts(tokens=sum(text.num_said for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
+    counts = ExampleCounts(tokens=sum(text.num_trained for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
     rows = method.prepared([TextRow.of(each, CPU) for each in (given[:4], given[4:], [])])
     loss = method.loss(counts)
     made = [loss(row, forward_packed(trained, row.token_ids, row.positions, row.packing)) for row in rows]

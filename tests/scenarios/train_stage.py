@@ -17,7 +17,7 @@ from torch import Tensor
 from async_rl.config.training import METHODS, Method, TrainingConfig
 from async_rl.megatron import parallel
 from async_rl.models.from_config import model_shape
-from async_rl.tokenization.rendering import Manner
+from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.ranks.distributed import init_distributed
@@ -69,9 +69,12 @@ def run(config: TrainingConfig, folder: Path) -> tuple[Notes, dict[str, Tensor] 
     """All its steps, and the weights on rank 0. What `learner.training.__main__` does, but for signals and sinks."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    manner = Manner(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
+    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
     read = ExampleReader(
-        kind=PreferenceFormat(manner=manner) if config.compares else CompletionFormat(manner=manner), columns={}
+        kind=PreferenceFormat(prompt_format=prompt_format)
+        if config.compares
+        else CompletionFormat(prompt_format=prompt_format),
+        columns={},
     )
     room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table, notes = Table.to_train(config.data, read, room, seed=config.run.seed), Notes()

@@ -79,7 +79,7 @@ def test_listing_sees_what_is_cut_short_and_verifying_sees_every_byte(run: Path,
     flip_a_byte(run, NAMES[1])
     assert dispatch(["checkpoints", "ls", str(run)]) == 0
     assert dispatch(["checkpoints", "verify", str(run)]) == 1
-    damaged = [row for row in capsys.readouterr().out.splitlines() if "is not what manifest.json says it is" in row]
+    damaged = [row for row in capsys.readouterr().out.splitlines() if "does not match manifest.json" in row]
     assert [row.split()[0] for row in damaged] == [NAMES[1]]
     cut_short(run, NAMES[2])
     assert dispatch(["checkpoints", "ls", str(run)]) == 1
@@ -136,8 +136,8 @@ def test_without_a_whole_one_nothing_is_removed(run: Path) -> None:
     [
         (("ls",), "checkpoints ls needs a folder, or a run"),
         (("ls", "nowhere"), "there is no checkpoint in nowhere"),
-        (("prune", "nowhere"), "how many to keep, at least one: --keep N"),
-        (("prune", "nowhere", "--keep", "0"), "how many to keep, at least one: --keep N"),
+        (("prune", "nowhere"), "the number to keep, at least 1: --keep N"),
+        (("prune", "nowhere", "--keep", "0"), "the number to keep, at least 1: --keep N"),
         (("prune", "nowhere", "--keep", "few"), "--keep 'few' is not a number"),
     ],
 )

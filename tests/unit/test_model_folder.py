@@ -68,9 +68,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ({**MOE, "norm_topk_prob": True, "num_experts_per_tok": 1}, "one expert per token"),
-    ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "says nothing of hidden_size"),
-    ({**LLAMA, "num_attention_heads": 0, "head_dim": None}, "a value that is not a size"),
-    ({**LLAMA, "rope_theta": None}, "a value that is not a size"),
+    ({key: value for key, value in LLAMA.items() if key != "hidden_size"}, "lacks hidden_size"),
+    ({**LLAMA, "num_attention_heads": 0, "head_dim": None}, "an invalid value"),
+    ({**LLAMA, "rope_theta": None}, "an invalid value"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
 def test_a_model_knows_all_tokens_of_the_tokenizer(tmp_path: Path) -> None:
     known = shape_of(tmp_path, **LLAMA).vocab_size
     assert model_shape(ModelConfig(folder=tmp_path), vocab_size=known).vocab_size == known
-    with pytest.raises(ConfigError, match=f"knows {known} tokens and the tokenizer {known + 1}"):
+    with pytest.raises(ConfigError, match=f"has {known} tokens and the tokenizer {known + 1}"):
         model_shape(ModelConfig(folder=tmp_path), vocab_size=known + 1)
 
 

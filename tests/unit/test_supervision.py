@@ -337,7 +337,7 @@ async def test_a_worker_that_keeps_dying_is_left_out_while_another_works(
     async with local_run([*roles(tmp_path, WAITS_FOR_A_FILE), dies], tmp_path, asyncio.Event()) as running:
         await until(lambda: len(list(tmp_path.glob("start-*"))) == 1 + QUICK.limit)
         await all_ready(tmp_path, "buffer", "worker-0")
-        await until(lambda: "the run goes on without it" in caplog.text + (said := capsys.readouterr()).out + said.err)
+        await until(lambda: "the run continues without it" in caplog.text + (said := capsys.readouterr()).out + said.err)
         assert not running.done()
         (tmp_path / "go").touch()
     assert running.result() == 0
@@ -441,7 +441,7 @@ threading.Event().wait(60)
         ("raise KeyError('layout')", "the thread 'errands' must run for as long as its process, but KeyError: 'layout'"),
         ("raise SystemExit(0)", "the thread 'errands' must run for as long as its process, but SystemExit: 0"),
         ("pass", "the thread 'errands' must run for as long as its process, but it returned"),
-        ("time.sleep(600)", "the thread 'errands' has been at an errand for"),
+        ("time.sleep(600)", "the thread 'errands' has worked on an errand for"),
     ],
 )
 def test_a_thread_that_dies_or_hangs_ends_its_process_with_its_name(what: str, said: str) -> None:

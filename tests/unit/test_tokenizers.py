@@ -97,7 +97,7 @@ def test_a_conversation_continued_token_by_token_is_what_the_template_renders(fo
 def test_a_missing_or_empty_folder_is_one_sentence(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a folder"):
         open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=tmp_path / "none"))
-    with pytest.raises(ConfigError, match="holds no tokenizer"):
+    with pytest.raises(ConfigError, match="has no tokenizer"):
         open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=tmp_path))
 
 

@@ -17,7 +17,7 @@ from async_rl.config.loading import resolve, shipped_configs
 from async_rl.config.training import METHODS, DataConfig, Method
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.tokenization.rendering import Manner, Text
+from async_rl.tokenization.rendering import PromptFormat, RenderedText
 from async_rl.tokenization.tokenizers import Characters, HuggingFace
 from learner.training.examples import CompletionFormat, Example, ExampleReader, PreferenceFormat
 from learner.training.packed import pack
@@ -35,18 +35,22 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     }
 
 
-def read(row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any) -> tuple[Text, ...]:
+def read(
+    row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any
+) -> tuple[RenderedText, ...]:
     config = DataConfig(path="", **data)
-    manner = Manner(tokenizer=tokenizer, chat=config.chat, system=config.system)
+    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.chat, system=config.system)
     return ExampleReader(
-        kind=PreferenceFormat(manner=manner) if pairs else CompletionFormat(manner=manner), columns=config.columns
+        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
+        columns=config.columns,
     )(row).texts
 
 
-def said(text: Text, tokenizer: Tokenizer = CHARACTERS) -> tuple[str, str]:
+def said(text: RenderedText, tokenizer: Tokenizer = CHARACTERS) -> tuple[str, str]:
     """What the model reads, and what it says."""
     parts = (
-        [each for each, is_said in zip(text.token_ids, text.said, strict=True) if is_said is wanted] for wanted in (False, True)
+        [each for each, is_said in zip(text.token_ids, text.trained, strict=True) if is_said is wanted]
+        for wanted in (False, True)
     )
     given, own = (list(part) for part in parts)
     return tokenizer.decode(given), tokenizer.decode(own)
@@ -61,12 +65,12 @@ def test_an_answer_is_what_a_rollout_would_be():
     (text,) = read({"prompt": "3=", "response": "45"})
     assert text.token_ids == [*CHARACTERS.render("3="), *CHARACTERS.encode("45"), CHARACTERS.end_id]
     assert said(text) == ("3=", "45")
-    assert text.said[-1]  # the end is learned too
+    assert text.trained[-1]  # the end is learned too
 
 
 def test_all_of_a_text_is_learned():
     (text,) = read({"text": "3=45"})
-    assert text.said == [False, True, True, True, True, True]
+    assert text.trained == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize("template", ["chatml", "thinking"])
@@ -78,7 +82,7 @@ def test_of_a_conversation_the_assistants_words_are_learned(chat: dict[str, Toke
     assert "hello" in given
     assert "more?" in given
     assert "ignored" not in given  # nobody answers it
-    assert sum(text.said) == len(tokenizer.encode("hi")) + len(tokenizer.encode("yes")) + 2  # each with its end
+    assert sum(text.trained) == len(tokenizer.encode("hi")) + len(tokenizer.encode("yes")) + 2  # each with its end
 
 
 def test_a_prompt_can_be_a_users_message(chat: dict[str, Tokenizer]):
@@ -125,9 +129,9 @@ def test_columns_may_have_other_names():
         ({"prompt": "3=", "response": 4}, False, "has 4, which is neither a text nor a list"),
         ({"text": 4}, False, "has a text that is no text: 4"),
         ({"messages": [{"role": "user"}]}, False, r"a message must be \{role, content\}"),
-        ({"messages": conversation("3=")}, False, "nothing to learn"),
+        ({"messages": conversation("3=")}, False, "nothing to train"),
         ({"messages": [{"role": "assistant", "content": "4"}]}, False, "begins with the assistant"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, False, "tool calls cannot be learned"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, False, "tool_calls are not supported"),
         ({"prompt": "3=", "response": "4" * 20}, False, r"has 24 tokens, which is too long: batch.bin_tokens is 20"),
         ("nothing", False, "is not a JSON object"),
     ],
@@ -144,8 +148,11 @@ def test_a_bad_row_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, 
 
 def table(path: Path, *, pairs: bool = False, seed: int = 0, **data: Any) -> Table:
     config = DataConfig(path=str(path), shuffle=data.pop("shuffle", False), **data)
-    manner = Manner(tokenizer=CHARACTERS)
-    reader = ExampleReader(kind=PreferenceFormat(manner=manner) if pairs else CompletionFormat(manner=manner), columns={})
+    prompt_format = PromptFormat(tokenizer=CHARACTERS)
+    reader = ExampleReader(
+        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
+        columns={},
+    )
     return Table.to_train(config, reader, TokenLimits(row=20, context=15), seed=seed)
 
 
@@ -157,7 +164,7 @@ def write(path: Path, lengths: Sequence[int]) -> Path:
 def test_what_is_too_long_can_be_left_out(tmp_path: Path):
     """Its place in the order stays, so that the position means the same."""
     portion = table(write(tmp_path / "rows.jsonl", [3, 18, 4, 12]), too_long="drop").slice_at(0, 4)
-    assert [example.texts[0].num_said for example in portion.examples] == [4, 5]
+    assert [example.texts[0].num_trained for example in portion.examples] == [4, 5]
     assert (portion.dropped, portion.end) == (2, 4)
 
 
@@ -166,7 +173,7 @@ def test_every_epoch_has_an_order_of_its_own_and_a_place_says_where_it_stands(tm
 
     def lengths(start: int, count: int, seed: int = 0) -> list[int]:
         portion = table(path, shuffle=True, seed=seed).slice_at(start, count)
-        return [example.texts[0].num_said for example in portion.examples]
+        return [example.texts[0].num_trained for example in portion.examples]
 
     assert sorted(lengths(0, 10)) == sorted(lengths(10, 10)) == list(range(2, 12))
     assert lengths(0, 10) != lengths(10, 10)
@@ -176,7 +183,7 @@ def test_every_epoch_has_an_order_of_its_own_and_a_place_says_where_it_stands(tm
 
 # -- packing --------------------------------------------------------------------------------------------------------------
 texts = st.lists(st.booleans(), min_size=2, max_size=12).map(
-    lambda said: Text(token_ids=list(range(10, 10 + len(said))), said=said)
+    lambda said: RenderedText(token_ids=list(range(10, 10 + len(said))), trained=said)
 )
 examples = st.one_of(texts.map(lambda text: (text,)), st.tuples(texts, texts)).map(lambda each: Example(texts=each))
 
@@ -198,7 +205,7 @@ def test_packed_rows_hold_every_example_whole(given: list[Example], shards: int)
                 assert row.token_ids[start : start + len(text)].tolist() == text.token_ids
                 assert row.positions[start : start + len(text)].tolist() == list(range(len(text)))
                 predicting = row.mask[start : start + len(text)].numpy().astype(bool)
-                assert predicting.tolist() == [*text.said[1:], False]
+                assert predicting.tolist() == [*text.trained[1:], False]
                 assert row.targets[start : start + len(text)].numpy()[predicting].tolist() == list(
                     np.array(text.token_ids)[1:][predicting[:-1]]
                 )

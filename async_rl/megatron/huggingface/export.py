@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
+from async_rl.durable.whole_file import sync_folder, write_whole
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.tensors import from_canonical
 from async_rl.models.hf_config import written_config
@@ -66,6 +67,7 @@ def write_folder(
         _write_weights(partial, from_canonical(weights, shape), dtype, shard_bytes)
         _write_extras(partial, config, extras)
         partial.rename(folder)
+        sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # a disk that was full needs the room
         raise ConfigError(f"{folder} cannot be written: {error}") from error
@@ -104,4 +106,4 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dty
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
