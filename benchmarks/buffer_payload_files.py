@@ -1,4 +1,4 @@
-"""What payload files beside Redis gain: the same round trip with payloads in Redis, in /dev/shm and on a disk, and Reverb's.
+"""Compares the round trip with payloads in Redis, in /dev/shm and on a disk, and with Reverb.
 
     python benchmarks/buffer_payload_files.py --rounds 5 --json result.json
 
@@ -38,10 +38,10 @@ LIMITS = Limits(max_age=2, groups_per_step=GROUPS_PER_STEP, lease_s=60, max_atte
 MAX_BYTES = 4 * 2**30
 TICKETS_AT_ONCE = 4
 ANY_VERSION = 2**31
-"""What an engine holds that is never behind."""
+"""The version that workers report: never behind the live one."""
 WAIT_S = 60.0
 SIDES = {"redis": None, "shm": Path("/dev/shm"), "disk": Path("runs")}
-"""Where each of our sides keeps its payloads."""
+"""Where each of our variants keeps its payloads."""
 
 
 def round_trip_per_s(parent: Path | None, tokens: int, groups: int) -> float:

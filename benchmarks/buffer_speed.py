@@ -1,4 +1,4 @@
-"""How fast the replay buffer is: its codec, its round trip beside its rivals' and the server's limit, its scripts, its growth.
+"""Measures the replay buffer: codec, round trip beside rivals and the server's limit, scripts, growth.
 
     python benchmarks/buffer_speed.py --rounds 5 --json result.json
 
@@ -37,21 +37,21 @@ FLAT_SCRIPTS = ("commit", "take", "reserve", "stats")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured."""
+    """The amounts to measure."""
 
     groups: dict[str, int]
-    """Of a round trip, by size of the rollouts: a second or two of ours."""
+    """Groups of a round trip, by size of the rollouts; enough for a second or two."""
     steps: int
-    """In which the scripts are called."""
+    """Steps in which the scripts are called."""
     sizes: tuple[int, int]
-    """Groups in the buffer, to see what grows."""
+    """Numbers of groups in the buffer, to see which costs grow."""
 
 
 FULL = Effort(groups={"2k": 1024, "16k": 256}, steps=20, sizes=(1_000, 1_000_000))
 QUICK = Effort(groups={"2k": 64, "16k": 64}, steps=2, sizes=(100, 2_000))
 
 
-# -- the parts, each once: flat figures, and a table for people --------------------------------------------------------
+# -- the parts, each once: figures by name, and a printed table --------------------------------------------------------
 def codec_round(_: Effort) -> Figures:
     found = codec_us()
     against = {f"codec_{name}_vs_memcpy": found[name] / found["memcpy"] for name in ("encode", "decode")}
@@ -59,7 +59,7 @@ def codec_round(_: Effort) -> Figures:
 
 
 class Transport:
-    """A round of round trips. A rival that fails once is not tried again."""
+    """Measure one round of round trips; a rival that fails once is not tried again."""
 
     def __init__(self, rivals: Iterable[Rival]) -> None:
         self._rivals = list(rivals)
@@ -111,7 +111,7 @@ def writers_round(effort: Effort) -> Figures:
 
 
 def groups_figures(effort: Effort) -> Figures:
-    """Once: filling a buffer with a million groups takes minutes, and every figure is a median already."""
+    """Measure once only: filling a buffer with a million groups takes minutes, and each figure is a median."""
     by_groups = script_us_by_groups(effort.sizes)
     small, large = (by_groups[size] for size in effort.sizes)
     found: Figures = {f"{script}_us_{size}_groups": by_groups[size][script] for script in SCRIPTS for size in effort.sizes}
@@ -120,7 +120,7 @@ def groups_figures(effort: Effort) -> Figures:
 
 # -- over the rounds ----------------------------------------------------------------------------------------------------
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Ratios are taken within a round and their median is reported: what slows a round down slows both of its sides."""
+    """Report the median of the ratios within each round: what slows a round down slows both of its sides."""
     found: dict[str, float | None] = {}
     for name in rounds[0]:
         values = [value for figures in rounds if (value := figures[name]) is not None]
@@ -185,7 +185,7 @@ def _chosen(parser: argparse.ArgumentParser, option: str, text: str, known: Sequ
 
 def main() -> None:
     args = parse_args()
-    logging.getLogger("buffer").setLevel(logging.CRITICAL)  # unsound groups are part of the rehearsal
+    logging.getLogger("buffer").setLevel(logging.CRITICAL)  # invalid groups are part of the rehearsal
     load = os.getloadavg()[0]
     keep_to_cores()
     found = measure(args.parts, QUICK if args.quick else FULL, args.rounds, args.rivals)

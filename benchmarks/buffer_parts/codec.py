@@ -14,7 +14,7 @@ REPEATS = 300
 
 
 def codec_us() -> dict[str, float]:
-    """Medians; every turn does all three, so that a change in the machine's load touches them alike."""
+    """Return medians; each turn measures all three, so that a change in the machine's load affects them alike."""
     rollout = group(TOKENS, seed=0, size=1)
     payload = encode(rollout)
     work: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Does an operation cost more when the buffer holds a million groups, or when 64 workers write instead of one?
+"""Measures whether an operation costs more with a million groups in the buffer, or with 64 workers instead of one.
 
 Server time only: what a script takes by the server's clock, and all that the server's thread did for a group.
 """
@@ -28,7 +28,7 @@ SCRIPTS = ("reserve", "commit", "take", "release", "checkpoint", "stats")
 WORKER = "worker"
 STEP = 64
 STEPS = 12
-"""At each size: enough for a median of the scripts that are called once a step."""
+"""Steps at each size: enough for a median of the scripts that are called once a step."""
 SENT_AT_ONCE = 200
 TICKETS_AT_ONCE = 1000
 ANY_VERSION = 2**31
@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 
 # -- by the number of groups ------------------------------------------------------------------------------------------
 def script_us_by_groups(sizes: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Median microseconds of each script, with so many groups in the buffer; the sizes take turns."""
+    """Return the median microseconds of each script by number of groups in the buffer; the sizes take turns."""
     return asyncio.run(_by_groups(sizes))
 
 
@@ -55,7 +55,7 @@ async def _by_groups(sizes: Sequence[int]) -> dict[int, dict[str, float]]:
 
 @dataclass(slots=True)
 class _Filled:
-    """A buffer with many groups in it, and tickets older than theirs: what is committed under these leaves first."""
+    """A buffer with many groups, and tickets older than theirs, whose groups are therefore taken first."""
 
     where: str
     buffer: RedisBuffer
@@ -85,7 +85,7 @@ async def _filled(size: int) -> AsyncIterator[_Filled]:
         buffer = RedisBuffer(connection, RUN)
         fence = await _lead(buffer, groups_per_step=max(size, STEP * STEPS))
         filled = _Filled(where, buffer, fence, await _tickets(buffer, STEP * (1 + STEPS)))
-        await filled.one_step()  # from here on the server knows the scripts
+        await filled.one_step()  # from here on the server has cached the scripts
         await _fill(where, buffer, size)
         yield filled
         await connection.close()
@@ -114,7 +114,7 @@ async def _tickets(buffer: RedisBuffer, count: int) -> list[Ticket]:
 
 
 class _Overhears:
-    """Stands where the server does, and keeps the commands of the last transaction instead of sending them."""
+    """Stands in for the server: records the commands of the last transaction instead of sending them."""
 
     def __init__(self) -> None:
         self.commands = self
@@ -138,7 +138,7 @@ class _Overhears:
 
 
 async def _fill(where: str, buffer: RedisBuffer, count: int) -> None:
-    """Commits `count` groups, many per send. One commit is overheard, and sent again with the other tickets' ids in it."""
+    """Commit `count` groups, many per send: one commit is recorded, and sent again with the other tickets' ids."""
     overhears = _Overhears()
     rolled_out = tiny()
     with connected(where) as connection:
@@ -160,14 +160,14 @@ def _as_sent(word: object) -> bytes:
 
 
 def _never_rewrite(where: str) -> None:
-    """A rewrite of the file would fork a server of a gigabyte, and every write after that would copy a page."""
+    """Disable rewrites of the append-only file: one would fork a server of a gigabyte, and each write would copy a page."""
     with Redis.from_url(where) as redis:
         redis.config_set("auto-aof-rewrite-percentage", 0)
 
 
 # -- by the number of writers -----------------------------------------------------------------------------------------
 def server_us_by_writers(steps: int) -> dict[int, float]:
-    """Microseconds of the server for each group, from reservation to checkpoint; each worker has its own connections."""
+    """Return the server's microseconds per group, from reservation to checkpoint; each worker has its own connections."""
     return {writers: asyncio.run(_by_writers(writers, steps)) for writers in (FEW_WRITERS, MANY_WRITERS)}
 
 
@@ -179,7 +179,7 @@ async def _by_writers(writers: int, steps: int) -> float:
         rolled_out = tiny()
         async with asyncio.TaskGroup() as fleet:
             workers = [fleet.create_task(_work(where, f"worker{index}", rolled_out)) for index in range(writers)]
-            version = await _learn(buffer, fence, range(1, 3), 0)  # by then everybody is connected
+            version = await _learn(buffer, fence, range(1, 3), 0)  # by then all workers are connected
             before = _busy_s(where)
             await _learn(buffer, fence, range(3, steps + 3), version)
             busy = _busy_s(where) - before

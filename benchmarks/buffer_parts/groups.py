@@ -1,4 +1,4 @@
-"""The rivals' rollouts as groups of ours: the same bytes in our types."""
+"""The rivals' rollouts as groups: the same bytes in our types."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PROMPT = "What is the next even number?"
 
 
 def group(tokens: int, seed: int, *, size: int | None = None) -> types.RolloutGroup:
-    """One that no ticket belongs to yet."""
+    """Make a group without a ticket."""
     rollouts = tuple(_rollout(rollout) for rollout in group_of(tokens, seed)[:size])
     task = types.Task(key=f"task{seed}", environment="arithmetic", prompt=PROMPT)
     return types.RolloutGroup(id="", task=task, rollouts=rollouts, worker="")
 
 
 def tiny() -> types.RolloutGroup:
-    """One short rollout without its conversation, for when only the number of groups matters."""
+    """Make a group of one short rollout without a conversation, where only the number of groups matters."""
     short = group(8, seed=0, size=1)
     (rollout,) = short.rollouts
     return replace(short, rollouts=(replace(rollout, conversation=()),))
@@ -42,7 +42,7 @@ def _rollout(rollout: Rollout) -> types.Rollout:
 
 
 def under(ticket: types.Ticket, group: types.RolloutGroup, worker: str) -> types.RolloutGroup:
-    """The group as if it had been sampled under this ticket."""
+    """Return the group as if it had been sampled under this ticket."""
     rollouts = tuple(_sampled_by(ticket.version, rollout) for rollout in group.rollouts)
     return replace(group, id=ticket.id, rollouts=rollouts, worker=worker)
 

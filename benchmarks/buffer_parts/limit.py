@@ -1,4 +1,4 @@
-"""What the server and a socket can do at best with the same bytes: no codec, no parser, no client, no bookkeeping.
+"""The upper limit of the server and a socket for the same bytes: no codec, no parser, no client, no bookkeeping.
 
 Values are pushed onto a list many per send, and popped many per reply into one buffer, where nobody looks at them. A round
 trip is a push and a pop; one process does both, so the server has the other core to itself.
@@ -17,12 +17,12 @@ from buffer_parts.groups import group
 from buffer_parts.server import server
 
 SENT_AT_ONCE = 1 << 20
-"""Bytes: more of them in one command do not help."""
+"""Bytes per command; more do not help."""
 SOCKET_BUFFER = 4 << 20
 
 
 def limits_per_s(tokens: int, rollouts: int) -> tuple[float, float]:
-    """Rollouts a second: each a value of its own, and eight to a value as ours are."""
+    """Return rollouts per second, with one rollout per value and with eight, as in our groups."""
     single, grouped = encode(group(tokens, seed=0, size=1)), encode(group(tokens, seed=0))
     return _round_trips_per_s(single, rollouts), GROUP * _round_trips_per_s(grouped, rollouts // GROUP)
 
@@ -35,7 +35,7 @@ def _round_trips_per_s(value: bytes, count: int) -> float:
     popped = bytearray(len(command(*[value] * at_once)))
     with server() as where, connected(where) as connection:
         _push(connection, push, 1)
-        _pop(connection, pop, popped, 1)  # nobody starts cold
+        _pop(connection, pop, popped, 1)  # warm up
         started = time.perf_counter()
         _push(connection, push, batches)
         _pop(connection, pop, popped, batches)
@@ -65,12 +65,12 @@ def connected(where: str) -> socket.socket:
 
 
 def command(*words: bytes) -> bytes:
-    """As it goes over the wire; a reply that is an array of values looks the same."""
+    """Encode a command in the Redis protocol; an array reply looks the same."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def receive(connection: socket.socket, expected: bytes) -> None:
-    """Wait for these very bytes."""
+    """Wait until exactly these bytes have arrived."""
     reply = bytearray(len(expected))
     _receive_into(connection, memoryview(reply))
     assert reply == expected, bytes(reply[:200])

@@ -1,4 +1,4 @@
-"""Every script once a step or oftener, with 64 groups a step and real payloads, so that each shows its largest honest cost.
+"""Calls each script at least once a step, with 64 groups per step and real payloads, to show its largest realistic cost.
 
 One client does one thing after the other: nothing competes with the server for a core but what else the machine does.
 """
@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 
 
 def script_us(steps: int) -> dict[str, list[int]]:
-    """Microseconds of every call, by script."""
+    """Script -> microseconds of each call."""
     with server() as where, script_log(where) as costs:
         asyncio.run(_rehearse(where, steps))
     return costs
@@ -47,7 +47,7 @@ class _Stage:
     version: int = -1
     position: BufferPosition | None = None
     held: dict[str, list[Any]] = field(default_factory=dict)
-    """Tickets by worker."""
+    """Worker -> its tickets."""
 
 
 async def _rehearse(where: str, steps: int) -> None:
@@ -61,7 +61,7 @@ async def _rehearse(where: str, steps: int) -> None:
     await stage.buffer.resign(stage.fence)
     await _take_over(stage)
     await cast("Any", connection.commands).flushall()
-    await _take_over(stage)  # of an empty server, where every outstanding task must be rolled again
+    await _take_over(stage)  # on an empty server, where every outstanding task is rolled again
     await connection.close()
 
 
@@ -78,7 +78,7 @@ async def _publish(stage: _Stage, step: int) -> None:
 
 
 async def _roll_out(stage: _Stage, step: int) -> None:
-    """All workers fill their tickets; per step one fails, one teaches nothing, and three are unsound, each in its own way."""
+    """Commit all tickets; per step one fails, one has no signal, and three are invalid, each in another way."""
     buffer = stage.buffer
     share = LIMITS.slots // WORKERS
     tickets = []
@@ -99,7 +99,7 @@ async def _roll_out(stage: _Stage, step: int) -> None:
 
 
 def _sampled_too_early(group: RolloutGroup) -> RolloutGroup:
-    """By a version that is not live yet: quarantined now, sound after the next publish."""
+    """Commit a group of a version that is not live yet: quarantined now, valid after the next publish."""
     version = group.newest_version + 1
     return under(Ticket(id=group.id, task_index=0, version=version, attempt=1), group, group.worker)
 

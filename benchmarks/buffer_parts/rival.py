@@ -1,4 +1,4 @@
-"""Runs a rival of the round trip: a script in rivals/, in an environment of its own if it needs one."""
+"""Runs a rival of the round trip: a script in rivals/, in its own virtual environment if it needs one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rivals import virtual_env
 from buffer_parts.server import server
 
 PATIENCE_S = 180.0
-"""A rival that takes longer for one round is given up."""
+"""Time limit of a rival for one round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,10 @@ class Rival:
     name: str
     script: str
     environment: str | None
-    """Whose requirements stand in rivals/; None: it needs nothing that we do not need."""
+    """Name of its requirements file in rivals/; None if it needs only what the project needs."""
     needs_redis: bool = False
     share: int = 1
-    """One in so many of our groups is enough for a second or two of it."""
+    """It gets one of this many of our groups, enough for a second or two."""
 
 
 RIVALS = (
@@ -36,7 +36,7 @@ RIVALS = (
 
 
 class Absent(Exception):
-    """A rival cannot be measured here; the message says why."""
+    """A rival that cannot be measured here, with the reason."""
 
 
 def rival_per_s(rival: Rival, tokens: int, groups: int) -> float:

@@ -1,4 +1,4 @@
-"""Our buffer's round trip: reserve, commit, take, issue, publish, release, checkpoint, with a window of versions."""
+"""The buffer's round trip: reserve, commit, take, issue, publish, release, checkpoint, with a window of versions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RUN = "benchmark"
 GROUPS_PER_STEP = 64
 LIMITS = Limits(max_age=2, groups_per_step=GROUPS_PER_STEP, lease_s=60, max_attempts=3, selector="windowed_fifo")
 WRITERS = 2
-"""One less leaves the learner idle, one more only makes them wait for the same two cores."""
+"""Number of workers: one less leaves the learner idle, one more only competes for the same two cores."""
 EPISODES = 4
-"""A worker commits some groups while others wait for the server."""
+"""Concurrent commits of a worker."""
 TICKETS_AT_ONCE = 4
 ANY_VERSION = 2**31
-"""What an engine holds that is never behind."""
+"""The version that workers report: never behind the live one."""
 WAIT_S = 30.0
 
 

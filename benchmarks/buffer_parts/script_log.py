@@ -1,4 +1,4 @@
-"""What each script costs the server, by the server's own clock: its slow log with a threshold of nothing."""
+"""Measures each script's time on the server, with the slow log at a threshold of 0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 200_000
 
 
 _OTHERS = {b"HMGET": "payload_read"}
-"""What is no script and keeps the server busy all the same: reading the payloads of a batch."""
+"""A command that is no script but keeps the server busy, too: reading the payloads of a batch."""
 
 
 def script_names() -> list[str]:
@@ -23,7 +23,7 @@ def script_names() -> list[str]:
 
 @contextmanager
 def script_log(where: str) -> Iterator[dict[str, list[int]]]:
-    """Filled when the block ends: microseconds of every call, by script, except the first, which compiles it."""
+    """Yield script -> microseconds of each call, filled when the block ends; without the first call, which compiles it."""
     costs: dict[str, list[int]] = {}
     with Redis.from_url(where) as redis:
         redis.config_set("slowlog-max-len", MOST)
@@ -41,7 +41,7 @@ def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
     match command.upper():
         case b"EVALSHA":
             name = _SCRIPTS.get(argument.decode())
-        case b"EVAL":  # every script begins with its name
+        case b"EVAL":  # every script begins with a comment that names it
             name = argument.removeprefix(b"-- ").partition(b".lua")[0].decode()
         case other:
             name = _OTHERS.get(other)
@@ -50,4 +50,4 @@ def _count(entry: dict[str, Any], costs: dict[str, list[int]]) -> None:
 
 
 _SCRIPTS = {load_script(name).sha: name for name in NAMES}
-"""By the name that the server knows."""
+"""SHA of a script on the server -> its name."""

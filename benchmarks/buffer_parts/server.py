@@ -1,4 +1,4 @@
-"""A Redis with the options of a run's own server, alone in a folder that vanishes with it."""
+"""A Redis with the options of the embedded server, in a temporary folder of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_S = 30.0
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Yields its address."""
+    """Start it and yield its address."""
     with tempfile.TemporaryDirectory(prefix="arl") as folder:
         socket = Path(folder) / "redis.sock"
         command = server_command(find_binary(), Path(folder), socket, MAX_MEMORY_MB)
@@ -43,4 +43,4 @@ def _wait_until_it_answers(socket: Path) -> None:
             except RedisConnectionError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.02)  # a socket that is not there yet cannot be waited on
+                time.sleep(0.02)  # the creation of a socket cannot be awaited

@@ -1,4 +1,4 @@
-"""The figures as tables for people."""
+"""Prints the figures as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Figures = Mapping[str, float | None]
 
 
 def transport_table(figures: Figures, sizes: Iterable[str], others: Sequence[str]) -> str:
-    """Rollouts a second of every side, and how many times as fast ours is."""
+    """Print rollouts per second of each side, and the ratio of ours to it."""
     rows = [["rollouts/s", *(cell for size in sizes for cell in (size, "ours is"))]]
     rows.append(["ours", *(cell for size in sizes for cell in (_number(figures[f"round_trip_{size}_per_s"], 0), ""))])
     for other in others:

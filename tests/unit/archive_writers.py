@@ -19,7 +19,7 @@ from buffer.archive.writing import ArchiveWriter
 
 
 def group(number: int) -> SpentGroup:
-    """Not one that can be decoded, but of a size that takes a while to write."""
+    """Make a group that takes a while to write; its payload cannot be decoded."""
     return SpentGroup(id=f"g{number}", step=number, payload=bytes([number % 256]) * (number % 7 * 100_000))
 
 

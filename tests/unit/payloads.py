@@ -1,4 +1,4 @@
-"""Payloads made by hand, and groups that can be compared."""
+"""Payloads assembled by hand, and groups that can be compared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HEADER = struct.Struct("<4sHBBIQ")
 
 
 def sealed(body: bytes, *, magic: bytes = b"ARLG", schema: int = 2, codec: int = 0, flags: int = 0) -> bytes:
-    """In an envelope that is right, whatever the body is."""
+    """Wrap a body in a valid header."""
     return HEADER.pack(magic, schema, codec, flags, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 
 def columns(count: int) -> bytes:
-    """Of `count` tokens: all zero, and none sampled but the last."""
+    """Return columns of `count` zero tokens, of which only the last is sampled."""
     return struct.pack("<I", count) + bytes(8 * count) + (bytes(count - 1) + b"\x01" if count else b"")
 
 
@@ -27,7 +27,7 @@ def body(records: object, count: int = 2) -> bytes:
 
 
 def plain(value: object) -> object:
-    """Comparable with ==, also where floats are NaN: arrays and floats become their bytes and type."""
+    """Return a value that is comparable with ==, also with NaN: arrays and floats become their bytes and type."""
     if isinstance(value, float):
         return struct.pack("<d", value)
     if isinstance(value, np.ndarray):
@@ -50,4 +50,4 @@ SCHEMA_1 = base64.b64decode(
     "AKJva8CBpWV4YWN0yz/wAAAAAAAAgaV0dXJuc8tAAAAAAAAAAJKSpHVzZXKpMiArIDIgPSA/kqlhc3Npc3RhbnSlNCDinJOXkMsAAAAAAAAAAKZm"
     "YWlsZWSTq2Vudmlyb25tZW50qEtleUVycm9yp25vIGRvb3KAgJCidzE="
 )
-"""Written by the version of this project that wrote nothing else."""
+"""A payload of schema 1, written by the release that used it."""

@@ -1,4 +1,4 @@
-"""What went into the archive comes out of it once and unchanged, whatever happened to the files meanwhile."""
+"""The archive returns each group once and unchanged, also from damaged files."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_where_there_is_no_archive_a_sentence_says_so(tmp_path: Path):
 
 # -- the format, as docs/archive.md describes it ------------------------------------------------------------------------
 def read_by_the_book(data: bytes) -> Iterator[tuple[dict, bytes]]:
-    """Shares no line with ours."""
+    """An independent reader of the format in docs/archive.md."""
     magic, version, _, length = struct.unpack_from("<4sHHI", data)
     assert (magic, version) == (b"ARLS", 1)
     assert xxhash.xxh3_64_intdigest(data[:12] + data[20 : 20 + length]) == struct.unpack_from("<Q", data, 12)[0]
@@ -291,7 +291,7 @@ def test_a_record_inside_a_payload_is_not_taken_for_one(tmp_path: Path):
 
 @pytest.mark.parametrize("before", range(6))
 def test_the_next_record_is_found_wherever_the_search_has_got_to(tmp_path: Path, before: int):
-    """The search reads pieces of 1 MiB; the magic may lie in two of them."""
+    """The search reads chunks of 1 MiB; the magic may span two of them."""
 
     def record(number: int, payload: bytes, offset: int) -> bytes:
         facts = GroupSummary(id=f"g{number}", step=0, time=1.0, environment="", tokens=0, reward=None)
@@ -448,7 +448,7 @@ def test_a_file_that_was_only_just_begun_is_left_to_its_writer(tmp_path: Path):
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As a full disk looks to a writer: a part of it is written, then comes an error."""
+    """Simulate a full disk: a part is written, then an error follows."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""benchmarks/buffer_speed.py measures the real buffer, compares within a round, and goes on without an absent rival."""
+"""benchmarks/buffer_speed.py measures the real buffer, compares within a round, and continues without an absent rival."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
 
 
 def test_ratios_are_compared_within_a_round(benchmark: ModuleType) -> None:
-    """A machine that becomes ten times slower after the first round changes the rates, and not the ratio."""
+    """A machine that becomes ten times slower after the first round changes the rates, not the ratio."""
     rounds = [
         benchmark._compared("reverb", "2k", ours, theirs) for ours, theirs in ((900.0, 300.0), (90.0, 30.0), (40.0, 20.0))
     ]

@@ -1,4 +1,4 @@
-"""`python -P -m buffer`, as a person or a supervisor runs it."""
+"""`python -P -m buffer` as a process."""
 
 from __future__ import annotations
 

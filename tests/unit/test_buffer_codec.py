@@ -1,4 +1,4 @@
-"""Bytes in Redis are somebody else's until they have been checked."""
+"""The codec: what is encoded is decoded unchanged, and invalid bytes are refused."""
 
 from __future__ import annotations
 

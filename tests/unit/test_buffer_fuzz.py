@@ -1,4 +1,4 @@
-"""Ten thousand damaged payloads: each is refused with a reason, or it is a group like any other.
+"""Ten thousand damaged payloads: each is refused with a reason, or is a valid group.
 
 Most of the damage is sealed again with the right length and checksum, so that it reaches the readers behind them.
 """
@@ -23,7 +23,7 @@ from buffer.payloads.validation import problem_with
 
 ROUNDS = 10_000
 GROWTH_BYTES = 2 * 2**20
-"""Of the memory in use, between an early and the last round."""
+"""Allowed growth of the memory in use, between an early and the last round."""
 PEAK_BYTES = 256 * 2**20
 
 
@@ -51,9 +51,9 @@ def decode_checked() -> RolloutGroup:
 
 
 SOUND = [encode(decode_checked()), encode(decode_checked(), compress_text=True), SCHEMA_1]
-"""One of each kind that is read."""
+"""One payload of each readable format."""
 TELLING = [b"\x00", b"\xff", b"\x7f\xff", b"\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf", b"\xc0", b"\xc7", b"\x90"]
-"""What is likely to matter where a length, a type or a sign stands."""
+"""Bytes that are likely to matter as a length, a type or a sign."""
 
 
 def damaged(payload: bytes, draw: random.Random) -> bytes:
@@ -78,7 +78,7 @@ def damaged(payload: bytes, draw: random.Random) -> bytes:
 
 
 def anything(draw: random.Random, depth: int = 0) -> object:
-    """Some value that msgpack can carry."""
+    """Return a random value that msgpack can hold."""
     kind = draw.randrange(9 if depth < 5 else 7)
     if kind < 7:
         return draw.choice(
@@ -89,7 +89,7 @@ def anything(draw: random.Random, depth: int = 0) -> object:
 
 
 def with_another_node(value: object, draw: random.Random) -> object:
-    """The same records, one of them replaced by something."""
+    """Return the same records with one of them replaced."""
     if not isinstance(value, list) or not value or draw.random() < 0.15:
         return anything(draw)
     position = draw.randrange(len(value))
@@ -118,7 +118,7 @@ def hostile(draw: random.Random) -> bytes:
 
 
 def survives(payload: bytes) -> bool:
-    """Whether it was read; then it is a group like any other."""
+    """Return whether it was decoded; then it must be a valid group."""
     try:
         group = decode(payload)
     except BadPayload:

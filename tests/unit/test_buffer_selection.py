@@ -1,4 +1,4 @@
-"""The age bound is arithmetic: with `wait`, nothing outlives max_age, whatever workers do."""
+"""The age bound: with `windowed_fifo` no group exceeds max_age, whatever workers do."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_who_is_waited_for(reserved, version, more, expected):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_schedule_of_workers_makes_anything_stale_or_stops_the_learner(seed: int):
-    """Random stragglers, bursts and prefetching learners; tickets are given as in the buffer, up to the slots."""
+    """Random stragglers, bursts and prefetching learners; tickets are issued as in the buffer, up to the slots."""
     draw = random.Random(seed)
     max_age, num_groups, prefetched = draw.randrange(4), draw.randrange(1, 5), draw.randrange(1, 3)
     slots = (max_age + 1) * num_groups

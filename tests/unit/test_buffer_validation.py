@@ -1,4 +1,4 @@
-"""What a group must satisfy before anything is trained on it."""
+"""Validation of groups before training."""
 
 from __future__ import annotations
 

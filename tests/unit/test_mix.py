@@ -1,4 +1,4 @@
-"""Which environment poses which task while people change the mix."""
+"""Which environment a task index belongs to while the mix changes."""
 
 from __future__ import annotations
 

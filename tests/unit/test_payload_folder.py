@@ -1,4 +1,4 @@
-"""Payload files on their own: bytes that arrive, references that lie, folders that are full or gone."""
+"""The payload folder: reading and writing, invalid references, full or missing folders."""
 
 from __future__ import annotations
 

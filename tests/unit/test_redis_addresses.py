@@ -1,4 +1,4 @@
-"""What a redis.url means, and what is said about one that means nothing."""
+"""Parsing of redis.url, and the errors for invalid ones."""
 
 from __future__ import annotations
 

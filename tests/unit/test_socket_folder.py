@@ -1,4 +1,4 @@
-"""What a server that starts removes of others' in the temporary folder: socket folders that nobody serves, and nothing else."""
+"""A starting server removes abandoned socket folders from the temporary folder, and nothing else."""
 
 from __future__ import annotations
 
