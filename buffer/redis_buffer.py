@@ -445,7 +445,7 @@ def _commit_result(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lo
 
 def _checked_name(worker: str) -> str:
     if "\t" in worker:
-        raise ValueError(f"the name of a worker holds no tab: {worker!r}")
+        raise ValueError(f"a worker's name must not contain a tab: {worker!r}")
     return worker
 
 

@@ -121,7 +121,9 @@ def _translated(error: ResponseError, script: str, arguments: Sequence[Argument]
     """Return the exception that stands for a refusal. Its text may quote a payload, so it is never passed on."""
     text = str(error)
     if text.startswith("FENCELOST"):
-        return FenceLost(f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may change nothing any more")
+        return FenceLost(
+            f"learner {arguments[0]!s} was replaced by learner {text.split()[1]} and may no longer change anything"
+        )
     if text.startswith("REWOUND"):
         return rewound()
     if isinstance(error, OutOfMemoryError) or "OOM " in text[:200]:

@@ -1,6 +1,6 @@
 """The upper limit of the server and a socket for the same bytes: no codec, no parser, no client, no bookkeeping.
 
-Values are pushed onto a list many per send, and popped many per reply into one buffer, where nobody looks at them. A round
+Values are pushed onto a list many per send, and popped many per reply into one buffer, without being parsed. A round
 trip is a push and a pop; one process does both, so the server has the other core to itself.
 """
 

@@ -185,7 +185,7 @@ def _first_record(file: int, path: Path) -> int:
     ):
         return 0
     if version != FORMAT:
-        raise ConfigError(f"{path} is of archive format {version} and this version reads {FORMAT}; update async_rl")
+        raise ConfigError(f"{path} has archive format {version}, and this release reads {FORMAT}; update async_rl")
     return _FILE.size + length
 
 

@@ -59,7 +59,7 @@ async def archive_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *,
             await _wait_for_wake(wake, within_s=pause_s)
         else:
             if pause_s:
-                log.info("the archive is written again")
+                log.info("the archive can be written again")
             pause_s = 0.0
             await wake.wait()
 
@@ -73,7 +73,7 @@ async def drain_spent(buffer: SpentGroups, fence: int, writer: GroupWriter, *, w
             await _archive_all(buffer, fence, writer)
     except (TimeoutError, _DiskRefused) as problem:
         reason = str(problem) if isinstance(problem, _DiskRefused) else f"{within_s:g} s were not enough"
-        log.warning("spent groups stay in the buffer until the run goes on: %s", reason)
+        log.warning("spent groups stay in the buffer until the run continues: %s", reason)
         return False
     return True
 

@@ -58,7 +58,7 @@ def encode(group: RolloutGroup, *, compress_text: bool = False) -> bytes:
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise BadPayload(f"it cannot be written: {str(error)[:200]!r}") from error
     if len(records) > MAX_RECORD_BYTES:
-        raise BadPayload(f"its texts and numbers take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")
+        raise BadPayload(f"its records take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")
     codec = _PLAIN
     if compress_text and len(records) >= WORTH_COMPRESSING:
         codec, records = _ZSTD, _compress(records)
@@ -96,7 +96,7 @@ def _check_header(payload: bytes | memoryview) -> tuple[int, int]:
         raise BadPayload(f"a payload has between {_HEADER.size} and {MAX_BYTES} bytes, this one has {len(payload)}")
     magic, schema, codec, flags, length, checksum = _HEADER.unpack_from(payload)
     if magic != _MAGIC:
-        raise BadPayload("it does not begin like a group")
+        raise BadPayload("it does not begin with a group's magic bytes")
     if flags:
         raise BadPayload(f"flags {flags} are unknown here; it was written by a newer version; upgrade the learner")
     body = memoryview(payload)[_HEADER.size :]
@@ -209,7 +209,7 @@ def _read_whole_sample(value: MsgpackValue) -> Sample:
                 versions=read_spans(spans),
             )
         case _:
-            raise BadPayload("a sample is not what a sample must be")
+            raise BadPayload("a sample has malformed fields")
 
 
 _READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]] = {

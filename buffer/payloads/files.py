@@ -79,7 +79,9 @@ class PayloadFolder:
     def put(self, ticket: str, payload: bytes) -> bytes:
         """Write a file and return the reference to it. Raises PayloadFolderFull."""
         if len(payload) > self._max_bytes:
-            raise ConfigError(f"redis.payloads: a group of {len(payload)} bytes does not fit in {self.path}; allow it more")
+            raise ConfigError(
+                f"redis.payloads: a group of {len(payload)} bytes does not fit in {self.path}; raise redis.payloads_max_mb"
+            )
         name = f"{ticket}-{secrets.token_hex(8)}"
         if not _NAME.fullmatch(name):
             raise BadPayload("its id is not that of a ticket")
@@ -154,7 +156,7 @@ class PayloadFolder:
     def _read_reference(self, reference: bytes) -> tuple[str, int]:
         """Parse a reference; whatever it holds, it can only name a file of this folder. Raises BadPayload."""
         if not is_reference(reference) or len(reference) <= _REFERENCE.size:
-            raise BadPayload("it is no reference to a file")
+            raise BadPayload("it is not a reference to a file")
         _, token, length = _REFERENCE.unpack_from(reference)
         name = reference[_REFERENCE.size :].decode("ascii", errors="replace")
         if not _NAME.fullmatch(name) or not 0 < length <= MAX_BYTES:
@@ -184,7 +186,7 @@ class PayloadFolder:
         reason = error.strerror if isinstance(error, OSError) else "it became shorter"
         if isinstance(error, OSError) and error.errno in _SHORTAGE:  # the payload is not at fault
             return BufferUnreachable(f"payloads cannot be read from {self.path} ({reason}); raise the limits of this process")
-        return BadPayload(f"its bytes are gone from {self.path} ({reason})")
+        return BadPayload(f"its payload cannot be read from {self.path} ({reason})")
 
 
 def is_reference(payload: bytes) -> bool:
@@ -195,7 +197,7 @@ def _read(descriptor: int, length: int) -> Iterator[bytes]:
     while length:
         part = os.read(descriptor, length)
         if not part:
-            raise BadPayload("its file became shorter while it was read")
+            raise BadPayload("its file was truncated while it was read")
         length -= len(part)
         yield part
 
@@ -212,7 +214,7 @@ def _open_folder(folder: Path, max_bytes: int) -> int:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         problem = "must belong to this user alone (mode 0700); remove it"
     elif (size := disk.f_blocks * disk.f_frsize) < max_bytes:  # a container's /dev/shm is often tiny
-        problem = f"is on a file system of {size} bytes, but may hold {max_bytes}; allow it less, or enlarge that"
+        problem = f"is on a file system of {size} bytes, but may hold {max_bytes}; lower redis.payloads_max_mb, or enlarge that"
     if problem:
         os.close(descriptor)
         raise ConfigError(f"redis.payloads: {folder} {problem}")

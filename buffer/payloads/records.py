@@ -82,7 +82,7 @@ def read_group(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample
                 worker=worker,
             )
         case _:
-            raise BadPayload("the group is not what a group must be")
+            raise BadPayload("the group has malformed fields")
 
 
 def _read_task(value: MsgpackValue) -> Task:
@@ -96,7 +96,7 @@ def _read_task(value: MsgpackValue) -> Task:
                 data=_scalars(data),
             )
         case _:
-            raise BadPayload("the task is not what a task must be")
+            raise BadPayload("the task has malformed fields")
 
 
 def _read_rollout(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> Rollout:
@@ -122,7 +122,7 @@ def _read_rollout(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sam
                 conversation=_read_conversation(messages),
             )
         case _:
-            raise BadPayload("a rollout is not what a rollout must be")
+            raise BadPayload("a rollout has malformed fields")
 
 
 def _read_failure(value: MsgpackValue) -> Failure:
@@ -130,7 +130,7 @@ def _read_failure(value: MsgpackValue) -> Failure:
         case [str() as boundary, str() as kind, str() as message]:
             return Failure(boundary=boundary, kind=kind, message=message)
         case _:
-            raise BadPayload("a failure is not three texts")
+            raise BadPayload("a failure is not three strings")
 
 
 def _read_conversation(messages: list[MsgpackValue]) -> tuple[Message, ...]:
@@ -143,7 +143,7 @@ def _read_conversation(messages: list[MsgpackValue]) -> tuple[Message, ...]:
                 read = tuple([_read_tool_call(call) for call in calls])
                 found.append(Message(role=role, content=content, tool_calls=read, tool_call_id=answers))
             case _:
-                raise BadPayload("a message is not what a message must be")
+                raise BadPayload("a message has malformed fields")
     return tuple(found)
 
 
@@ -152,7 +152,7 @@ def _read_tool_call(value: MsgpackValue) -> ToolCall:
         case [str() as name, str() as arguments, str() as call_id]:
             return ToolCall(name=name, arguments=arguments, id=call_id)
         case _:
-            raise BadPayload("a tool call is not three texts")
+            raise BadPayload("a tool call is not three strings")
 
 
 def read_spans(numbers: list[MsgpackValue]) -> tuple[VersionSpan, ...]:
@@ -161,7 +161,7 @@ def read_spans(numbers: list[MsgpackValue]) -> tuple[VersionSpan, ...]:
     for version, start, stop in zip(rest, rest, rest, strict=True):
         # `type`, because True is an int by inheritance and no position.
         if type(version) is not int or type(start) is not int or type(stop) is not int:
-            raise BadPayload("a version span is not three whole numbers")
+            raise BadPayload("a version span is not three integers")
         found.append(VersionSpan(version=version, start=start, stop=stop))
     return tuple(found)
 
@@ -169,12 +169,12 @@ def read_spans(numbers: list[MsgpackValue]) -> tuple[VersionSpan, ...]:
 def _numbers(values: dict[MsgpackValue, MsgpackValue]) -> Mapping[str, float]:
     for name, value in values.items():
         if type(name) is not str or type(value) is not float:
-            raise BadPayload("a measure is not a name with a number")
+            raise BadPayload("a metric is not a name with a number")
     return cast("dict[str, float]", values)
 
 
 def _scalars(values: dict[MsgpackValue, MsgpackValue]) -> Mapping[str, Scalar]:
     for name, value in values.items():
         if type(name) is not str or not isinstance(value, str | int | float):
-            raise BadPayload("the task's data is more than names with scalars")
+            raise BadPayload("the task's data holds values other than scalars")
     return cast("dict[str, Scalar]", values)

@@ -62,7 +62,7 @@ class PayloadStore:
         if payload is None or not is_reference(payload):
             return payload
         if self._folder is None:
-            raise BadPayload("its bytes are in a folder beside Redis, and redis.payloads names none here")
+            raise BadPayload("its payload is in a file, and redis.payloads names no folder here")
         return self._folder.get(payload)
 
     def to_bytes(self, payload: bytes | None, ticket: str) -> bytes | None:
@@ -91,7 +91,7 @@ def decode_checked(
 ) -> RolloutGroup:
     """Decode a payload and check that it is a valid group of this ticket. Raises BadPayload."""
     if payload is None:
-        raise BadPayload("its payload is gone")
+        raise BadPayload("its payload is missing")
     group = decode(payload)
     if problem := problem_with(group, vocab_size=vocab_size):
         raise BadPayload(problem)

@@ -75,13 +75,13 @@ def _problem_with_spans(sample: Sample) -> str | None:
         if not end <= span.start < span.stop <= length:
             return f"the version span [{span.start}, {span.stop}) is out of place"
         if span.version < 0:
-            return f"a token is said to be of version {span.version}"
+            return f"a token has version {span.version}"
         covered[span.start : span.stop] = b"\1" * (span.stop - span.start)
         end = span.stop
     if bytes(covered) == sample.loss_mask.tobytes():
         return None
     if sample.loss_mask.max() > 1:
-        return "the mask holds something else than 0 and 1"
+        return "the loss mask holds values other than 0 and 1"
     return "the version spans do not cover exactly the sampled tokens"
 
 

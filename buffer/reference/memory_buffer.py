@@ -255,7 +255,7 @@ class MemoryBuffer:
     def _holder(self, fence: int) -> _Learner:
         """Return the learner with this fence. Raises FenceLost for any but the latest."""
         if self._learner is None or fence != self._fence:
-            raise FenceLost(f"learner {fence} was replaced by learner {self._fence} and may change nothing any more")
+            raise FenceLost(f"learner {fence} was replaced by learner {self._fence} and may no longer change anything")
         return self._learner
 
     def _notify(self) -> None:

@@ -50,7 +50,7 @@ def _misplaced(snapshot: BufferSnapshot) -> list[str]:
         "somewhere without a record": somewhere - snapshot.recorded,
         "recorded without being anywhere": snapshot.recorded - somewhere,
         "without their payload": held - payloads,
-        "strays: a payload that no group owns": payloads - held,
+        "only payloads, without a group": payloads - held,
     }
     for ticket, how in snapshot.misfiled.items():
         suspects[how] = {*suspects.get(how, ()), ticket}
@@ -66,5 +66,5 @@ def _miscounted(snapshot: BufferSnapshot) -> list[str]:
         problems.append(f"{stats.issued} tickets were issued, but {placed} are accounted for")
     size = sum(snapshot.payloads.values())
     if size != stats.bytes:
-        problems.append(f"{stats.bytes} payload bytes are on the books, but {size} are held")
+        problems.append(f"{stats.bytes} payload bytes are counted, but {size} are held")
     return problems

@@ -32,7 +32,7 @@ def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
     written: dict[str, str] = {}
     for name, value in changes.items():
         if name not in CHANGEABLE:
-            raise ValueError(f"{name} cannot be changed while the run goes on")
+            raise ValueError(f"{name} cannot be changed during a run")
         if name == "lease_s":
             written["lease_ms"] = str(round(float(value) * 1000))
         elif name == "quotas":

@@ -17,9 +17,9 @@ from buffer.run_audit.rules import judge
 
 def main(arguments: Sequence[str]) -> int:
     line = read(AUDIT, arguments)
-    found = asyncio.run(gather(load_named(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
-    verdict = judge(found)
-    (show_json if line.has("json") else show)(found, verdict)
+    evidence = asyncio.run(gather(load_named(line.config), files_only=line.has("files-only"), every_byte=line.has("bytes")))
+    verdict = judge(evidence)
+    (show_json if line.has("json") else show)(evidence, verdict)
     if verdict.findings:
         return 1
     return BufferUnreachable.exit_code if verdict.unchecked and not line.has("files-only") else 0

@@ -96,7 +96,7 @@ class Evidence:
 
 async def gather(config: Config, *, files_only: bool, every_byte: bool) -> Evidence:
     if not config.run_folder.is_dir():
-        raise ConfigError(f"there is no run in {config.run_folder} (run.folder is seen from where you are)")
+        raise ConfigError(f"there is no run in {config.run_folder} (run.folder is relative to the current folder)")
     if files_only:
         return _with_files(config, None, "it was left out (--files-only)", every_byte=every_byte)
     try:

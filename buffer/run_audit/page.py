@@ -10,9 +10,9 @@ from buffer.run_audit.rules import AuditVerdict
 from buffer.tools.output import console, print_json, visible
 
 
-def show(found: Evidence, verdict: AuditVerdict) -> None:
+def show(evidence: Evidence, verdict: AuditVerdict) -> None:
     page = console()
-    for what, said in _rows(found, verdict):
+    for what, said in _rows(evidence, verdict):
         page.print(f"{what:<12} {visible(said)}")
     for each in verdict.unchecked:
         page.print(visible(f"NOT CHECKED: {each}"), style="yellow")
@@ -24,39 +24,39 @@ def show(found: Evidence, verdict: AuditVerdict) -> None:
         page.print("clean: every task is trained once, in flight, or dropped with a reason")
 
 
-def show_json(found: Evidence, verdict: AuditVerdict) -> None:
+def show_json(evidence: Evidence, verdict: AuditVerdict) -> None:
     print_json(
         {
             "clean": not verdict.findings and not verdict.unchecked,
             "findings": verdict.findings,
             "unchecked": verdict.unchecked,
             "tasks": asdict(verdict.tasks) if verdict.tasks is not None else None,
-            "dropped": dict(found.redis.dropped) if found.redis is not None else None,
+            "dropped": dict(evidence.redis.dropped) if evidence.redis is not None else None,
             "steps": len(verdict.surviving),
             "rolled_back_steps": verdict.rolled_back,
-            "lives": len(found.journal.lives) if found.journal is not None else 0,
-            "checkpoints": [{"name": each.name, "step": each.step, "problem": each.problem} for each in found.checkpoints],
-            "archived": len(found.archived) if found.archived is not None else None,
+            "lives": len(evidence.journal.lives) if evidence.journal is not None else 0,
+            "checkpoints": [{"name": each.name, "step": each.step, "problem": each.problem} for each in evidence.checkpoints],
+            "archived": len(evidence.archived) if evidence.archived is not None else None,
         }
     )
 
 
-def _rows(found: Evidence, verdict: AuditVerdict) -> Iterator[tuple[str, str]]:
-    journal, newest, tasks = found.journal, found.newest, verdict.tasks
+def _rows(evidence: Evidence, verdict: AuditVerdict) -> Iterator[tuple[str, str]]:
+    journal, newest, tasks = evidence.journal, evidence.newest, verdict.tasks
     lives = len(journal.lives) if journal is not None else 0
     groups = len({group.id for step in verdict.surviving for group in step.groups})
     yield (
         "journal",
         f"{lives} learners; {len(verdict.surviving)} surviving steps of {groups} groups, {verdict.rolled_back} rolled back",
     )
-    whole = sum(not each.problem for each in found.checkpoints)
-    damaged = ", ".join(f"{each.name} is damaged" for each in found.checkpoints if each.problem)
+    whole = sum(not each.problem for each in evidence.checkpoints)
+    damaged = ", ".join(f"{each.name} is damaged" for each in evidence.checkpoints if each.problem)
     said = f"{whole} whole, the newest is {newest.name}" if newest is not None else "none is whole"
     yield "checkpoints", f"{said}; {damaged}" if damaged else said
-    if found.archived is not None:
-        yield "archive", f"{len(found.archived)} groups"
-    if found.redis is not None and tasks is not None:
-        redis = found.redis
+    if evidence.archived is not None:
+        yield "archive", f"{len(evidence.archived)} groups"
+    if evidence.redis is not None and tasks is not None:
+        redis = evidence.redis
         dropped = ", ".join(f"{reason} {number}" for reason, number in sorted(redis.dropped.items())) or "none"
         yield "redis", f"{redis.number('issued')} tickets, {redis.number('spent')} spent; dropped: {dropped}"
         yield (

@@ -44,42 +44,42 @@ class AuditVerdict:
     tasks: TaskCounts | None
 
 
-def judge(found: Evidence) -> AuditVerdict:
-    journal = found.journal if found.journal is not None else TrainedSteps(lives=(), damage=())
-    newest, redis = found.newest, found.redis
+def judge(evidence: Evidence) -> AuditVerdict:
+    journal = evidence.journal if evidence.journal is not None else TrainedSteps(lives=(), damage=())
+    newest, redis = evidence.newest, evidence.redis
     surviving = _surviving(journal, newest)
     durable = surviving if surviving is not None else []
     findings = [
         *journal.damage,
-        *_damaged(found),
+        *_damaged(evidence),
         *_not_in_the_journal(newest, surviving),
         *_missing_steps(durable),
-        *_trained_twice(durable, found.max_uses),
-        *_too_old(journal, found.age_bound),
+        *_trained_twice(durable, evidence.max_uses),
+        *_too_old(journal, evidence.age_bound),
         *_versions_back(journal),
-        *_fences_back(journal, found.checkpoints),
-        *_vanished_between(journal, [each for each in found.checkpoints if not each.problem]),
-        *_archive(found, journal),
+        *_fences_back(journal, evidence.checkpoints),
+        *_vanished_between(journal, [each for each in evidence.checkpoints if not each.problem]),
+        *_archive(evidence, journal),
     ]
     unchecked: list[str] = []
     tasks = None
     if redis is None:
-        unchecked.append(f"Redis: {found.redis_unread}")
+        unchecked.append(f"Redis: {evidence.redis_unread}")
     else:
         findings += [f"Redis: {problem}" for problem in redis.problems]
-        if trouble := _cannot_join(redis, newest):
-            unchecked.append(f"Redis beside the files: {trouble}")
+        if reason := _why_not_comparable(redis, newest):
+            unchecked.append(f"Redis beside the files: {reason}")
         else:
             saved = redis.number("saved", -1)
             settled = [step for step in journal.in_force() if step.number <= saved]
             tasks = _tasks(redis, settled)
             findings += [
                 *_steps_gone(saved, newest),
-                *_still_alive(redis, settled, found.max_uses),
-                *_numbers_back(redis, journal, found.checkpoints),
+                *_still_alive(redis, settled, evidence.max_uses),
+                *_numbers_back(redis, journal, evidence.checkpoints),
                 *_lost(redis, tasks, settled, journal),
                 *_under_two_tickets(redis, settled),
-                *_not_archived(found, redis, settled),
+                *_not_archived(evidence, redis, settled),
             ]
     all_steps = sum(len(life.steps) for life in journal.lives)
     return AuditVerdict(
@@ -99,12 +99,12 @@ def _surviving(journal: TrainedSteps, newest: CheckpointEvidence | None) -> list
     return journal.behind(newest.timeline, newest.step)
 
 
-def _damaged(found: Evidence) -> list[str]:
+def _damaged(evidence: Evidence) -> list[str]:
     """Report damaged checkpoints that are newer than the newest undamaged one; older ones appear in the table only."""
-    newer = takewhile(lambda each: bool(each.problem), found.checkpoints)
+    newer = takewhile(lambda each: bool(each.problem), evidence.checkpoints)
     problems = [f"checkpoint {each.name} cannot be used: {each.problem}" for each in newer]
-    if found.archive_damage:
-        problems.append(f"{found.archive_damage} stretches of the archive cannot be read")
+    if evidence.archive_damage:
+        problems.append(f"{evidence.archive_damage} ranges of the archive cannot be read")
     return problems
 
 
@@ -118,7 +118,7 @@ def _missing_steps(surviving: Sequence[TrainedStep]) -> list[str]:
     times = Counter(step.number for step in surviving)
     last = max(times, default=0)
     wrong = [number for number in range(1, last + 1) if times[number] != 1]
-    return [f"{len(wrong)} surviving steps are missing in the journal, or stand there twice: {_some(wrong)}"] if wrong else []
+    return [f"{len(wrong)} surviving steps are missing in the journal, or listed twice: {_some(wrong)}"] if wrong else []
 
 
 def _trained_twice(surviving: Sequence[TrainedStep], max_uses: int) -> list[str]:
@@ -200,15 +200,15 @@ def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]
 
 
 # -- Redis beside them -----------------------------------------------------------------------------------------------------
-def _cannot_join(redis: RedisState, newest: CheckpointEvidence | None) -> str:
+def _why_not_comparable(redis: RedisState, newest: CheckpointEvidence | None) -> str:
     """Return why Redis cannot be compared with the files; empty if it can."""
     if not redis.state:
-        return "it knows nothing of this run; the next learner begins with what the newest checkpoint says"
+        return "it holds nothing of this run; the next learner recovers from the newest checkpoint"
     if not redis.has_recovered:
-        return "a learner is just beginning, or ended while it began"
+        return "a learner is recovering, or ended while it recovered"
     mark = newest.position.mark if newest is not None and newest.position is not None else ""
     if mark and mark not in redis.marks:
-        return "it is older than the newest checkpoint; the next learner begins with what the checkpoint says"
+        return "it is older than the newest checkpoint, which the next learner recovers from"
     return ""
 
 
@@ -217,7 +217,7 @@ def _steps_gone(saved: int, newest: CheckpointEvidence | None) -> list[str]:
     if step >= saved:
         return []
     kept = f"the newest whole one is {newest.name}" if newest is not None else "there is none"
-    return [f"Redis counts step {saved} as kept by a checkpoint, but {kept}: {saved - max(step, 0)} steps are gone"]
+    return [f"Redis counts step {saved} as kept by a checkpoint, but {kept}: {saved - max(step, 0)} steps are lost"]
 
 
 def _still_alive(redis: RedisState, settled: Sequence[TrainedStep], max_uses: int) -> list[str]:
@@ -310,30 +310,30 @@ def _under_two_tickets(redis: RedisState, settled: Sequence[TrainedStep]) -> lis
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------
-def _archive(found: Evidence, journal: TrainedSteps) -> list[str]:
-    if found.archived is None:
+def _archive(evidence: Evidence, journal: TrainedSteps) -> list[str]:
+    if evidence.archived is None:
         return []
     steps: dict[str, set[int]] = defaultdict(set)
     for life in journal.lives:
         for step in life.steps:
             for group in step.groups:
                 steps[group.id].add(step.number)
-    unknown = [group for group in found.archived if group not in steps]
-    wrong = [group for group, step in found.archived.items() if group in steps and step not in steps[group]]
+    unknown = [group for group in evidence.archived if group not in steps]
+    wrong = [group for group, step in evidence.archived.items() if group in steps and step not in steps[group]]
     problems = [f"{len(unknown)} archived groups were trained by no step: {_some(unknown)}"] if unknown else []
     if wrong:
         problems.append(f"{len(wrong)} groups are archived under a step that did not train them: {_some(wrong)}")
     return problems
 
 
-def _not_archived(found: Evidence, redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
+def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
     """Check that spent groups since the oldest archived step are in the archive, wait in Redis, or were deleted and counted."""
-    if not found.archived or redis.number("set_backs"):
+    if not evidence.archived or redis.number("set_backs"):
         return []
-    since = min(found.archived.values())
+    since = min(evidence.archived.values())
     last = {group.id: step.number for step in settled for group in step.groups}
     gone = [
-        group for group, step in last.items() if step > since and group not in found.archived and group not in redis.records
+        group for group, step in last.items() if step > since and group not in evidence.archived and group not in redis.records
     ]
     if len(gone) <= redis.number("expired"):
         return []

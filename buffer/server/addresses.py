@@ -63,14 +63,14 @@ def parse_address(url: str) -> Address:
     try:
         return _parsed(url, shown)
     except ValueError as error:
-        raise ConfigError(f"redis.url: {shown!r} is no address of a Redis server: {error}") from error
+        raise ConfigError(f"redis.url: {shown!r} is not an address of a Redis server: {error}") from error
 
 
 def _parsed(url: str, shown: str) -> Address:
     # Not urlsplit, which rejects a list of hosts.
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in _SCHEMES:
-        raise ValueError(f"it begins with none of {', '.join(f'{known}://' for known in _SCHEMES)}")
+        raise ValueError(f"it must begin with one of {', '.join(f'{known}://' for known in _SCHEMES)}")
     kind, tls = _SCHEMES[scheme]
     rest, _, query = rest.partition("?")
     places, slash, path = rest.partition("/")
@@ -100,7 +100,7 @@ def _options(query: str) -> dict[str, str]:
 def _db(kind: Kind, path: str, options: dict[str, str]) -> int:
     text = options.get("db", path.strip("/") if kind in ("server", "cluster") else "")
     if text and not text.isdigit():
-        raise ValueError(f"{text!r} is no number of a database")
+        raise ValueError(f"{text!r} is not a database number")
     if kind == "cluster" and int(text if text else 0):
         raise ValueError("a Cluster has database 0 only")
     return int(text) if text else 0
@@ -110,7 +110,7 @@ def _node(place: str, default_port: int) -> Node:
     """HOST, HOST:PORT, [IPV6] or [IPV6]:PORT."""
     host, port = (place, "") if place.endswith("]") or ":" not in place else place.rsplit(":", 1)
     if port and not port.isdigit():
-        raise ValueError(f"{port!r} is no port")
+        raise ValueError(f"{port!r} is not a port")
     return Node(_required(host.strip("[]"), "a host is missing"), int(port) if port else default_port)
 
 

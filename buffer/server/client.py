@@ -66,7 +66,7 @@ class Server:
 
         `longer_s` is how long the server itself may block before it replies.
         """
-        trouble = NO_ANSWER
+        transient = NO_ANSWER
         try:
             async with asyncio.timeout(self._patience_s + longer_s):
                 for pause_s in _pauses():
@@ -76,12 +76,12 @@ class Server:
                         self._logged = None
                         return answer
                     except (RedisError, OSError, TimeoutError) as error:
-                        trouble = self._transient_or_raise(error)
-                        if trouble.may_have_moved:
+                        transient = self._transient_or_raise(error)
+                        if transient.may_have_moved:
                             await self._pools.forget_route(error)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            raise BufferUnreachable(self._timeout_message(trouble)) from error
+            raise BufferUnreachable(self._timeout_message(transient)) from error
         raise AssertionError("pauses do not end")
 
     def _transient_or_raise(self, error: Exception) -> TransientError:
@@ -99,30 +99,30 @@ class Server:
             raise BufferUnreachable(
                 f"the certificate of the Redis at {self.url} is not signed by redis.ca_file, or is made for another host"
             ) from error
-        trouble = transient_error(error)
-        if trouble is None and isinstance(error, RedisConnectionError):
+        transient = transient_error(error)
+        if transient is None and isinstance(error, RedisConnectionError):
             raise BufferUnreachable(
                 f"the connection to the Redis at {self.url} cannot be used ({type(error).__name__})"
             ) from error
-        if trouble is None:
+        if transient is None:
             raise error
         if isinstance(error, MovedError):
             if not self._pools.may_move:
-                raise BufferUnreachable(f"the Redis at {self.url} {trouble.what}; {trouble.way_out}") from error
-            return trouble  # a Cluster redirects: nothing to log
-        if trouble is not NO_ANSWER and trouble is not self._logged:
-            log.warning("waits, because the Redis at %s %s", self.url, trouble.what)
-            self._logged = trouble
-        return trouble
+                raise BufferUnreachable(f"the Redis at {self.url} {transient.what}; {transient.way_out}") from error
+            return transient  # a Cluster redirects: nothing to log
+        if transient is not NO_ANSWER and transient is not self._logged:
+            log.warning("waits, because the Redis at %s %s", self.url, transient.what)
+            self._logged = transient
+        return transient
 
-    def _timeout_message(self, trouble: TransientError) -> str:
-        if trouble is NO_ANSWER:
+    def _timeout_message(self, transient: TransientError) -> str:
+        if transient is NO_ANSWER:
             # A server that wants our certificate hangs up without a reply.
             certificate = (
                 " Is that its port for TLS, and does it want redis.cert_file?" if self.url.startswith("rediss") else ""
             )
-            return f"no Redis has answered at {self.url} for {self._patience_s:g} s; {trouble.way_out}{certificate}"
-        return f"after {self._patience_s:g} s, the Redis at {self.url} still {trouble.what}; {trouble.way_out}"
+            return f"no Redis has answered at {self.url} for {self._patience_s:g} s; {transient.way_out}{certificate}"
+        return f"after {self._patience_s:g} s, the Redis at {self.url} still {transient.what}; {transient.way_out}"
 
     async def ping(self) -> None:
         await self.ask(cast("Any", self.commands).ping)

@@ -97,7 +97,7 @@ def _security(address: Address, credentials: Credentials) -> dict[str, Any]:
         return {}
     for path in filter(None, given.values()):
         if not path.exists():
-            raise ConfigError(f"redis: there is no {path}, which is named as one of the files for TLS")
+            raise ConfigError(f"redis: {path}, configured as a file for TLS, does not exist")
     return {f"ssl_{name}": str(path) for name, path in given.items() if path is not None}
 
 

@@ -24,7 +24,7 @@ def ls(config: Config, line: CommandLine) -> int:
     if found.since is not None and found.until is not None:
         page.print(f"archived from {_moment(found.since)} to {_moment(found.until)}")
     if found.damaged:
-        page.print(f"{found.damaged} stretches are damaged and are passed over", style="red")
+        page.print(f"{found.damaged} ranges are damaged and are skipped", style="red")
     if found.environments:
         page.print()
         rows = [(name, part.groups, part.tokens, part.reward) for name, part in found.environments.items()]
@@ -37,7 +37,7 @@ def export(config: Config, line: CommandLine) -> int:
     folder, out, tokens = _folder(config), line.text("out"), line.has("tokens")
     done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)
     for damage in done.damage:
-        print(f"{damage.file}: {damage.length} bytes at {damage.offset} are passed over: {damage.reason}", file=sys.stderr)
+        print(f"{damage.file}: {damage.length} bytes at {damage.offset} are skipped: {damage.reason}", file=sys.stderr)
     return 0
 
 

@@ -35,7 +35,7 @@ def full_id(text: str) -> str:
     """Return the id of a ticket that was written as `7`, `t7` or t000000007. Raises ConfigError."""
     found = _ID.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{text!r} is no id of a group; ids look like {ticket_id(7)}, and 7 will do")
+        raise ConfigError(f"{text!r} is not the id of a group; ids look like {ticket_id(7)}, or 7 for short")
     return ticket_id(int(found[1]))
 
 
@@ -53,7 +53,7 @@ async def _in_buffer(run: OpenRun, ticket: str) -> FoundGroup | None:
     try:
         entry = await run.inspection.group(ticket)
     except BadRecord as error:
-        raise ConfigError(f"{ticket}: {error}; `buffer audit` says more") from error
+        raise ConfigError(f"{ticket}: {error}; see `buffer audit`") from error
     if entry is None:
         return None
     facts = describe(entry, (await run.inspection.run_state()).live_version)
@@ -114,7 +114,7 @@ async def _ended(run: OpenRun, ticket: str) -> FoundGroup:
 
 _FORGOTTEN = "it has ended, and nothing of it is kept"
 _ENDINGS: Mapping[str | None, str] = {
-    "already": "it was committed, then trained on or dropped as stale; its payload is gone",
+    "already": "it was committed, then trained on or dropped as stale; its payload is missing",
     "no_signal": "its rewards were all equal, so it was dropped",
     "lease_lost": "its worker lost it or handed it back, and its task was rolled again",
     "quarantined": "its payload was refused, and the report on it is gone",
@@ -124,7 +124,7 @@ _ENDINGS: Mapping[str | None, str] = {
 def _decoded(payload: bytes | None) -> tuple[RolloutGroup | None, str]:
     """Return the group and "", or None and the reason."""
     if payload is None:
-        return None, "its payload is gone"
+        return None, "its payload is missing"
     try:
         return decode(payload), ""
     except BadPayload as error:

@@ -51,7 +51,7 @@ def _assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if key not in KEYS:
         meant, others = nearest(key, list(KEYS)), f"; {', '.join(KEYS)} can"
-        raise ConfigError(f"{key} cannot be changed while a run goes on{meant if meant else others}")
+        raise ConfigError(f"{key} cannot be changed during a run{meant if meant else others}")
     if not equals or not value:
         raise ConfigError(f"{key} needs a value: {key}=VALUE")
     return key, value

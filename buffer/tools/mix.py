@@ -34,7 +34,7 @@ async def _append(run: OpenRun, line: CommandLine) -> tuple[EnvironmentChange, M
         known = log[-1].id if log else ""
         if entry := await run.buffer.change_mix(known, wanted.model_dump_json(exclude_defaults=True)):
             return wanted, entry
-    raise ConfigError("the mix was not changed: a learner is just taking over, or others change it too; try again in a moment")
+    raise ConfigError("the mix was not changed, because a learner is recovering or another client changes it, too; try again")
 
 
 async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:

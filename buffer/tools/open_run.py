@@ -34,7 +34,7 @@ class OpenRun:
 async def open_run(config: Config) -> AsyncGenerator[OpenRun]:
     async with AsyncExitStack() as stack:
         if not config.redis.url and not config.redis_folder.exists():
-            raise ConfigError(f"there is no run in {config.run_folder} (run.folder is seen from where you are)")
+            raise ConfigError(f"there is no run in {config.run_folder} (run.folder is relative to the current folder)")
         asleep = is_asleep(config)
         if asleep:
             await stack.enter_async_context(EmbeddedServer(config))

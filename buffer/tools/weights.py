@@ -34,7 +34,7 @@ async def status(run: OpenRun, line: CommandLine) -> int:
         rows = [(member.id, *_served(member, live), member.host, member.device) for member in members]
         print_table(page, ("worker", "version", "behind by", "host", "device"), rows)
     else:
-        page.print("no worker is there")
+        page.print("no worker is listed")
     return 0
 
 
@@ -52,9 +52,7 @@ async def pin(run: OpenRun, line: CommandLine) -> int:
 async def rollback(run: OpenRun, line: CommandLine) -> int:
     step = line.integer("step")
     if (step is None) == (not line.operands):
-        raise ConfigError(
-            "weights rollback needs to know where to: a VERSION, or --step STEP; `async-rl checkpoints ls` has both"
-        )
+        raise ConfigError("weights rollback needs a VERSION or --step STEP; `async-rl checkpoints ls` lists both")
     return await _wish(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
 
 
@@ -80,7 +78,7 @@ def _board(run: OpenRun) -> RedisBoard:
 
 def _version(word: str) -> int:
     if not word.isdigit():
-        raise ConfigError(f"{word!r} is not the number of a version")
+        raise ConfigError(f"{word!r} is not a version")
     return int(word)
 
 

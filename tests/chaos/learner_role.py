@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evidence import newest
 from plan import RoundSettings
-from stage import Stage, told_to_stop
+from stage import Stage, stop_event
 
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import write_whole
@@ -56,7 +56,7 @@ class Learner:
             stopping = tasks.create_task(stop.wait(), name="stop")
             upcoming = tasks.create_task(self._take(self._at.step + 1, self._at.version), name="take")
             while True:
-                self._stage.says("waiting for groups")
+                self._stage.set_state("waiting for groups")
                 await asyncio.wait([upcoming, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
                     break
@@ -73,7 +73,7 @@ class Learner:
         """Read the checkpoint, which must happen after acquiring the run: until then the former learner may write another."""
         saved = load(self._stage.checkpoints)
         self._keep(saved)
-        self._stage.says("recovering")
+        self._stage.set_state("recovering")
         recovery = await self._buffer.recover(self._fence, saved.position)
         version = await self._buffer.issue(self._fence, after=max(saved.version, recovery.version))
         self._journal.add(
@@ -102,10 +102,10 @@ class Learner:
                 return groups
 
     async def _step(self, step: int, batch: list[TakenGroup]) -> None:
-        self._stage.says("training")
+        self._stage.set_state("training")
         await asyncio.sleep(self._random.choice((0, 0, 0.005, 0.02)))
         failpoint("learner.trained")
-        self._stage.says("issuing")
+        self._stage.set_state("issuing")
         trained = self._at.version
         version = await self._buffer.issue(self._fence, after=trained)
         failpoint("learner.issued")
@@ -126,7 +126,7 @@ class Learner:
             ],
         )
         self._at = replace(self._at, step=step, version=version)
-        self._stage.advanced()
+        self._stage.report_act()
         if step % self._settings.publish_every == 0:
             await self._publish()
         if step % self._settings.checkpoint_every == 0:
@@ -136,7 +136,7 @@ class Learner:
         at = self._at
         if self._live == at.version:
             return
-        self._stage.says("publishing")
+        self._stage.set_state("publishing")
         record = VersionRecord(version=at.version, timeline=self._timeline, step=at.step, digest=f"{self._timeline}-{at.step}")
         self._journal.add("publishes", version=at.version, timeline=self._timeline, step=at.step)
         await self._buffer.publish(self._fence, record)
@@ -146,15 +146,15 @@ class Learner:
 
     async def _save(self) -> None:
         """Save in the order of learner/loop.py: position, durable file, live version, and only then `checkpoint`."""
-        self._stage.says("saving")
+        self._stage.set_state("saving")
         position = await self._buffer.position(self._fence, self._at.step)
         self._keep(replace(self._at, position=position))
         self._journal.add("saved", step=self._at.step, timeline=self._timeline, next_ticket=position.next_ticket)
         failpoint("learner.saved")
         await self._publish()
-        self._stage.says("spending")
+        self._stage.set_state("spending")
         await self._buffer.checkpoint(self._fence, self._at.step)
-        self._stage.advanced()
+        self._stage.report_act()
 
     def _keep(self, saved: Saved) -> None:
         write_whole(self._stage.checkpoints / f"{self._fence:012d}.json", json.dumps(asdict(saved)))
@@ -168,9 +168,9 @@ async def hold(stage: Stage, buffer: ReplayBuffer, fence: int) -> None:
 
 
 async def learn(stage: Stage) -> None:
-    stop = told_to_stop()
+    stop = stop_event()
     async with stage.opened() as (buffer, _):
-        stage.says("acquiring")
+        stage.set_state("acquiring")
         fences, owner = Fences(stage.checkpoints), f"learner-{stage.life}"
         fence = await buffer.acquire(owner, limits(stage.plan.settings), after=fences.highest())
         fences.claim(fence, owner)

@@ -7,14 +7,14 @@ import contextlib
 import os
 import signal
 
-from stage import SERVING, Stage, told_to_stop
+from stage import SERVING, Stage, stop_event
 
 from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer
 
 
 async def keep_server(stage: Stage) -> None:
-    stop, killed = told_to_stop(), asyncio.Event()
+    stop, killed = stop_event(), asyncio.Event()
     async with EmbeddedServer(stage.config) as embedded:
 
         def kill() -> None:
@@ -36,8 +36,8 @@ async def _tell(stage: Stage, killed: asyncio.Event) -> None:
     try:
         while True:
             await server.ping()
-            stage.says(SERVING)
-            stage.advanced()
+            stage.set_state(SERVING)
+            stage.report_act()
             await killed.wait()
             killed.clear()
     finally:

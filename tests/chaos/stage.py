@@ -57,11 +57,11 @@ class Stage:
     def random(self) -> Random:
         return self.plan.random(self.role, self.life)
 
-    def says(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         start = self.slot * STATE_BYTES
         self.states[start : start + STATE_BYTES] = state.encode().ljust(STATE_BYTES)
 
-    def advanced(self) -> None:
+    def report_act(self) -> None:
         """Report one act; the supervisor counts acts to time its kills."""
         os.write(self.progress, bytes([self.slot]))
 
@@ -85,7 +85,7 @@ def config_of(folder: Path) -> Config:
     )
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_event() -> asyncio.Event:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     return stop

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from stage import Stage, told_to_stop
+from stage import Stage, stop_event
 
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.protocols import Board
@@ -57,7 +57,7 @@ class Writer:
     async def _reserve(self, count: int) -> list[Ticket]:
         async with self._reserving:
             version = await self._look()
-            self._stage.says("reserving")
+            self._stage.set_state("reserving")
             tickets = await self._buffer.reserve(self._name, version=version, count=count, wait_s=0.2)
         for ticket in tickets:
             facts = {"task": ticket.task_index, "attempt": ticket.attempt, "version": ticket.version}
@@ -76,7 +76,7 @@ class Writer:
         return version
 
     async def _work(self, ticket: Ticket, random: Random) -> None:
-        self._stage.says("rolling")
+        self._stage.set_state("rolling")
         await asyncio.sleep(random.choice((0, 0, 0.005, 0.01, 0.03, 0.3)))
         [ending] = random.choices(tuple(ENDINGS), tuple(ENDINGS.values()))
         if ending != "silent":
@@ -84,7 +84,7 @@ class Writer:
         self._in_flight.discard(ticket.id)
 
     async def _end(self, ticket: Ticket, ending: str, random: Random) -> None:
-        self._stage.says(f"ending: {ending}")
+        self._stage.set_state(f"ending: {ending}")
         self._journal.add("ends", ticket=ticket.id, task=ticket.task_index, how=ending)
         if ending in ("failed", "abandoned"):
             await self._buffer.abandon(self._name, ticket.id, "failed" if ending == "failed" else "abandoned")
@@ -97,7 +97,7 @@ class Writer:
             answers = [await self._buffer.commit(self._name, group, keep=ending != "no_signal") for _ in range(times)]
         self._journal.add("ended", ticket=ticket.id, task=ticket.task_index, how=ending, answers=answers)
         failpoint("writer.answered")
-        self._stage.advanced()
+        self._stage.report_act()
 
 
 def _group(ticket: Ticket, worker: str, newest: int, size: int, random: Random) -> RolloutGroup:
@@ -119,6 +119,6 @@ def _group(ticket: Ticket, worker: str, newest: int, size: int, random: Random) 
 
 
 async def write(stage: Stage) -> None:
-    stop = told_to_stop()
+    stop = stop_event()
     async with stage.opened() as (buffer, board):
         await Writer(stage, buffer, board).run(stop)

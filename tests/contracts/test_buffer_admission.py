@@ -28,7 +28,7 @@ async def test_slots_may_be_a_fraction_and_ages_are_whole(run: Run, max_age: flo
     assert (await buffer.stats()).dropped == {"stale": slots}
 
 
-async def test_nobody_takes_more_than_a_share_while_others_wait(run: Run):
+async def test_no_worker_takes_more_than_a_share_while_others_wait(run: Run):
     buffer, _ = await run.start(max_age=0, groups_per_step=6)
     first = await reserved(buffer, 6, "greedy")
     got: Counter[str] = Counter()
@@ -72,7 +72,7 @@ async def test_who_waits_longest_is_served_first(run: Run):
     assert order == ["a", "b", "c", "d"]
 
 
-async def test_a_worker_that_vanishes_from_the_queue_holds_nobody_up_for_long(run: Run):
+async def test_a_worker_that_vanishes_from_the_queue_does_not_block_others_for_long(run: Run):
     buffer, _ = await run.start(max_age=0, groups_per_step=1)
     [held] = await reserved(buffer, 1, "holder")
     assert await reserved(buffer, 1, "vanished", wait_s=0.01) == []
@@ -108,7 +108,7 @@ async def test_a_learner_sets_the_age_for_its_own_life_alone(run: Run):
         await buffer.set_max_age(fence, 1)
 
 
-async def test_fewer_slots_only_make_everybody_wait(run: Run):
+async def test_fewer_slots_only_make_workers_wait(run: Run):
     buffer, fence = await run.start(max_age=1, groups_per_step=2)
     tickets = await buffer.reserve("w", version=0, count=4, wait_s=0)
     await buffer.change_limits({"max_age": 0})
@@ -127,5 +127,5 @@ async def test_nothing_else_can_be_changed(run: Run):
     buffer, _ = await run.start()
     with pytest.raises((ValueError, TypeError), match="groups"):
         await buffer.change_limits({"groups_of_step": 3})
-    with pytest.raises(ValueError, match="while the run goes on"):
+    with pytest.raises(ValueError, match="during a run"):
         await buffer.change_limits({"groups_per_step": 3})

@@ -123,7 +123,7 @@ async def test_a_used_group_that_grew_too_old_is_spent_and_not_dropped(run: Run)
     assert (await buffer.audit()).is_clean
 
 
-async def test_samples_per_insert_holds_back_whoever_is_ahead(run: Run):
+async def test_samples_per_insert_holds_back_the_side_that_is_ahead(run: Run):
     """2 uses per group, error buffer 4: tickets are issued while at most 6 uses are owed, groups taken while at least -2."""
     buffer, fence = await run.start(max_uses=4, samples_per_insert=2.0, error_buffer=4.0, max_age=9)
     first = await ready(buffer, 3)

@@ -60,7 +60,7 @@ async def test_only_windowed_fifo_waits_for_stragglers(run: Run):
         assert len(await take(buffer, fence, 1, num_groups=1, version=1)) == expected, selector
 
 
-async def test_uniform_leaves_nobody_behind_and_has_no_favourites(run: Run):
+async def test_uniform_takes_every_group_and_has_no_favourites(run: Run):
     buffer, fence = await run.start(selector="uniform", max_age=100, groups_per_step=1)
     places: dict[str, int] = {}
     await ready(buffer, 8)

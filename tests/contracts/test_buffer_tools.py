@@ -287,7 +287,10 @@ def test_show_knows_every_ticket(filled: Tools, ticket: str, sentence: str) -> N
 
 
 def test_a_mistake_ends_the_process_with_code_2(filled: Tools) -> None:
-    assert filled.process("show", "x7", code=2) == "buffer: 'x7' is no id of a group; ids look like t000000007, and 7 will do\n"
+    assert (
+        filled.process("show", "x7", code=2)
+        == "buffer: 'x7' is not the id of a group; ids look like t000000007, or 7 for short\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +375,7 @@ def test_a_refused_group_is_shown_whatever_it_holds(tools: Tools) -> None:
         assert "⟨v3⟩" in coloured
         assert tools.document("show", 4, "--tokens")["rollouts"][0]["reward"] is None
         redis.hset(keys.quarantine_payloads(tools.name), whole.id, b"garbage" * 10)
-        assert "its payload of 70 bytes cannot be read: it does not begin like a group" in tools("show", 4)
+        assert "its payload of 70 bytes cannot be read: it does not begin with a group's magic bytes" in tools("show", 4)
 
 
 def test_limits_change_while_the_run_goes_on_and_for_later_learners(tools: Tools) -> None:
@@ -404,7 +407,7 @@ def test_books_that_do_not_balance(tools: Tools, fault: str) -> None:
     assert tools.document("audit", code=1)["clean"] is False
     assert "nothing was freed" in tools("vacuum", code=1)
     if fault == "payload":
-        assert "ready for the learner; its payload is gone" in tools("show", 6)
+        assert "ready for the learner; its payload is missing" in tools("show", 6)
     else:
         assert "1 records are unreadable" in tools("ls")
         assert "t000000077: the record of a ticket is unreadable" in tools.mistake("show", 77)

@@ -15,7 +15,7 @@ from runs import Run, limits, publish
 from async_rl.types import RolloutGroup, Status, Ticket, VersionSpan
 
 
-async def test_nobody_gets_a_ticket_before_a_learner_published_and_recovered(run: Run):
+async def test_no_ticket_is_issued_before_a_learner_published_and_recovered(run: Run):
     buffer = await run.open()
     assert await buffer.reserve("w", version=0, count=1, wait_s=0) == []
     fence = await buffer.acquire("learner", limits())

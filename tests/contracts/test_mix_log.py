@@ -23,7 +23,7 @@ async def drawn(buffer: ReplayBuffer, count: int) -> list[Ticket]:
     return await buffer.reserve("w", version=(await buffer.stats()).version, count=count, wait_s=0)
 
 
-async def test_a_change_holds_from_the_first_task_that_nobody_has(run: Run):
+async def test_a_change_holds_from_the_first_task_that_is_not_issued(run: Run):
     buffer, _ = await run.start()
     early = await drawn(buffer, 2)
     change = await added(buffer, '{"weight": 1}')

@@ -192,7 +192,7 @@ def test_steps_whose_checkpoints_were_removed_as_the_older_ones(path: Path):
     done = Audited(path)
     assert done.code == 1
     assert "Redis counts step 7 as kept by a checkpoint" in done.findings
-    assert "3 steps are gone" in done.findings
+    assert "3 steps are lost" in done.findings
     assert "a checkpoint is of fence" in done.findings
 
 

@@ -193,7 +193,7 @@ REFUSED: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_nobody_can_do_more_than_that(people: People, role: str):
+async def test_no_role_can_do_more_than_that(people: People, role: str):
     await started(people.buffer("learner"))
     server = people.server(role)
     redis: Any = server.commands
@@ -203,7 +203,7 @@ async def test_nobody_can_do_more_than_that(people: People, role: str):
             await server.ask(lambda words=words: redis.execute_command(*words))
 
 
-async def test_a_script_gives_nobody_more_rights(people: People):
+async def test_a_script_gives_no_user_more_rights(people: People):
     server = people.server("monitor")
     redis: Any = server.commands
     with pytest.raises(ConfigError, match=FORBIDDEN):

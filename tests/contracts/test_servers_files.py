@@ -190,7 +190,7 @@ async def disturbed(
         await server.close()
 
 
-async def test_a_full_disk_makes_everybody_wait_and_nothing_is_lost(machine: Machine, connect: Connect, ear: Ear):
+async def test_a_full_disk_makes_all_wait_and_nothing_is_lost(machine: Machine, connect: Connect, ear: Ear):
     server, buffer = connect(machine)
     hasty, impatient = connect(machine, patience_s=0.5)
     await started(buffer, groups_per_step=64)

@@ -47,7 +47,7 @@ def test_a_learner_that_slept_through_its_successor_changes_nothing(tmp_path: Pa
         until(lambda: len(lives(config)) == 2 and last_step(config) >= 15, "another goes on", while_alive=successor)
         sleeper.signal(signal.SIGCONT)
         assert sleeper.exit_code() == FenceLost.exit_code, sleeper.output
-        assert re.search(r"was replaced by learner \d+ and may change nothing any more$", sleeper.output.rstrip())
+        assert re.search(r"was replaced by learner \d+ and may no longer change anything$", sleeper.output.rstrip())
         assert "Traceback" not in sleeper.output
 
         reached = last_step(config)

@@ -189,7 +189,7 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path):
     path = tmp_path / "groups-000001.arl"
     start = struct.pack("<4sHHI", b"ARLS", 2, 0, 2)
     path.write_bytes(start + struct.pack("<Q", xxhash.xxh3_64_intdigest(start + b"{}")) + b"{}")
-    with pytest.raises(ConfigError, match=r"groups-000001\.arl is of archive format 2"):
+    with pytest.raises(ConfigError, match=r"groups-000001\.arl has archive format 2"):
         ids(tmp_path)
     with pytest.raises(ConfigError, match="update async_rl"):
         archived(tmp_path, [spent(1)])

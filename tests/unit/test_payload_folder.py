@@ -44,7 +44,7 @@ def reference(token: bytes, length: int, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * MIB + 1])
-def test_what_is_put_can_be_read_by_everybody_who_opens_the_folder(payload_folder: PayloadFolder, folder: Path, size: int):
+def test_what_is_put_can_be_read_by_every_process_that_opens_the_folder(payload_folder: PayloadFolder, folder: Path, size: int):
     payload = random.Random(size).randbytes(size)
     found = payload_folder.put("t000000001", payload)
     assert is_reference(found)

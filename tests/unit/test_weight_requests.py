@@ -129,7 +129,7 @@ async def test_what_the_next_learner_makes_of_a_pin(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("weights pin seven", "'seven' is not the number of a version"),
+        ("weights pin seven", "'seven' is not a version"),
         ("weights rollback", "weights rollback needs to know where to: a VERSION, or --step STEP"),
         ("weights rollback 7 --step 7", "needs to know where to"),
         ("weights push", "no learner of run nobody answers"),
@@ -148,4 +148,4 @@ def test_wrong_use_is_one_sentence(redis_server: str, tmp_path: Path, words: str
         main([*words.split(), "@", str(path)])
     with contextlib.redirect_stdout(io.StringIO()) as page:
         assert main(["weights", "status", "@", str(path)]) == 0
-    assert page.getvalue() == "no version is live yet\nno learner answers\nno worker is there\n"
+    assert page.getvalue() == "no version is live yet\nno learner answers\nno worker is listed\n"
