@@ -1,4 +1,4 @@
-# Every target makes .venv and installs what it needs, once. PYTHON chooses the interpreter (3.11 or newer), VENV another folder.
+# Every target creates .venv and installs what it needs, once. PYTHON selects the interpreter (3.11 or newer), VENV another folder.
 PYTHONS = 3.11 3.12 3.13
 PYTHON ?= $(shell .ci/find_python $(PYTHONS))
 VENV = .venv
@@ -14,13 +14,13 @@ help:
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
 	@echo "make test-adapters  every adapter with its real library, in virtual environments of their own (minutes, 3 GB)"
-	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times, and count what was lost or trained twice"
-	@echo "make chaos      strike whole runs 500 times (FAULTS=, SEED=) and audit each      make soak  one run for an hour (MINUTES=)"
-	@echo "make wire-faults  kill, stop, cut off and crowd the weight wire, 100 times each, and look for torn or older weights"
-	@echo "make fuzz-ports  10,000 frames of a stranger at every port of a run (FUZZ_SEED repeats one), which must train on"
+	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times (KILLS=); count what was lost or trained twice"
+	@echo "make chaos      500 faults in whole runs (FAULTS=, SEED=), each audited      make soak  one run for an hour (MINUTES=)"
+	@echo "make wire-faults  kill, stop, disconnect and crowd the weight wire, 100 times each (TRIALS=); look for torn or older weights"
+	@echo "make fuzz-ports  send 10,000 malformed frames to every port of a run (FUZZ_SEED repeats one), which must continue"
 	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
-	@echo "make format     put the code into shape"
-	@echo "make bench      the benchmarks          make gpu-check  what works on this GPU, and how fast"
+	@echo "make format     format the code"
+	@echo "make bench      the benchmarks          make gpu-check  check what works on this GPU, and how fast"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"
 
 setup: $(VENV)/.dev
@@ -36,7 +36,7 @@ picture: $(VENV)/.run
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(TESTS)
 
-# TESTS="tests/unit ..." chooses some. Where there is no such Python this fails: it never passes without having run.
+# TESTS="tests/unit ..." selects some. Without that Python this fails; it never passes without having run.
 test-py312 test-py313: test-py3%:
 	@$(MAKE) --no-print-directory VENV=.venvs/py3$* PYTHONS=3.$* test
 

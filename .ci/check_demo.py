@@ -1,4 +1,4 @@
-"""The demo taught the model what it should, off-policy, within the staleness bound."""
+"""Check a demo's summary.json: the model learned, off-policy, within the staleness bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed wheel holds every file of ours, and works from an empty folder without the checkout."""
+"""Check that the installed wheel holds every file of the repository and works from an empty folder without the checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGES = ("async_rl", "buffer", "learner", "rollout_workers")
 DATA = {"configs": "async_rl/configs"}
-"""Folders of the checkout that lie elsewhere in the wheel."""
+"""Folders of the checkout that are elsewhere in the wheel."""
 
 IMPORTS = f"""
 import importlib, pathlib, sys

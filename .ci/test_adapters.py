@@ -2,8 +2,8 @@
 
     python .ci/test_adapters.py [NAME ...]
 
-What the libraries pin is installed for itself first; ours is seen behind it, so that the library's versions win. On two idle
-cores each takes less than a minute and a half; plain, agents, envs and mcp are light enough for every change.
+Each library is installed with its pinned dependencies first; async_rl's environment comes behind it on the path, so that the library's
+versions win. On two idle cores each takes less than a minute and a half; CI runs agents, envs and mcp at every change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ENVIRONMENTS = ROOT / ".venvs"
 class Adapter:
     name: str
     examples: tuple[str, ...]
-    """Their requirements.txt say what is installed."""
+    """Folders of `examples/` whose requirements.txt are installed."""
     tests: tuple[str, ...]
     is_apart: bool = False
-    """The library is only spoken to: its Python needs nothing of ours."""
+    """The library runs in a separate process, whose environment does not contain async_rl."""
 
 
 ADAPTERS = (
@@ -51,7 +51,7 @@ class Outcome:
     versions: str
     passed: int
     missed: int
-    """Failed, or skipped: here every library must be there."""
+    """Tests that failed or were skipped: every library must be installed here."""
     install_s: float
     test_s: float
 
@@ -97,7 +97,7 @@ def tried(adapter: Adapter) -> Outcome:
 
 
 def python_of(adapter: Adapter) -> Path:
-    """The interpreter that has what the examples require; the first call installs it."""
+    """Return the interpreter of an environment with the requirements of the examples; the first call installs it."""
     if not adapter.examples:
         return Path(sys.executable)
     folder = ENVIRONMENTS / adapter.name
@@ -111,7 +111,7 @@ def python_of(adapter: Adapter) -> Path:
             packages = answer_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
             ours = answer_of(Path(sys.executable), "import sysconfig; print(sysconfig.get_path('purelib'))")
             (Path(packages) / "behind_async_rl.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-        record.write_text(wanted)  # last, so that an interrupted installation is made again
+        record.write_text(wanted)  # last, so that an interrupted installation is repeated
     return python
 
 
@@ -120,7 +120,7 @@ def required(example: str) -> Path:
 
 
 def counted(report: Path) -> tuple[int, int]:
-    """Tests that passed, and those that did not."""
+    """Return the number of tests that passed and of those that did not."""
     if not report.exists():
         return 0, 1
     suites = list(xml.parse(report).getroot().iter("testsuite"))

@@ -1,4 +1,4 @@
-"""An agent of the openai SDK: all that it knows of the training is its base_url."""
+"""An agent of the openai SDK. Its base_url is its only connection to the training."""
 
 from openai import AsyncOpenAI
 
