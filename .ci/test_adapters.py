@@ -2,7 +2,7 @@
 
     python .ci/test_adapters.py [NAME ...]
 
-Each library is installed with its pinned dependencies first; async_rl's environment comes behind it on the path, so that the library's
+Each library is installed with its pinned dependencies; async_rl's environment comes after it on the path, so the library's
 versions win. On two idle cores each takes less than a minute and a half; CI runs agents, envs and mcp at every change.
 """
 
