@@ -52,10 +52,10 @@ from learner.packing.cost import cost_of
 from learner.prefetch import Prefetcher
 from learner.priorities import load_priority, weigh_groups
 from learner.progress import Progress
-from learner.ranks.compute import Compute
 from learner.ranks.model_set import check_model_set
 from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rank_group import follow
+from learner.ranks.rank_group_thread import RankGroupThread
 from learner.ranks.rendezvous import open_rendezvous
 from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
@@ -130,13 +130,13 @@ async def learn(
     buffer.vocab_size = shape.vocab_size
     priority = load_priority(config.replay.priority)
     describe_memory(config, shape.max_positions)
-    async with Compute.open(
+    async with RankGroupThread.open(
         config, objective, shape, stores, life=fence, meet=lambda: open_rendezvous(place, stores, life=fence)
-    ) as compute:
-        progress, recovery = await resume(compute, buffer, fence, config.run_folder)
+    ) as ranks:
+        progress, recovery = await resume(ranks, buffer, fence, config.run_folder)
         keep_pauses_short()
-        depot = await compute.open_depot()
-        async with WeightSender(board, config.wire, depot, compute.device, fence=fence) as sender:
+        sender_of_rank_0 = await ranks.open_sender()
+        async with WeightSender(board, config.wire, sender_of_rank_0, ranks.device, fence=fence) as sender:
             publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))
             requests = WeightRequests(board, publisher, config.run_folder)
             await requests.resume()
@@ -149,7 +149,7 @@ async def learn(
                 batch=config.batch,
                 staleness=config.staleness,
                 objective=objective,
-                shards=compute.num_shards,
+                shards=ranks.num_shards,
                 num_workers=lambda: fleet.num_workers,
                 longest=shape.max_positions,
                 blocked_workers=lambda: reports.blocked,
@@ -158,14 +158,14 @@ async def learn(
                 cost=cost_of(shape),
             )
             training_guard = TrainingGuard(
-                config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=compute
+                config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=ranks
             )
             await training_guard.begin()
             with (
                 closing(open_sinks(config, resumed_after=progress.step)) as sink,
                 closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
                 Journal(
-                    config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=compute.idle
+                    config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=ranks.idle
                 ) as journal,
                 Archive(config, buffer, fence) as archive,
             ):
@@ -184,7 +184,7 @@ async def learn(
                 loop = Loop(
                     buffer=buffer,
                     fence=fence,
-                    trainer=compute,
+                    ranks=ranks,
                     prefetcher=prefetcher,
                     publisher=publisher,
                     schedule=LoopSettings(
@@ -262,9 +262,9 @@ def describe_memory(config: Config, tokens_per_rollout: int) -> None:
         )
 
 
-async def resume(compute: Compute, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
+async def resume(ranks: RankGroupThread, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
     """Load the newest checkpoint and recover the buffer; issue a version for the loaded weights in a new timeline."""
-    found = await compute.load()
+    found = await ranks.load()
     journal = await asyncio.to_thread(read_trained, run_folder)
     undone = journal.undone(found.step if found else 0) if journal is not None else []
     recovery = await buffer.recover(fence, found.position if found else None, undone)

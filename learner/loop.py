@@ -41,9 +41,9 @@ class LearnerRanks(CheckpointSaver, Protocol):
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
-    async def pack(self, version: int, keep: Collection[int]) -> str: ...
+    async def pack_version(self, version: int, keep: Collection[int]) -> str: ...
 
-    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """Pack the weights of a checkpoint. Returns None if the checkpoint cannot be read."""
         ...
 
@@ -78,7 +78,7 @@ class Loop:
         *,
         buffer: ReplayBuffer,
         fence: int,
-        trainer: LearnerRanks,
+        ranks: LearnerRanks,
         prefetcher: Prefetcher,
         publisher: Publisher,
         schedule: LoopSettings,
@@ -88,11 +88,11 @@ class Loop:
         stop: asyncio.Event,
     ):
         self._buffer, self._fence = buffer, fence
-        self._trainer, self._prefetcher, self._publisher = trainer, prefetcher, publisher
+        self._ranks, self._prefetcher, self._publisher = ranks, prefetcher, publisher
         self._schedule, self._stop = schedule, stop
         self._record, self._record_rollback, self._report = record, record_rollback, report
         self._checkpoints = CheckpointSchedule(
-            buffer=buffer, fence=fence, saver=trainer, publisher=publisher, disk_wait_s=schedule.disk_wait_s
+            buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=schedule.disk_wait_s
         )
         self._bad_steps = 0
 
@@ -143,7 +143,7 @@ class Loop:
         wished = tasks.create_task(self._publisher.wished.wait(), name="wish")
         any_of = [prefetch, stopping, wished]
         while not (await asyncio.wait(any_of, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
-            await self._trainer.idle()
+            await self._ranks.idle()
             stats = await self._buffer.stats()
             log.info(f"waits for rollouts: {await self._prefetcher.describe_wait()}{self._publisher.remark}")
             if stats.starving:  # trained groups hold the memory that the next batch needs, until a checkpoint spends them
@@ -163,7 +163,7 @@ class Loop:
 
     async def _train(self, progress: Progress, step_batch: StepBatch, idle_s: float) -> Progress:
         started = time.monotonic()
-        result = await self._trainer.step(step_batch.packed)
+        result = await self._ranks.step(step_batch.packed)
         failpoint("learner.trained")
         if result.skipped:
             progress = await self._skip(progress, step_batch)
@@ -217,7 +217,7 @@ class Loop:
     async def _offer(self, progress: Progress) -> None:
         """Pack and offer the current weights, unless they were offered already or versions are pinned."""
         if self._publisher.is_held_back:
-            digest = await self._trainer.pack(progress.version, self._publisher.needed)
+            digest = await self._ranks.pack_version(progress.version, self._publisher.needed)
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(record, releases=progress.step)
 
@@ -237,7 +237,7 @@ class Loop:
         read, an error is logged and the weights stay pinned.
         """
         version = await self._buffer.issue(self._fence, after=progress.version)
-        digest = await self._trainer.pack_stored(version, self._publisher.needed, wanted.checkpoint)
+        digest = await self._ranks.pack_checkpoint(version, self._publisher.needed, wanted.checkpoint)
         if digest is None:
             log.error(f"{wanted.checkpoint} cannot be read, so there is no rollback to it; the weights stay pinned")
             return progress

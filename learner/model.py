@@ -19,7 +19,7 @@ from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
 from async_rl.megatron.model import PLAIN, ComputeOptions, LayerSpec, build_chunks
 from async_rl.megatron.parallel import current_parallel_sizes
-from async_rl.megatron.parameters.full_parameters import Split, gather_full, held_boxes, load_full, local_parameters, table
+from async_rl.megatron.parameters.full_parameters import Split, held_boxes, load_full, local_parameters, table
 from async_rl.megatron.parameters.table import VALUE_HEAD
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
@@ -131,10 +131,6 @@ class TrainingModel:
             self._optimizer.step_with_ready_grads()
         self._move_moments(host.HOST)
         self.updates += 1
-
-    def gather(self) -> dict[str, Tensor] | None:
-        """A snapshot of the full weights on rank 0, None elsewhere. Every rank must call it."""
-        return gather_full(self.chunks, self.shape)
 
     def held(self) -> dict[Box, Tensor]:
         """This rank's tensors of the weights that workers receive, in place (no copies)."""

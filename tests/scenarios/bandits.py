@@ -10,6 +10,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import ModelShape
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of
 
 ANSWER = 3
 PROMPTS = 4
@@ -41,7 +42,7 @@ class Bandits:
     def _follow(self, rank_group: RankGroup) -> None:
         own = dict(self._model.named_parameters())
         with torch.no_grad():
-            for name, tensor in rank_group.gather().items():
+            for name, tensor in weights_of(rank_group).items():
                 own[name].copy_(tensor)
 
     def _one_more(self, ids: Tensor) -> tuple[Tensor, Tensor]:

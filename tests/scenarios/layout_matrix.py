@@ -15,6 +15,7 @@ from async_rl.config import Config
 from async_rl.errors import boundary
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import config, meet, shape, train
 
 PROCESSES, STEPS = 4, 2
@@ -94,7 +95,7 @@ def play(folder: Path, under: Config, rank: int, ranks: int) -> None:
         return
     rank_group = RankGroup(under, OBJECTIVE, shape(under))
     (folder / "rows.json").write_text(json.dumps(train(rank_group, 1, STEPS)))
-    save_file(rank_group.gather(), folder / "weights.safetensors")
+    save_file(weights_of(rank_group), folder / "weights.safetensors")
     rank_group.stop()
 
 

@@ -28,6 +28,7 @@ from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Ta
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
+from tests.scenarios.full_weights import weights_of
 
 CPU = torch.device("cpu")
 VOCABULARY = 21
@@ -127,7 +128,7 @@ def lead(folder: Path, under: Config) -> None:
     rows = train(rank_group, 1, SAVED_AT)
     rank_group.save(checkpoints, step=SAVED_AT, extra={"version": 12}, keep=2).result()
     rows += train(rank_group, SAVED_AT + 1, STEPS)
-    save_file(rank_group.gather(), folder / "weights.safetensors")
+    save_file(weights_of(rank_group), folder / "weights.safetensors")
     rank_group.stop()
 
     meet(folder / "again", under, 0)

@@ -14,6 +14,7 @@ from async_rl.errors import boundary
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import config, meet, shape, taken_groups
 
 EVERYTHING = Objective.model_validate(
@@ -84,7 +85,7 @@ def every_layout(root: Path, rank: int) -> None:
         rank_group.save(folder / "checkpoints", step=SAVED_AT, extra={}, keep=1).result()
         rows += train(rank_group, SAVED_AT + 1, STEPS)
         (folder / "rows.json").write_text(json.dumps(rows))
-        save_file(rank_group.gather(), folder / "weights.safetensors")
+        save_file(weights_of(rank_group), folder / "weights.safetensors")
         rank_group.stop()
 
 

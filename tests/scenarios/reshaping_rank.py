@@ -89,12 +89,14 @@ def save(rank_group: RankGroup, root: Path, writer: str) -> None:
 def take_up(rank_group: RankGroup, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
     assert rank_group.load(root / writer) == {"version": 12}
     rank_group.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
-    rank_group.open_depot(fence=1)
-    saved = rank_group.pack(1, keep=())
+    rank_group.open_sender(fence=1)
+    saved = rank_group.pack_version(1, keep=())
     rows = train(rank_group, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)
-    assert rank_group.pack_stored(2, (), checkpoint) == saved, "a checkpoint is served bit for bit as it was, whoever wrote it"
-    assert rank_group.pack(3, keep=()) != saved, "nothing of it is in the model"
+    assert rank_group.pack_checkpoint(2, (), checkpoint) == saved, (
+        "a checkpoint is served bit for bit as it was, whoever wrote it"
+    )
+    assert rank_group.pack_version(3, keep=()) != saved, "nothing of it is in the model"
     return rows
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
-from learner.ranks.compute import POSITION
+from learner.ranks.rank_group_thread import POSITION
 
 
 @dataclass(frozen=True, kw_only=True)

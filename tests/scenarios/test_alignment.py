@@ -25,6 +25,7 @@ from rollout_workers.agents import RewardOnlyAgent
 from rollout_workers.environments.counting import Counting
 from rollout_workers.environments.guess_number import GuessNumber
 from rollout_workers.inference.engine import MegatronEngine
+from tests.scenarios.full_weights import weights_of
 
 OBJECTIVE = load_objective("async_default")
 SIBLINGS = 3
@@ -50,7 +51,7 @@ async def played(config: Config, rank_group: RankGroup, agent: RewardOnlyAgent, 
     sampling = config.sampling.generation_args
     groups: list[TakenGroup] = []
     async with MegatronEngine(shape, tokenizer, config.worker, sampling, device=torch.device("cpu"), seed=3) as engine:
-        await engine.swap(0, rank_group.gather())
+        await engine.swap(0, weights_of(rank_group))
         for index in range(tasks):
             ticket, task = Ticket(id=f"t{index}", task_index=index, version=0, attempt=1), agent.task(index)
             rollouts = [

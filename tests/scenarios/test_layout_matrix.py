@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.scenarios.learner_rank import config, play, shape, train
 from tests.scenarios.made_once import made_once
@@ -29,7 +30,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(**settings: Any) -> Trained:
     under = config(**settings)
     rank_group = RankGroup(under, OBJECTIVE, shape(under))
-    rows, weights = train(rank_group, 1, STEPS), rank_group.gather()
+    rows, weights = train(rank_group, 1, STEPS), weights_of(rank_group)
     rank_group.stop()
     return rows, weights
 

@@ -28,6 +28,7 @@ from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint, sav
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.model import TrainingModel
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of, weights_of_model
 from tests.scenarios.learner_rank import OBJECTIVE, batch, config, shape, train
 
 
@@ -63,11 +64,12 @@ def test_the_newest_is_resumed_exactly(rank_group: RankGroup, tmp_path: Path) ->
     resumed = successor()
     assert resumed.load(tmp_path) == {"step": 2}
     assert train(resumed, 3, 4) == uninterrupted[1:]
-    assert all(torch.equal(tensor, resumed.gather()[name]) for name, tensor in rank_group.gather().items())
+    weights = weights_of(resumed)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in weights_of(rank_group).items())
 
 
 def test_a_model_without_moments_begins_with_a_new_optimizer(rank_group: RankGroup, tmp_path: Path) -> None:
-    weights = rank_group.gather()
+    weights = weights_of(rank_group)
     expected = train(rank_group, 1, 3)
     save_checkpoint(tmp_path, shape(config()), weights)
     resumed = successor()
@@ -90,13 +92,13 @@ def test_a_checkpoint_can_hold_several_models(rank_group: RankGroup, tmp_path: P
 def test_a_critic_that_was_not_saved_begins_anew(rank_group: RankGroup, tmp_path: Path) -> None:
     rank_group.save(tmp_path, step=1, extra={}, keep=1).result()
     critic = successor(hidden=64)
-    before = {name: tensor.clone() for name, tensor in critic.gather().items()}
+    before = weights_of(critic)
     with structlog.testing.capture_logs() as logged:
         Checkpointer({"policy": successor().model, "critic": critic.model}, rank_group.device).load(tmp_path, NEWEST)
     assert [each["event"] for each in logged] == [
         "checkpoint step-00000001 has no critic, which starts from its initial weights"
     ]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in critic.gather().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(critic).items())
 
 
 def test_a_critic_that_shares_the_layers_may_be_left_and_may_begin_anew(rank_group: RankGroup, tmp_path: Path) -> None:
@@ -111,15 +113,15 @@ def test_a_critic_that_shares_the_layers_may_be_left_and_may_begin_anew(rank_gro
     )
     Checkpointer({"policy": model}, rank_group.device).begin(tmp_path, step=1, extra={}, keep=1).result()
     found = load_checkpoint(tmp_path / NEWEST[0], read_manifest(tmp_path / NEWEST[0]), plain, torch.float32)
-    assert found.keys() == rank_group.gather().keys()
+    assert found.keys() == weights_of(rank_group).keys()
     imported = save_checkpoint(tmp_path, plain, found)
-    before = model.gather() or {}
+    before = weights_of_model(model)
     with structlog.testing.capture_logs() as logged:
         Checkpointer({"policy": model}, rank_group.device).load(tmp_path, [imported.name])
     assert [each["event"] for each in logged] == [
         "checkpoint step-00000000 has no value head of the policy, which starts from its initial weights"
     ]
-    assert all(torch.equal(tensor, {**before, **found}[name]) for name, tensor in (model.gather() or {}).items())
+    assert all(torch.equal(tensor, {**before, **found}[name]) for name, tensor in weights_of_model(model).items())
     with pytest.raises(CheckpointError, match="belongs to another model: 2 parameters differ, the first is value_head"):
         load_checkpoint(imported, read_manifest(imported), replace(plain, head="both"), torch.float32)
 

@@ -13,6 +13,7 @@ from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, play, shape, train
 from tests.scenarios.made_once import made_once
 
@@ -33,7 +34,7 @@ def alone() -> Iterator[RankGroup]:
 @pytest.fixture(scope="module")
 def single() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
-    rows, weights = train(rank_group, 1, STEPS), rank_group.gather()
+    rows, weights = train(rank_group, 1, STEPS), weights_of(rank_group)
     rank_group.stop()
     return rows, weights
 
@@ -68,7 +69,7 @@ def test_a_resumed_run_does_exactly_what_an_uninterrupted_one_does(divided: Path
 def when_saved() -> dict[str, torch.Tensor]:
     rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
     train(rank_group, 1, SAVED_AT)
-    weights = rank_group.gather()
+    weights = weights_of(rank_group)
     rank_group.stop()
     return weights
 

@@ -17,6 +17,7 @@ from learner.batches.batch import Minibatch, PackedBatch, PackedRow, pack_batch
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import CPU, OBJECTIVE, VOCABULARY, config, shape, taken_groups
 
 OBJECTIVES = [
@@ -36,7 +37,7 @@ def alone() -> Iterator[None]:
 def updated(batch: PackedBatch, objective: Objective) -> tuple[StepResult, dict[str, Tensor]]:
     """What one step makes of the first weights."""
     rank_group = RankGroup(config(), objective, shape(config()))
-    return rank_group.step(batch), rank_group.gather()
+    return rank_group.step(batch), weights_of(rank_group)
 
 
 def of_one_rank(batch: PackedBatch, bins: list[PackedRow]) -> PackedBatch:

@@ -15,6 +15,7 @@ from async_rl.types import Status
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective, load_objective, preset_names
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import OBJECTIVE, VOCABULARY, batch, config, shape, taken_groups
 from tests.scenarios.ppo_stage import SHARED, learner_config
 
@@ -39,7 +40,7 @@ def unclipped(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
 
 def gradients(rank_group: RankGroup, batch: PackedBatch) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step, after which the weights are what they were."""
-    before = rank_group.gather()
+    before = weights_of(rank_group)
     result = rank_group.step(batch)
     found = {name: parameter.main_grad.clone() for name, parameter in bare(rank_group.model.chunks[0]).named_parameters()}
     rank_group.model.load(before)
@@ -88,9 +89,9 @@ def test_every_preset_trains(preset: str) -> None:
     objective = load_objective(preset)
     under = learner_config(objective=preset, critic=SHARED if objective.needs_values else None)
     rank_group = RankGroup(under, objective, shape(under))
-    before = rank_group.gather()
+    before = weights_of(rank_group)
     result = rank_group.step(pack_batch(taken_groups(1), objective=objective, capacity=40))
-    after = rank_group.gather()
+    after = weights_of(rank_group)
     rank_group.stop()
     assert math.isfinite(result.loss)
     assert not result.skipped
@@ -100,7 +101,7 @@ def test_every_preset_trains(preset: str) -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_changes_nothing(rank_group: RankGroup, poison: float) -> None:
     rank_group.step(batch(1, 1))
-    before = rank_group.gather()
+    before = weights_of(rank_group)
     good = batch(2, 1)
     [minibatch] = good.minibatches
     [[*bins]] = minibatch.shards
@@ -109,7 +110,7 @@ def test_a_step_that_is_not_finite_changes_nothing(rank_group: RankGroup, poison
     spoilt_shards = ((replace(bins[0], advantages=spoilt), *bins[1:]),)
     result = rank_group.step(replace(good, minibatches=(replace(minibatch, shards=spoilt_shards),)))
     assert result.skipped
-    assert all(torch.equal(before[name], tensor) for name, tensor in rank_group.gather().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(rank_group).items())
 
     resumed = rank_group.step(good)
     undisturbed = RankGroup(config(), OBJECTIVE, shape(config()))
@@ -138,13 +139,6 @@ def test_a_step_of_several_updates_reports_what_one_comes_to(rank_group: RankGro
     assert metrics["policy/ratio_mean"] == pytest.approx(1, abs=0.2)  # the empty update is no ratio of 0
     assert metrics["policy/ess"] > 0.8
     assert metrics["policy/skipped_updates"] == 0
-
-
-def test_a_snapshot_stays_as_it_was(rank_group: RankGroup) -> None:
-    snapshot = rank_group.gather()
-    kept = {name: tensor.clone() for name, tensor in snapshot.items()}
-    rank_group.step(batch(1, 1))
-    assert all(torch.equal(snapshot[name], tensor) for name, tensor in kept.items())
 
 
 def test_the_batch_must_be_cut_for_these_ranks(rank_group: RankGroup) -> None:

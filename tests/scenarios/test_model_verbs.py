@@ -26,6 +26,7 @@ from learner.models.__main__ import main
 from learner.models.memory import ParallelSizes, bytes_of
 from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import OBJECTIVE, config, shape
 from tests.scenarios.small_models import write_folder
 
@@ -84,7 +85,7 @@ def test_a_learner_begins_from_what_was_imported(folder: Path, tmp_path: Path) -
     main(["import", str(other), "--to", str(tmp_path / "checkpoints")])
     rank_group = RankGroup(load(described(folder)), OBJECTIVE, read_shape(folder))
     assert rank_group.load(tmp_path / "checkpoints") == {}
-    found = rank_group.gather()
+    found = weights_of(rank_group)
     rank_group.stop()
     for name, tensor in load_folder(other, read_shape(other), torch.float32).items():
         assert torch.equal(found[name], tensor), name
@@ -108,7 +109,7 @@ def test_what_was_imported_may_learn_to_give_values_too(folder: Path, tmp_path: 
 def test_a_run_is_exported_in_parts_and_in_another_precision(tmp_path: Path) -> None:
     rank_group = RankGroup(config(), OBJECTIVE, shape(config()))
     rank_group.save(tmp_path / "runs/made-up/checkpoints", step=3, extra={}, keep=2).result()
-    weights = rank_group.gather()
+    weights = weights_of(rank_group)
     rank_group.stop()
     size = config().model.model_dump_json(exclude_none=True)
     alphabet = "0123456789abcdefg"  # with the special tokens, as many as the rank_group's vocabulary

@@ -16,6 +16,7 @@ from async_rl.megatron.parameters.full_parameters import bare
 from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
 from learner.ranks.rank_group import RankGroup
+from tests.scenarios.full_weights import weights_of, weights_of_model
 from tests.scenarios.learner_rank import CPU, VOCABULARY, play, shape, taken_groups
 from tests.scenarios.made_once import made_once
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
@@ -29,11 +30,11 @@ def test_the_gradients_are_those_of_the_written_formulas(kind: str) -> None:
     under = learner_config(critic=CRITICS[kind])
     rank_group = RankGroup(under, EVERYTHING, shape(under))
     rank_group.step(batch(2))  # away from the reference
-    before = {name: model.gather() for name, model in rank_group.models.items()}
+    before = {name: weights_of_model(model) for name, model in rank_group.models.items()}
     result = rank_group.step(batch(1))
     found = {name: gradients(model) for name, model in rank_group.models.items()}
     for name, model in rank_group.models.items():
-        model.load(before[name] or {})
+        model.load(before[name])
     policy_loss, value_loss = formulas(rank_group, build_model(shape(under), device=CPU, dtype=torch.float32, seed=0))
     rank_group.stop()
 
@@ -106,7 +107,7 @@ def alone() -> dict[str, tuple[list[dict[str, float]], dict[str, Tensor]]]:
     for kind, critic in CRITICS.items():
         under = divided({}, critic)
         rank_group = RankGroup(under, EVERYTHING, shape(under))
-        found[kind] = train(rank_group, 1, STEPS), rank_group.gather()
+        found[kind] = train(rank_group, 1, STEPS), weights_of(rank_group)
         rank_group.stop()
     return found
 

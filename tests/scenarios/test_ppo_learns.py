@@ -24,6 +24,7 @@ from learner.ranks.model_set import build_model_set, check_model_set
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 from tests.scenarios.bandits import Bandits, share_right
+from tests.scenarios.full_weights import weights_of, weights_of_model
 from tests.scenarios.learner_rank import CPU, shape
 from tests.scenarios.ppo_stage import CRITICS, EVERYTHING, OPTIMIZER, OWN, SHARED, batch, learner_config
 
@@ -66,16 +67,18 @@ def test_policy_and_critic_learn(kind: str) -> None:
 def test_what_is_pushed_gives_logits_only() -> None:
     under = learner_config(critic=SHARED)
     with rank_group(under, EVERYTHING) as learner:
-        assert {"value_head.weight", "value_head.bias"} == (learner.model.gather() or {}).keys() - learner.gather().keys()
+        assert {"value_head.weight", "value_head.bias"} == weights_of_model(learner.model).keys() - {
+            box.name for box in learner.model.held()
+        }
 
 
 def test_a_critic_warms_up_alone() -> None:
     under = learner_config(critic=OWN | {"warmup_steps": 2}, updates=(2, 1), steps=3, optimizer=OPTIMIZER | {"decay": "linear"})
     with rank_group(under, EVERYTHING) as learner:
-        initial, is_still, rates = learner.gather(), [], []
+        initial, is_still, rates = weights_of(learner), [], []
         for step in (1, 1, 1):
             result = learner.step(batch(step, minibatches=2))
-            is_still.append(all(torch.equal(tensor, initial[name]) for name, tensor in learner.gather().items()))
+            is_still.append(all(torch.equal(tensor, initial[name]) for name, tensor in weights_of(learner).items()))
             rates.append(result.learning_rate)
             assert result.metrics["value/grad_norm"] > 0
             assert result.metrics["policy/tokens"] > 0
@@ -132,7 +135,8 @@ def test_all_begin_from_the_policys_folder(teacher: Path, kind: str) -> None:
     tree = learner_config(critic=CRITICS[kind]).model_dump()
     under = Config.model_validate(tree | {"model": {"folder": teacher}})
     with rank_group(under, EVERYTHING) as learner:
-        policy, critic = learner.gather(), (learner.models["critic"] if kind == "own" else learner.model).gather() or {}
+        policy = weights_of(learner)
+        critic = weights_of_model(learner.models["critic"] if kind == "own" else learner.model)
         result = learner.step(batch(1))
     assert critic["value_head.weight"].abs().sum() > 0
     assert all(torch.equal(tensor, critic[name]) for name, tensor in policy.items() if name in critic)
@@ -155,11 +159,11 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(kind: str, tmp_path: P
         learner.step(batch(1, minibatches=2))
         learner.save(tmp_path, step=1, extra={}, keep=1).result()
         expected = [learner.step(batch(step, minibatches=2)) for step in (2, 3)]
-        weights = learner.gather()
+        weights = weights_of(learner)
     with rank_group(under, EVERYTHING) as successor:
         assert successor.load(tmp_path) is not None
         assert [successor.step(batch(step, minibatches=2)) for step in (2, 3)] == expected
-        assert all(torch.equal(tensor, weights[name]) for name, tensor in successor.gather().items())
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in weights_of(successor).items())
 
 
 def test_entropy_is_measured_where_it_is_asked_for() -> None:
@@ -168,7 +172,7 @@ def test_entropy_is_measured_where_it_is_asked_for() -> None:
     for measure in (False, True):
         under, objective = learner_config(measure_entropy=measure), load_objective("grpo")
         with rank_group(under, objective) as learner:
-            made.append((learner.step(batch(1, objective=objective)), learner.gather()))
+            made.append((learner.step(batch(1, objective=objective)), weights_of(learner)))
     (without, plain), (measured, same) = made
     assert without.metrics["policy/entropy"] == 0
     assert measured.metrics["policy/entropy"] == pytest.approx(3.0, abs=0.1)  # log 21

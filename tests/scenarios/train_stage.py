@@ -26,6 +26,7 @@ from learner.training.examples import CompletionFormat, ExampleReader, Preferenc
 from learner.training.models import Builder
 from learner.training.table import Table, TokenLimits
 from learner.training.trainer import TableTrainer, TrainedStep
+from tests.scenarios.full_weights import weights_of_model
 
 ALPHABET = "0123456789="
 TABLES = {False: "counting", True: "counting_pairs"}
@@ -93,7 +94,7 @@ def run(config: TrainingConfig, folder: Path) -> tuple[Notes, dict[str, Tensor] 
         report=notes,
         stop=threading.Event(),
     ).run(TableProgress(step=0, place=0))
-    weights = model.gather()
+    weights = weights_of_model(model)
     checkpointer.close()
     parallel.shutdown()
     return notes, weights

@@ -27,6 +27,7 @@ from buffer import open_group_stores
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
+from tests.scenarios.full_weights import weights_of
 from tests.scenarios.learner_rank import OBJECTIVE, config, meet, shape, train
 from tests.scenarios.ppo_stage import EVERYTHING, SHARED
 from tests.scenarios.wire_board import board_of, config_of
@@ -174,20 +175,20 @@ class Stage:
         notes = asyncio.run(self._push(rank_group, case, number))
         if any(other.resumes == name for other in self.cases.values()):
             rank_group.save(self.root / name, step=1, extra={}, keep=1).result()
-            save_file(rank_group.gather(), saved_file(self.root, name))
+            save_file(weights_of(rank_group), saved_file(self.root, name))
         rank_group.stop()
         (self.root / f"{name}.json").write_text(json.dumps(notes))
 
     async def _push(self, rank_group: RankGroup, case: Case, number: int) -> list[dict[str, Any]]:
         """Versions rise from case to case, and so do fences: each learner follows the last one."""
         notes: list[dict[str, Any]] = []
-        members, depot, fence = members_of(case.model), rank_group.open_depot(fence=number + 1), number + 1
+        members, depot, fence = members_of(case.model), rank_group.open_sender(fence=number + 1), number + 1
         async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
             await board.take_over(fence)
             sender = await opened.enter_async_context(WeightSender(board, case.config.wire, depot, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
-                save_file(rank_group.gather(), weights_file(self.root, case.model, version))
-                digest = rank_group.pack(version, keep=())
+                save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
+                digest = rank_group.pack_version(version, keep=())
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
                 while set(await sender.needed(version)) < set(members):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)

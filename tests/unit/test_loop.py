@@ -47,10 +47,10 @@ class Trainer:
         self._steps += 1
         return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=self._steps == SKIPPED, metrics={})
 
-    async def pack(self, version: int, keep: Collection[int]) -> str:
+    async def pack_version(self, version: int, keep: Collection[int]) -> str:
         return "digest"
 
-    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         return f"digest of {checkpoint.name}"
 
     async def save(

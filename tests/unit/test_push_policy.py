@@ -44,11 +44,11 @@ class Packer(Trainer):
         skipped = self._number in self._skips
         return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=skipped, metrics={})
 
-    async def pack(self, version: int, keep: Collection[int]) -> str:
+    async def pack_version(self, version: int, keep: Collection[int]) -> str:
         self.packed.append(version)
         return "digest"
 
-    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         self.stored.append((version, checkpoint.name))
         return None if checkpoint.name == "damaged" else "digest"
 

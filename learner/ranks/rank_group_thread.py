@@ -1,4 +1,6 @@
-"""The rank_group on its thread: what the loop awaits. The CUDA device is per thread, so all of torch happens on this one."""
+"""Runs the rank group on a thread of its own, so that the loop can await it. All of torch runs on this thread (CUDA devices are
+per thread).
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What the newest checkpoint says of itself."""
+    """The position of a loaded checkpoint."""
 
     step: int
     position: BufferPosition | None
-    """None of a model that was imported: no buffer has anything to do with it."""
+    """The buffer's position; None for an imported model."""
 
 
-class Compute:
+class RankGroupThread:
     def __init__(self, rank_group: RankGroup, thread: ThreadPoolExecutor, *, folder: Path, keep: int, life: int):
         self._rank_group, self._thread = rank_group, thread
         self._folder, self._keep, self._life = folder, keep, life
         self.learning_rate_scale = 1.0
-        """What the schedule's learning rate is multiplied with."""
+        """Factor on the schedule's learning rate; the guard sets it."""
         self.beside: dict[str, Any] = {}
-        """What checkpoints carry for others."""
+        """Extra state that is saved with every checkpoint."""
 
     @classmethod
     @asynccontextmanager
@@ -63,8 +65,8 @@ class Compute:
         *,
         life: int,
         meet: Callable[[], Rendezvous | None],
-    ) -> AsyncIterator[Compute]:
-        """`life` tells this learner's checkpoints from those of learners before it: its fence. `meet` may block."""
+    ) -> AsyncIterator[RankGroupThread]:
+        """Start the thread and join the other ranks. `life`: the fence, which marks its checkpoints. `meet` may block."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute") as thread:
             loop = asyncio.get_running_loop()
             rank_group = await loop.run_in_executor(thread, lambda: RankGroup(config, objective, shape, stores, meet()))
@@ -85,23 +87,25 @@ class Compute:
     async def step(self, batch: PackedBatch) -> StepResult:
         return await self._call(self._rank_group.step, batch, learning_rate_scale=self.learning_rate_scale)
 
-    async def open_depot(self) -> RankSender:
-        """Where versions leave from."""
-        return await self._call(self._rank_group.open_depot, fence=self._life)
+    async def open_sender(self) -> RankSender:
+        """Prepare all ranks to send weights; return rank 0's sender."""
+        return await self._call(self._rank_group.open_sender, fence=self._life)
 
-    async def pack(self, version: int, keep: Collection[int]) -> str:
-        """Have the weights of now ready to be sent, beside the versions in `keep`. Returns their digest."""
-        return await self._call(self._rank_group.pack, version, keep)
+    async def pack_version(self, version: int, keep: Collection[int]) -> str:
+        """Copy the current weights to be sent, keeping the versions `keep`. Returns the digest."""
+        return await self._call(self._rank_group.pack_version, version, keep)
 
-    async def pack_stored(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
-        """The same with the weights of a checkpoint; None when it cannot be read."""
-        return await self._call(self._rank_group.pack_stored, version, keep, checkpoint)
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        """Pack the weights of a checkpoint instead. Returns None if it cannot be read."""
+        return await self._call(self._rank_group.pack_checkpoint, version, keep, checkpoint)
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
     ) -> Awaitable[Written]:
-        """`still_ours` is asked when everything is written and nothing valid yet: a learner that slept through its
-        successor's beginning must not leave it a checkpoint of another life.
+        """Begin a checkpoint; the returned awaitable ends when it is durable.
+
+        `still_ours` is awaited after all files are written and before the manifest. It raises if another learner took over,
+        so that a paused learner cannot leave a checkpoint to its successor.
         """
         loop = asyncio.get_running_loop()
 
@@ -120,6 +124,7 @@ class Compute:
         return asyncio.wrap_future(await self._call(lambda: self._rank_group.save(self._folder, **how)))
 
     async def load(self) -> Resumed | None:
+        """Restore the newest undamaged checkpoint; None if there is none."""
         extra: Mapping[str, Any] | None = await self._call(self._rank_group.load, self._folder)
         if extra is None:
             return None
@@ -128,10 +133,11 @@ class Compute:
         return Resumed(step=extra.get("step", 0), position=position)
 
     async def idle(self) -> None:
+        """Keep the other ranks waiting."""
         await self._call(self._rank_group.idle)
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """On the compute thread. A caller that is cancelled still waits for it: a step cannot be left half done."""
+        """Run a function on the thread. A cancelled caller still waits for it: a step cannot be left half done."""
 
         def run() -> T:
             with naming_lost_peers():
@@ -142,17 +148,17 @@ class Compute:
         while not call.done():
             try:
                 await asyncio.wait([call])
-            except asyncio.CancelledError as error:  # every task group around us may send its own
+            except asyncio.CancelledError as error:  # every enclosing task group may cancel once more
                 cancelled = error
         if cancelled is not None:
             if not call.cancelled():
-                call.exception()  # looked at, so that nobody reports it as forgotten
+                call.exception()  # retrieved, so that asyncio does not report it as never retrieved
             raise cancelled
         return call.result()
 
 
 def _stop(rank_group: RankGroup) -> None:
-    with suppress(ServiceStopped), naming_lost_peers():  # whoever is gone need not be told
+    with suppress(ServiceStopped), naming_lost_peers():  # lost ranks need no order to stop
         rank_group.stop()
 
 
