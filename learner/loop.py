@@ -172,9 +172,8 @@ class Loop:
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
             self._publisher.reached = progress = replace(progress, step=step_batch.step, version=version)
-            await self._record(
-                progress, step_batch
-            )  # before anybody can see the version: so that none is used twice, whatever Redis loses
+            # before the version can be seen, so that no version is used twice, whatever Redis loses
+            await self._record(progress, step_batch)
             failpoint("learner.recorded")
             if self._publisher.is_due:
                 await self._offer(progress)

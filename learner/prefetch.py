@@ -96,13 +96,15 @@ class Prefetcher:
         if workers == 0:
             return "no worker is there yet; start one with `async-rl worker`"
         wanted, no_signal = self._batch.groups_per_step, stats.dropped.get("no_signal", 0)
-        said = f"{stats.reserved} groups are being rolled out by {workers} workers"
+        sentence = f"{stats.reserved} groups are being rolled out by {workers} workers"
         if stats.starving:
-            said = f"the Redis server is full, and commits wait for a checkpoint to free memory (redis.max_memory_mb); {said}"
+            sentence = (
+                f"the Redis server is full, and commits wait for a checkpoint to free memory (redis.max_memory_mb); {sentence}"
+            )
         elif stats.ready + stats.again < wanted:
-            said = f"{stats.ready + stats.again} of {wanted} groups are ready, {said}"
+            sentence = f"{stats.ready + stats.again} of {wanted} groups are ready, {sentence}"
         else:
-            said = f"enough are ready, but {said} and would be too old later (staleness.selector: windowed_fifo)"
+            sentence = f"enough are ready, but {sentence} and would be too old later (staleness.selector: windowed_fifo)"
         if no_signal > stats.spent + stats.taken:
-            said += f"; {no_signal} were dropped because all rewards in them were equal (batch.drop_no_signal)"
-        return said
+            sentence += f"; {no_signal} were dropped because all rewards in them were equal (batch.drop_no_signal)"
+        return sentence

@@ -82,13 +82,15 @@ class GuardRule:
         return broken
 
     def _tightened(self, why: str) -> tuple[GuardRule, GuardVerdict | None]:
-        said = f"{why}, for {self.config.patience} steps in a row"
+        reason = f"{why}, for {self.config.patience} steps in a row"
         if self.config.action == "stop":
-            return self, GuardVerdict(sentence=f"{said}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True)
+            return self, GuardVerdict(
+                sentence=f"{reason}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True
+            )
         tighter = replace(self, state=GuardState(notches=self.state.notches + 1))
         if tighter._setting == self._setting:  # already at the limit: one notch more would only have to be undone
             return replace(self, state=GuardState(notches=self.state.notches)), None
-        return tighter, GuardVerdict(sentence=f"{said}: {tighter._setting}")
+        return tighter, GuardVerdict(sentence=f"{reason}: {tighter._setting}")
 
     def _relaxed(self) -> tuple[GuardRule, GuardVerdict | None]:
         looser = replace(self, state=GuardState(notches=self.state.notches - 1))

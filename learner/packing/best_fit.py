@@ -65,7 +65,7 @@ class _Packing:
         self._sizes, self._capacity = sizes, capacity
         self.bin_of = np.empty_like(sizes)
         self._room = np.empty_like(sizes)
-        """Of each bin."""
+        """Remaining room of each bin."""
         self._num_bins = 0
         self._next = 0
         """Index of the first sequence without a bin."""

@@ -167,14 +167,14 @@ _ORDERS: Mapping[str, type[Order[Any]]] = {
 def send_order(order: Order[Any]) -> None:
     """Broadcast an order from rank 0. Blocks until the other ranks receive it."""
     if dist.get_world_size() > 1:
-        told = {each.name: getattr(order, each.name) for each in fields(order) if each.metadata != _RANK_0}  # pyright: ignore[reportArgumentType]
-        broadcast_bytes(msgpack.packb([type(order).__name__, told]))
+        values = {each.name: getattr(order, each.name) for each in fields(order) if each.metadata != _RANK_0}  # pyright: ignore[reportArgumentType]
+        broadcast_bytes(msgpack.packb([type(order).__name__, values]))
 
 
 def receive_order() -> Order[Any]:
     """Block until rank 0 broadcasts an order."""
-    name, told = msgpack.unpackb(broadcast_bytes(None))
-    return _ORDERS[name](**told)
+    name, values = msgpack.unpackb(broadcast_bytes(None))
+    return _ORDERS[name](**values)
 
 
 def _wire_layout(rank: Rank) -> WireLayout:

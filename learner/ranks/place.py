@@ -43,6 +43,6 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None) -> in
     if text is None and default is not None:
         return default
     if text is None or not text.isdecimal():
-        said = "is not set" if text is None else f"is {text!r}, no number"
-        raise ConfigError(f"{name} {said}: a launcher sets RANK, WORLD_SIZE and LOCAL_RANK for every rank of a learner")
+        problem = "is not set" if text is None else f"is {text!r}, not a number"
+        raise ConfigError(f"{name} {problem}: a launcher sets RANK, WORLD_SIZE and LOCAL_RANK for every rank of a learner")
     return int(text)

@@ -101,13 +101,15 @@ class Journal:
                         f"the learner waited {waited_s:.0f} s to write {NAME}: {why(error, self._path)}"
                     ) from error
                 if problem is None:
-                    log.warning(f"the learner waits: {why(error, self._path)}; {NAME} must be written before training goes on")
+                    log.warning(
+                        f"the learner waits: {why(error, self._path)}; {NAME} must be written before training continues"
+                    )
                 problem = error
                 await self._meanwhile()
                 await asyncio.sleep(min(RETRY_S, self._disk_wait_s - waited_s))
             else:
                 if problem is not None:
-                    log.info(f"{NAME} is written again, training goes on")
+                    log.info(f"{NAME} is written again, training continues")
                 return
 
     def _write(self, row: bytes) -> None:

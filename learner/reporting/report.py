@@ -92,9 +92,9 @@ class Reporter:
 def split_conversation(conversation: Sequence[Message]) -> tuple[str, str]:
     """Split a conversation into the prompt (without system messages) and everything from the first answer on."""
     first = next((place for place, each in enumerate(conversation) if each.role == "assistant"), len(conversation))
-    asked = [message.content for message in conversation[:first] if message.role != "system"]
-    told = asked if asked else [message.content for message in conversation[:first]]
-    return "\n".join(told), " ".join(message.content for message in conversation[first:])
+    prompt = [message.content for message in conversation[:first] if message.role != "system"]
+    shown = prompt if prompt else [message.content for message in conversation[:first]]
+    return "\n".join(shown), " ".join(message.content for message in conversation[first:])
 
 
 def reward_metrics(groups: list[TakenGroup]) -> dict[str, float]:

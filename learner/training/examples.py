@@ -104,7 +104,7 @@ class PreferenceFormat:
         return answered(self.prompt_format.tokenizer, prompt, chosen), answered(self.prompt_format.tokenizer, prompt, rejected)
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
-        raise ValueError(f"has a text that is no text: {said!r:.60}")
-    return said
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"has a text that is not a string: {value!r:.60}")
+    return value

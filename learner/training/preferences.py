@@ -33,9 +33,9 @@ class DpoRowLoss:
     def __call__(self, row: TextRow, output: Tensor) -> tuple[Tensor, Totals]:
         assert row.reference is not None
         current = token_logprobs(output, row.targets, vocab_size=self.vocab_size)
-        said, lengths = sequence_logprobs(current, row.mask, row.cu_seqlens)
-        by_reference, _ = sequence_logprobs(row.reference, row.mask, row.cu_seqlens)
-        (chosen, rejected), (chosen_reference, rejected_reference) = _pairs(said), _pairs(by_reference)
+        logprobs, lengths = sequence_logprobs(current, row.mask, row.cu_seqlens)
+        reference_logprobs, _ = sequence_logprobs(row.reference, row.mask, row.cu_seqlens)
+        (chosen, rejected), (chosen_reference, rejected_reference) = _pairs(logprobs), _pairs(reference_logprobs)
         chosen_tokens, rejected_tokens = _pairs(lengths)
         made = dpo_loss(
             self.config,
