@@ -131,7 +131,7 @@ async def a_loop(
     loop = Loop(
         buffer=buffer,
         fence=fence,
-        trainer=trainer if trainer is not None else Trainer(),
+        ranks=trainer if trainer is not None else Trainer(),
         prefetcher=prefetcher,
         publisher=publisher,
         schedule=LoopSettings(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),

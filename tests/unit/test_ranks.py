@@ -172,7 +172,7 @@ def test_a_process_learns_its_place_from_any_launcher() -> None:
     ("environment", "sentence"),
     [
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
-        ({"RANK": "1", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
+        ({"RANK": "1", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE 2"),
         ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE 1"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "this is rank 1 of 2 .* no store for the rendezvous is configured"),

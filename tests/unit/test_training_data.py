@@ -127,7 +127,7 @@ def test_columns_may_have_other_names():
         ({"prompt": 3, "response": "4"}, False, r"has 3, which is neither a text nor a list of messages \{role, content\}"),
         ({"messages": "4"}, False, r"has '4', which is no list of messages"),
         ({"prompt": "3=", "response": 4}, False, "has 4, which is neither a text nor a list"),
-        ({"text": 4}, False, "has a text that is no text: 4"),
+        ({"text": 4}, False, "has a text that is not a string: 4"),
         ({"messages": [{"role": "user"}]}, False, r"a message must be \{role, content\}"),
         ({"messages": conversation("3=")}, False, "nothing to train"),
         ({"messages": [{"role": "assistant", "content": "4"}]}, False, "begins with the assistant"),
