@@ -1,10 +1,9 @@
-"""A learner's step: where its time goes, what packing is worth, and whether learning hides behind generating.
+"""The learner's step: time of each phase, speed-up of packing, and overlap of learning with generation.
 
     python benchmarks/learner_step.py --rounds 9 --json result.json
 
-The first two are measured in this process, with the calls that a learner of one rank makes. For the third, what a step's
-rollouts take to generate and to learn from is measured here, each alone and each beside a busy core, and then a whole run with
-both side by side.
+The first two are measured in this process with a learner of one rank. For the third, generating and training a step's rollouts
+are measured separately, each alone and each beside a busy core, and then a whole run with both.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ Figures = dict[str, float]
 
 
 def split_and_packing(learner: OneRank, shape: ModelShape, args: argparse.Namespace) -> Figures:
-    """The same rollouts, packed and padded to the longest, in turn."""
+    """Train the same rollouts packed, and padded to the longest, alternately."""
     lengths = lognormal_lengths(args.rollouts, median=args.median_tokens, longest=shape.max_positions, seed=5)
     common = {"group_size": GROUP_SIZE, "vocab_size": shape.vocab_size, "seed": 5}
     packed, padded = groups_of(lengths, **common), groups_of(lengths, padded_to=max(lengths), **common)
     rounds: list[dict[str, float]] = []
     ratios: list[float] = []
-    for number in range(-1, args.rounds):  # the first round only warms up
+    for number in range(-1, args.rounds):  # the first round is a warm-up
         of_packed, of_padded = learner.step(packed), learner.step(padded)
         if number >= 0:
             rounds.append(of_packed)
@@ -69,7 +68,7 @@ def split_and_packing(learner: OneRank, shape: ModelShape, args: argparse.Namesp
 
 
 async def alone(learner: OneRank, config: Config, shape: ModelShape, rounds: int) -> tuple[float, float]:
-    """Median seconds to generate a step's rollouts, and to learn from rollouts of these lengths."""
+    """Return median seconds to generate a step's rollouts, and to train on rollouts of these lengths."""
     generation = Generation(config, shape, open_tokenizer(config.tokenizer))
     generate_s, learn_s = list[float](), list[float]()
     async with generation.engine:
@@ -85,7 +84,7 @@ async def alone(learner: OneRank, config: Config, shape: ModelShape, rounds: int
 
 
 def overlap(learner: OneRank, config: Config, shape: ModelShape, args: argparse.Namespace) -> Figures:
-    """Medians over the repeats; ratios are taken within each, between moments when the machine is as fast."""
+    """Return medians over the repeats. Ratios are taken within a repeat, when the machine is equally fast."""
     repeats = [one_overlap(learner, config, shape, args) for _ in range(args.repeats)]
     found = {name: statistics.median(each[name] for each in repeats) for name in repeats[0]}
     print(f"\nmedians of {args.repeats}: run / slower of both {found['run_vs_slower']:.2f}, ", end="")
@@ -121,10 +120,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "end_to_end.yaml", help="the run")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rollouts", type=int, default=64, help="of the step that is taken apart")
-    parser.add_argument("--median-tokens", type=int, default=64, help="of their lognormal lengths")
-    parser.add_argument("--steps", type=int, default=30, help="of the run that is timed; 0 leaves it out")
-    parser.add_argument("--repeats", type=int, default=5, help="of the run, and of what is measured alone")
+    parser.add_argument("--rollouts", type=int, default=64, help="rollouts of the measured step")
+    parser.add_argument("--median-tokens", type=int, default=64, help="median of their lognormal lengths")
+    parser.add_argument("--steps", type=int, default=30, help="steps of the timed run; 0: no run")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of the run and of the separate measurements")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     if args.rounds < 1 or args.repeats < 1 or args.rollouts % GROUP_SIZE:

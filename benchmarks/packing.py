@@ -1,9 +1,9 @@
-"""How fast and how well sequences are packed: ours beside TRL's packer and the textbooks', in one run.
+"""Speed and quality of packing: this planner, TRL's packer and textbook algorithms.
 
     python benchmarks/packing.py --rounds 7 --json result.json
 
-Each side packs the same lengths in every round; times are the processor's, on one core, and medians over the rounds. What
-the packings are worth is the same in every round.
+Every packer packs the same lengths in every round. Times are CPU times on one core, medians over the rounds; the quality of a
+packing is the same in every round.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Figures = dict[str, float]
 
 
 def compare(sides: Sequence[Side], lengths: Lengths, num_shards: int, rounds: int) -> tuple[dict[str, float], dict[str, Worth]]:
-    """Median milliseconds, and what the packings are worth."""
+    """Return median milliseconds and the quality of the packings."""
     ms: dict[str, list[float]] = defaultdict(list)
     found: dict[str, Worth] = {}
-    for number in range(-1, rounds):  # the first round only warms up
+    for number in range(-1, rounds):  # the first round is a warm-up
         for side in sides:
             spent, shards = side.plan(lengths, num_shards)
             if number >= 0:
@@ -56,7 +56,7 @@ def show(kind: str, count: int, num_shards: int, ms: dict[str, float], found: di
 
 
 def materialise(trl: Trl | None, rounds: int) -> Figures:
-    """Millions of tokens a second, from rollouts to columns."""
+    """Measure millions of tokens per second from rollouts to columns."""
     lengths = drawn("lognormal", ROLLOUTS, SEED)
     groups = groups_of(lengths, SEED)
     ms: dict[str, list[float]] = defaultdict(list)
@@ -99,12 +99,12 @@ def main() -> None:
                 trl = stack.enter_context(open_trl())
             except Absent as reason:
                 print(f"not measured: {reason}", file=sys.stderr)
-        everybody = [*SIDES, trl.side] if trl is not None else list(SIDES)
+        all_sides = [*SIDES, trl.side] if trl is not None else list(SIDES)
         for count in args.counts:
             for kind in KINDS:
                 lengths = drawn(kind, count, SEED)
                 for num_shards in args.shards:
-                    sides = [side for side in everybody if side.can(count, num_shards)]
+                    sides = [side for side in all_sides if side.can(count, num_shards)]
                     ms, found = compare(sides, lengths, num_shards, args.rounds)
                     show(kind, count, num_shards, ms, found)
                     for name, spent in ms.items():

@@ -1,4 +1,4 @@
-"""What the worker's engine needs for the rollouts of one step, alone on its core."""
+"""Time of the worker's engine for the rollouts of one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Generation:
-    """`parallel.initialize` must have run, and the engine be entered."""
+    """Generates the rollouts of a step. `parallel.initialize` must have run, and the engine must be entered."""
 
     def __init__(self, config: Config, shape: ModelShape, tokenizer: Tokenizer) -> None:
         self._sampling = config.sampling.generation_args
@@ -34,7 +34,7 @@ class Generation:
         await self.engine.swap(0, self._weights)
 
     async def step(self) -> tuple[float, list[int]]:
-        """Seconds, and the lengths of the rows that came out."""
+        """Return seconds, and the lengths of the generated rows."""
         prompts = torch.randint(4, self._vocab_size, (self._count, PROMPT), generator=self._prompts).tolist()
         started = time.perf_counter()
         found = await asyncio.gather(*(self.engine.generate(prompt, self._sampling) for prompt in prompts))

@@ -1,5 +1,5 @@
-"""Somebody on the other core. Cores share memory and caches, so a role alone on a machine is faster than it can be beside
-another one; what two roles cost each other without any waiting is no fault of how they are overlapped.
+"""Load on the other core. Cores share memory and caches, so a role alone on a machine is faster than beside another one; this
+slow-down is not caused by how the roles are overlapped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LEARNS_FOR_EVER = """
+_BUSY_LOOP = """
 import torch
 torch.set_num_threads(1)
 rows, up, down = torch.randn(2048, 128), torch.randn(128, 1024), torch.randn(1024, 128)
@@ -18,13 +18,13 @@ print("begun", flush=True)
 while True:
     rows = torch.nn.functional.layer_norm(rows + torch.relu(rows @ up) @ down, (128,))
 """
-"""Matrices of the sizes that the demo's model has."""
+"""Matrices have the sizes of the demo's model."""
 
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    neighbour = subprocess.Popen([sys.executable, "-c", _LEARNS_FOR_EVER], env=environment, stdout=subprocess.PIPE)
+    neighbour = subprocess.Popen([sys.executable, "-c", _BUSY_LOOP], env=environment, stdout=subprocess.PIPE)
     try:
         assert neighbour.stdout is not None
         neighbour.stdout.readline()

@@ -1,4 +1,4 @@
-"""A learner of one rank, taken apart: the same calls as in a run, with a stopwatch between them."""
+"""A learner of one rank, with a stopwatch between the phases of a step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from learner.ranks.trainer import RankTrainer
 from learner_parts.stopwatch import Stopwatch, WatchedModel
 
 PHASES = ("pack", "ship", "rows", "forward", "loss", "backward", "optimizer", "weights")
-"""Rollouts to bins, to bytes and back, to tensors; the step; the weights ready to be sent."""
+"""Rollouts to packed rows, to bytes and back, to tensors; forward, loss, backward, optimizer; packing the weights."""
 
 
 class OneRank:
@@ -42,13 +42,13 @@ class OneRank:
         self._trainer = RankTrainer(replace(model_set, policy=watched), objective, config)
         store = HashStore()
         layout = lay_out(specs(shape, model_set.policy.dtype), {0: list(model_set.policy.held())})
-        self._depot = RankSender(
+        self._sender = RankSender(
             WireRendezvous.at(config.wire.host, store), WireOrders(store, 0, fence=1), layout, 0, device, config.wire
         )
         self._version = 0
 
     def step(self, groups: Sequence[TakenGroup]) -> dict[str, float]:
-        """Seconds of each phase."""
+        """Train one step and return the seconds of each phase."""
         watch = self._watch
         watch.start()
         batch = pack_batch(
@@ -62,13 +62,13 @@ class OneRank:
         assert not result.skipped
         watch.ends("optimizer")
         self._version += 1
-        self._depot.pack(self._version, self._policy.held())
+        self._sender.pack(self._version, self._policy.held())
         watch.ends("weights")
         return {phase: watch.seconds[phase] for phase in PHASES}
 
     @property
     def peak_memory_mb(self) -> float:
-        """Of the GPU, or of the whole process where there is none."""
+        """Peak memory of the GPU, or of the process without a GPU."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / 2**20
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

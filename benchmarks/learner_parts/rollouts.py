@@ -19,7 +19,7 @@ def lognormal_lengths(count: int, *, median: int, longest: int, seed: int) -> li
 def groups_of(
     lengths: list[int], *, group_size: int, vocab_size: int, padded_to: int | None = None, seed: int
 ) -> list[TakenGroup]:
-    """`padded_to` lengthens every row by tokens that nobody trains on: the same work for the loss, more for the model."""
+    """Make groups of random rollouts. `padded_to` lengthens every row by untrained tokens."""
     rng = np.random.default_rng(seed)
     rollouts = [_rollout(length, padded_to if padded_to is not None else length, vocab_size, rng) for length in lengths]
     return [_group(tuple(rollouts[start : start + group_size])) for start in range(0, len(rollouts), group_size)]

@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Times the phases of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learner.model import TrainingModel
 
 
 class Stopwatch:
-    """What passes between two marks belongs to the phase that the second one ends."""
+    """Time between two marks counts for the phase that the second one ends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,7 +36,7 @@ class Stopwatch:
 
 
 class WatchedModel:
-    """A model that tells the phases of a step apart; in all else it is the one that it watches."""
+    """Wraps a model and marks the phases of a step; all other attributes are the model's."""
 
     def __init__(self, model: TrainingModel, watch: Stopwatch) -> None:
         self._model, self._watch = model, watch

@@ -1,4 +1,4 @@
-"""From rollouts to packed columns: what a step's packing really is."""
+"""Build the packed columns of a step from rollouts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def packed_ms(groups: list[TakenGroup]) -> tuple[float, PackedBatch]:
 
 
 def copied_ms(batch: PackedBatch) -> float:
-    """The same bytes, already where they belong."""
+    """Copy the same bytes, without any packing."""
     columns = [
         np.concatenate([getattr(each, field.name) for shard in batch.minibatches[0].shards for each in shard])
         for field in fields(PackedRow)

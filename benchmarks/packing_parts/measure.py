@@ -1,4 +1,4 @@
-"""Lengths to pack, and what a packing of them is worth."""
+"""Random lengths, and quality measures of a packing."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def drawn(kind: str, count: int, seed: int) -> Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
     bins: int
-    """Of all shards, without empty ones."""
+    """Non-empty bins of all shards."""
     above_bound: int
-    """Bins more than Martello and Toth's bound."""
+    """Bins above Martello and Toth's lower bound."""
     over_capacity: int
-    """Bins with more tokens than allowed."""
+    """Bins with more tokens than the capacity."""
     fill: float
     """Share of the bins' capacity that holds tokens."""
     cost: float
-    """Of the costliest shard, over the mean."""
+    """Cost of the costliest shard over the mean."""
     lock_step: float
-    """Time of shards that wait for each other after every bin, over that of shards that never wait."""
+    """Time if shards wait for each other after every bin, over the time without waiting."""
 
 
 def dealt(bins: Bins, num_shards: int) -> list[Bins]:
-    """To each shard in turn, as packers do that know nothing of shards."""
+    """Deal bins to the shards in turn, for packers without shards."""
     missing = -len(bins) % num_shards
     padded = [*bins, *[[] for _ in range(missing)]]
     return [padded[shard::num_shards] for shard in range(num_shards)]

@@ -1,4 +1,4 @@
-"""Everybody who packs: lengths in, bins of every shard and the processor's milliseconds out."""
+"""The compared packers: lengths in, bins of every shard and CPU milliseconds out."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Side:
     name: str
     plan: Callable[[Lengths, int], Plan]
     most: int
-    """Sequences that it packs in seconds."""
+    """The most sequences that it packs within seconds."""
     least_shards: int = 1
-    """With fewer it takes minutes."""
+    """The fewest shards: with fewer it takes minutes."""
 
     def can(self, count: int, num_shards: int) -> bool:
         return count <= self.most and num_shards >= self.least_shards
@@ -67,11 +67,11 @@ SIDES = (
 
 
 class Absent(Exception):
-    """TRL cannot be measured here; the message says why."""
+    """TRL cannot be measured; the message gives the reason."""
 
 
 class Trl:
-    """TRL's packer in its own process, which lives for the whole benchmark: importing it takes longer than all the rest."""
+    """TRL's packer in a process that lives for the whole benchmark, because importing it is slow."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

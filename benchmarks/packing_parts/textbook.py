@@ -1,4 +1,4 @@
-"""Packers as textbooks have them, in plain Python: lengths and a capacity in, bins of indices out."""
+"""Textbook packing algorithms in plain Python: lengths and a capacity in, bins of indices out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Bins = list[list[int]]
 
 
 def next_fit(lengths: Sequence[int], capacity: int) -> Bins:
-    """In the order in which they come; a bin that cannot take the next sequence is closed."""
+    """Next-fit: a bin that cannot take the next sequence is closed."""
     bins, room = Bins(), 0
     for index, length in enumerate(lengths):
         if length > room:
@@ -23,7 +23,7 @@ def next_fit(lengths: Sequence[int], capacity: int) -> Bins:
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> Bins:
-    """The longest first, each into the oldest bin that has room."""
+    """First-fit decreasing."""
     bins, rooms = Bins(), list[int]()
     for index in _longest_first(lengths):
         length = lengths[index]
@@ -37,7 +37,7 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> Bins:
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> Bins:
-    """The longest first, each into the fullest bin that has room."""
+    """Best-fit decreasing."""
     bins, rooms = Bins(), list[tuple[int, int]]()
     for index in _longest_first(lengths):
         at = bisect_left(rooms, (lengths[index], -1))
@@ -60,7 +60,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 @dataclass(order=True)
 class _Partition:
-    """Parts of falling sums, some of them empty. The one with the largest spread is the least in order."""
+    """Parts with falling sums, some empty. Ordered by spread, largest first."""
 
     negative_spread: float
     number: int
@@ -68,7 +68,7 @@ class _Partition:
 
 
 def karmarkar_karp(weights: Sequence[float], num_parts: int) -> Bins:
-    """Differencing: of the two partitions of the largest spreads, large parts of one join small parts of the other."""
+    """Karmarkar-Karp differencing: combine the two partitions with the largest spread, large parts with small ones."""
     heap = [
         _Partition(-weight, index, [(weight, [index]), *[(0.0, list[int]()) for _ in range(num_parts - 1)]])
         for index, weight in enumerate(weights)
@@ -85,7 +85,7 @@ def karmarkar_karp(weights: Sequence[float], num_parts: int) -> Bins:
 
 
 def karmarkar_karp_shards(lengths: Sequence[int], costs: Sequence[float], capacity: int, num_shards: int) -> list[Bins]:
-    """Shards of like cost, then in every shard bins of like cost, as many as its tokens must have."""
+    """Partition into shards of similar cost, then every shard into the required number of bins of similar cost."""
     shards = karmarkar_karp(costs, num_shards)
     num_bins = max(-(-sum(lengths[index] for index in shard) // capacity) for shard in shards)
     return [
