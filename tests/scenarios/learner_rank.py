@@ -121,7 +121,7 @@ def train(rank_group: RankGroup, first: int, last: int) -> list[dict[str, float]
 
 
 def lead(folder: Path, under: Config) -> None:
-    """Train, saving in the middle; then be somebody else, who goes on from there."""
+    """Train, saving in the middle; then resume from there with a new rank group."""
     checkpoints = folder / "checkpoints"
     rank_group = RankGroup(under, OBJECTIVE, shape(under))
     rank_group.idle()

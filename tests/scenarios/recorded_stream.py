@@ -27,7 +27,7 @@ async def play(config: Config, groups: int) -> None:
 
 
 def _group(ticket: Ticket, siblings: int) -> RolloutGroup:
-    """It depends on the task alone, but for its version: that only says when it was played."""
+    """It depends only on the task, except for its version, which depends on when it was sampled."""
     rng = np.random.default_rng(ticket.task_index)
     task = Task(key=f"recording/{ticket.task_index}", environment="recording", prompt="p")
     rollouts = tuple(_rollout(rng, ticket.version) for _ in range(siblings))

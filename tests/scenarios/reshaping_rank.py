@@ -40,7 +40,7 @@ READERS = {
     "half": ["tensor"],
     "alone": ["tensor", "pipeline", "data"],
 }
-"""Of what each writes; besides them, one process reads all of it."""
+"""Writer -> layouts that read its checkpoint; a single process reads all of them."""
 
 
 def under(writer: str, layout: str) -> Config:
@@ -94,7 +94,7 @@ def take_up(rank_group: RankGroup, root: Path, writer: str, reader: str) -> list
     rows = train(rank_group, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)
     assert rank_group.pack_checkpoint(2, (), checkpoint) == saved, (
-        "a checkpoint is served bit for bit as it was, whoever wrote it"
+        "a checkpoint is served bit for bit as it was, whichever layout wrote it"
     )
     assert rank_group.pack_version(3, keep=()) != saved, "nothing of it is in the model"
     return rows

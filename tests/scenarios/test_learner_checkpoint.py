@@ -89,7 +89,7 @@ def test_a_checkpoint_can_hold_several_models(rank_group: RankGroup, tmp_path: P
     assert (train(resumed, 4, 5), train(other_critic, 4, 5)) == (train(rank_group, 4, 5), train(critic, 4, 5))
 
 
-def test_a_critic_that_was_not_saved_begins_anew(rank_group: RankGroup, tmp_path: Path) -> None:
+def test_a_critic_that_was_not_saved_keeps_its_initial_weights(rank_group: RankGroup, tmp_path: Path) -> None:
     rank_group.save(tmp_path, step=1, extra={}, keep=1).result()
     critic = successor(hidden=64)
     before = weights_of(critic)
@@ -101,7 +101,7 @@ def test_a_critic_that_was_not_saved_begins_anew(rank_group: RankGroup, tmp_path
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(critic).items())
 
 
-def test_a_critic_that_shares_the_layers_may_be_left_and_may_begin_anew(rank_group: RankGroup, tmp_path: Path) -> None:
+def test_a_shared_critic_may_be_dropped_or_added_on_resume(rank_group: RankGroup, tmp_path: Path) -> None:
     plain = shape(config())
     model = TrainingModel(
         replace(plain, head="both"),
@@ -186,7 +186,7 @@ def test_a_damaged_newest_falls_back(rank_group: RankGroup, tmp_path: Path, dama
     assert successor().load(tmp_path) == {"step": 2, "again": True}
 
 
-def test_when_all_are_damaged_nobody_silently_starts_anew(rank_group: RankGroup, tmp_path: Path) -> None:
+def test_all_damaged_is_an_error_instead_of_a_silent_restart(rank_group: RankGroup, tmp_path: Path) -> None:
     saved_twice(rank_group, tmp_path)
     for folder in tmp_path.iterdir():
         flip_a_byte(folder)
@@ -209,7 +209,7 @@ def test_an_interrupted_save_is_no_checkpoint(rank_group: RankGroup, tmp_path: P
     assert rank_group.load(tmp_path) == {"step": 1}
 
 
-def test_a_save_that_fails_says_so_and_training_may_go_on(rank_group: RankGroup, tmp_path: Path) -> None:
+def test_a_failed_save_raises_and_training_may_continue(rank_group: RankGroup, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="could not begin a checkpoint"):
         rank_group.save(tmp_path / "taken", step=1, extra={}, keep=2).result()
@@ -282,7 +282,7 @@ def test_a_learner_that_lost_the_run_leaves_no_checkpoint(rank_group: RankGroup,
     assert successor().load(tmp_path) == {"step": 1}
 
 
-def test_what_lies_above_the_step_just_saved_is_of_a_life_that_was_given_up(rank_group: RankGroup, tmp_path: Path) -> None:
+def test_checkpoints_above_the_step_just_saved_are_superseded(rank_group: RankGroup, tmp_path: Path) -> None:
     rank_group.save(tmp_path, step=10, extra={"step": 10}, keep=1).result()
     rank_group.save(tmp_path, step=20, extra={"step": 20}, keep=2).result()
     flip_a_byte(tmp_path / "step-00000020")

@@ -1,4 +1,4 @@
-"""What fails on one rank: nobody is left waiting for a peer that gave up, and older checkpoints stay."""
+"""A failure on one rank ends all ranks, and older checkpoints stay."""
 
 from pathlib import Path
 

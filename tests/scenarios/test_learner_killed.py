@@ -1,4 +1,4 @@
-"""`kill -9` of the learner, again and again: in the end it is, bit for bit, where one is that nobody disturbed."""
+"""`kill -9` of the learner, repeatedly: it ends bitwise equal to a learner that was not disturbed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_learner_that_is_killed_ends_where_an_undisturbed_one_does(
 
 
 class Run:
-    """Of a recording, that is so long."""
+    """Length of the recording."""
 
     def __init__(self, folder: Path, name: str, redis_url: str, *, steps: int) -> None:
         self._folder, self.steps = folder, steps

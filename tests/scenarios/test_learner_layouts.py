@@ -75,7 +75,7 @@ def when_saved() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whoever_evaluates_a_checkpoint_finds_one_whole_model(
+def test_a_checkpoint_of_any_layout_loads_as_one_whole_model(
     divided: Path, when_saved: dict[str, torch.Tensor], layout: str
 ) -> None:
     (checkpoint,) = candidates(divided / layout / "checkpoints")

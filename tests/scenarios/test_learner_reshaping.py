@@ -61,7 +61,7 @@ def state(folder: Path, writer: str) -> dict[tuple[str, str], Tensor]:
 
 
 @pytest.mark.parametrize(("writer", "reader"), TRANSITIONS)
-def test_it_goes_on(root: Path, uninterrupted: dict[str, Any], writer: str, reader: str) -> None:
+def test_another_layout_resumes(root: Path, uninterrupted: dict[str, Any], writer: str, reader: str) -> None:
     if reader == "alone":
         rows = with_one_process(writer, lambda rank_group: take_up(rank_group, root, writer, reader))
     else:

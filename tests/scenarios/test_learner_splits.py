@@ -1,4 +1,4 @@
-"""How a batch is split is nobody's business: any rows in any order, with anything in masked places, give the same update."""
+"""However a batch is split into rows, and whatever masked places hold, the update is the same."""
 
 from __future__ import annotations
 

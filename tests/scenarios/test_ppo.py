@@ -123,7 +123,7 @@ def test_ranks_agree_with_one_process(by_ranks: Path, alone: Any, layout: str) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_process_goes_on_where_ranks_stopped(by_ranks: Path, alone: Any, layout: str) -> None:
+def test_one_process_resumes_where_ranks_stopped(by_ranks: Path, alone: Any, layout: str) -> None:
     """Critic, its moments and its schedule included."""
     kind = layout.split("_")[1]
     under = divided({}, CRITICS[kind])

@@ -153,7 +153,7 @@ def test_nothing_to_train_on_is_a_step_without_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CRITICS)
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     under = learner_config(critic=CRITICS[kind], updates=(2, 2))
     with rank_group(under, EVERYTHING) as learner:
         learner.step(batch(1, minibatches=2))
@@ -196,7 +196,7 @@ def test_entropy_is_measured_where_it_is_asked_for() -> None:
         ),
     ],
 )
-def test_who_is_missing_is_named(objective: str, learner: dict[str, Any], said: str) -> None:
+def test_a_missing_or_unused_model_is_refused(objective: str, learner: dict[str, Any], said: str) -> None:
     under = learner_config(objective=objective, **learner)
     with pytest.raises(ConfigError, match=said):
         check_model_set(under, load_objective(objective), shape(under))
@@ -231,7 +231,7 @@ def test_equal_rewards_must_not_be_dropped_where_they_teach() -> None:
         check_model_set(dropping, load_objective("ppo"), shape(under))
 
 
-def test_a_reference_that_nothing_asks_is_refused(teacher: Path) -> None:
+def test_an_unused_reference_is_refused(teacher: Path) -> None:
     under = learner_config(reference={"folder": teacher}, objective="grpo")
     with pytest.raises(ConfigError, match=r"learner\.reference: objective grpo does not use a reference; remove the section"):
         check_model_set(under, load_objective("grpo"), shape(under))

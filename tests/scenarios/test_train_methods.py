@@ -50,7 +50,7 @@ def frozen(seed: int) -> FrozenModel:
 
 
 def texts(seed: int, number: int) -> list[RenderedText]:
-    """Ragged, with inner tokens that nobody says; half of them as short as they can be."""
+    """Texts of different lengths with untrained inner tokens; half of them as short as possible."""
     generator = torch.Generator().manual_seed(seed)
 
     def text(place: int) -> RenderedText:
@@ -132,7 +132,7 @@ METHODS: dict[str, tuple[Callable[[], Learning], Callable[[nn.Module, list[Rende
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_gradient_is_that_of_the_written_formula(name: str) -> None:
-    """Also where the texts lie in several rows, one of which stands for an empty one."""
+    """Also if the texts are in several rows, one of them a filler."""
     make, formula = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(3, 6)
     counts = ExampleCounts(tokens=sum(text.num_trained for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
@@ -150,8 +150,8 @@ def test_the_gradient_is_that_of_the_written_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_nobody_says_does_not_leak(name: str) -> None:
-    """Neither what stands where the mask is 0, nor a neighbour in the row, changes what a text teaches."""
+def test_untrained_tokens_do_not_leak(name: str) -> None:
+    """Neither masked targets nor neighbours in the row change the gradient of a text."""
     make, _ = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(5, 4)
     loss = method.loss(ExampleCounts(tokens=1, examples=1))

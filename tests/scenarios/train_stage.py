@@ -30,7 +30,7 @@ from tests.scenarios.full_weights import weights_of_model
 
 ALPHABET = "0123456789="
 TABLES = {False: "counting", True: "counting_pairs"}
-"""Of those that are shipped, by whether rows are pairs."""
+"""Shipped tables, by whether rows are pairs."""
 
 
 def config(method: Method, **sections: Mapping[str, Any]) -> TrainingConfig:

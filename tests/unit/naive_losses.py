@@ -76,7 +76,7 @@ def _clamp(x: float) -> float:
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Of a clamped log-ratio: a constant where the clamp holds it."""
+    """Gradient of a clamped log-ratio: 0 where the clamp is active."""
     return torch.exp(x) if abs(x.item()) < 20 else torch.tensor(math.exp(_clamp(x.item())), dtype=torch.float64)
 
 

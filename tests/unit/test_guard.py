@@ -56,7 +56,7 @@ def test_the_learning_rate_follows(sizes: list[float], scales: list[float]) -> N
     assert watching.max_age == 4
 
 
-def test_it_says_what_it_did_and_only_then() -> None:
+def test_it_reports_only_when_it_acts() -> None:
     _, verdicts = after(guard(lowest_scale=0.5), [BAD] * 6 + [GOOD] * 3)
     said = [each.sentence if each is not None else "" for each in verdicts]
     assert [bool(each) for each in said] == [False, True, False, False, False, False, False, False, True]
@@ -93,7 +93,7 @@ def test_the_divergence_is_watched_too() -> None:
     assert "policy/kl_behave 0.11 is above learner.guard.max_kl 0.1" in verdict.sentence
 
 
-def test_a_step_without_tokens_says_nothing() -> None:
+def test_a_step_without_tokens_is_ignored() -> None:
     watching, _ = guard().after(step(BAD))
     assert watching.after(step(0.0, tokens=0.0)) == (watching, None)
 
@@ -126,7 +126,7 @@ def test_it_moves_one_notch_at_a_time_within_its_bounds(sizes: list[float], acti
 
 
 @given(before=sizes, afterwards=sizes, action=actions)
-def test_a_resumed_run_goes_on_as_if_nothing_had_been(before: list[float], afterwards: list[float], action: str) -> None:
+def test_a_resumed_guard_equals_an_uninterrupted_one(before: list[float], afterwards: list[float], action: str) -> None:
     watching, _ = after(guard(action=action), before)
     resumed = GuardRule(config=watching.config, configured_max_age=4, state=GuardState(**asdict(watching.state)))
     assert after(resumed, afterwards) == after(watching, afterwards)

@@ -45,7 +45,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "trained.jsonl").read_text().splitlines()]
 
 
-async def test_versions_go_on_above_the_highest_that_anybody_may_have_seen(tmp_path: Path):
+async def test_versions_continue_above_the_highest_that_may_have_been_seen(tmp_path: Path):
     assert Journal.highest_version(tmp_path) == -1
     for version in (0, 7, 12):
         with journal(tmp_path) as written:
@@ -60,7 +60,7 @@ async def test_versions_go_on_above_the_highest_that_anybody_may_have_seen(tmp_p
 
 
 @pytest.mark.timeout(30)
-async def test_the_learner_waits_for_a_disk_and_goes_on(tmp_path: Path):
+async def test_the_learner_waits_for_a_disk_and_continues(tmp_path: Path):
     failpoints.arm("append.trained.jsonl:2-3=ENOSPC")
     meanwhile = Meanwhile()
     with journal(tmp_path, wait_s=60, meanwhile=meanwhile) as written, structlog.testing.capture_logs() as said:

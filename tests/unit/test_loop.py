@@ -37,7 +37,7 @@ SKIPPED = 2
 STEPS = 5
 
 
-class Trainer:
+class FakeRanks:
     """Trains nothing; its second step is not finite."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Trainer:
     async def idle(self) -> None: ...
 
 
-class NobodyToSendTo:
+class NoWorkers:
     async def needed(self, version: int) -> list[str]:
         return await asyncio.Future()
 
@@ -101,16 +101,16 @@ async def a_loop(
     done: list[FinishedStep],
     *,
     max_age: float = 2,
-    trainer: Trainer | None = None,
+    trainer: FakeRanks | None = None,
     checkpoint_every: int = 100,
     disk_wait_s: float = 0,
     policy: PushPolicy = EVERY_STEP,
     meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Loop, Progress]]:
-    """With a worker, a publisher and a meddler beside it. Its schedule puts checkpoints off for ever, unless told otherwise."""
+    """A loop with a worker, a publisher and a meddler beside it. By default it never writes a checkpoint."""
     fence = await buffer.acquire("learner", limits(max_age=max_age))
     await buffer.recover(fence, None)
-    sender: Any = NobodyToSendTo()
+    sender: Any = NoWorkers()
     publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy)
     prefetcher = Prefetcher(
         buffer=buffer,
@@ -131,7 +131,7 @@ async def a_loop(
     loop = Loop(
         buffer=buffer,
         fence=fence,
-        ranks=trainer if trainer is not None else Trainer(),
+        ranks=trainer if trainer is not None else FakeRanks(),
         prefetcher=prefetcher,
         publisher=publisher,
         schedule=LoopSettings(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),

@@ -305,7 +305,7 @@ def test_what_is_not_trained_on_never_enters(surrogate: Any, anchored: Any) -> N
     ],
     ids=str,
 )
-def test_a_batch_of_which_nothing_is_left_teaches_nothing(surrogate: Any, rejecting: dict[str, Any]) -> None:
+def test_a_fully_masked_batch_has_no_gradient(surrogate: Any, rejecting: dict[str, Any]) -> None:
     """Every token is half as likely as it was, and should be."""
     current = torch.full((4,), math.log(0.1), dtype=torch.float64, requires_grad=True)
     behaviour = torch.full((4,), math.log(0.2), dtype=torch.float64)
@@ -373,7 +373,7 @@ def test_what_is_not_known_or_cannot_be_is_refused(choices: dict[str, Any], reas
         config(**choices)
 
 
-def test_a_name_stands_for_its_defaults_and_gspo_averages_over_sequences() -> None:
+def test_a_bare_name_has_its_defaults_and_gspo_averages_over_sequences() -> None:
     assert config(surrogate="gspo") == config(surrogate={"type": "gspo"}, aggregation={"type": "sequence_mean_token_mean"})
     assert config(surrogate="gspo", aggregation="token_mean").aggregation.type == "token_mean"
     assert config().aggregation.type == "token_mean"

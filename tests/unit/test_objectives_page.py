@@ -1,4 +1,4 @@
-"""What docs/objectives.md shows is what happens."""
+"""The examples of docs/objectives.md work."""
 
 import re
 from pathlib import Path

@@ -25,7 +25,7 @@ def step_batch(*magnitudes: float) -> Any:
     return SimpleNamespace(groups=groups, packed=SimpleNamespace(magnitudes=magnitudes))
 
 
-def test_by_advantage_nobody_loses_every_chance():
+def test_by_advantage_every_group_keeps_a_chance():
     assert weigh_groups(step_batch(0.5, 0.0), load_priority("advantage")) == {"t000000000": 0.5, "t000000001": LEAST}
 
 
@@ -33,7 +33,7 @@ def test_by_age_the_younger_is_likelier():
     assert weigh_groups(step_batch(1.0, 1.0), load_priority("age")) == {"t000000000": 1 / 5, "t000000001": 1 / 4}
 
 
-def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_user_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.py").write_text(
         "def twice(taken, advantage): return 2 * advantage\ndef bad(taken, advantage): return -1\n"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
-from test_loop import STEPS, Trainer, a_loop
+from test_loop import STEPS, FakeRanks, a_loop
 
 from async_rl.config import Config
 from async_rl.types import BufferPosition
@@ -26,7 +26,7 @@ EVERY_STEP = PushPolicy()
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
-class Packer(Trainer):
+class Packer(FakeRanks):
     """Notes what is packed. All of its steps are finite; before one of them it may wait."""
 
     def __init__(self, *, waits_before: int = -1, skips: Collection[int] = ()) -> None:
@@ -164,7 +164,7 @@ async def test_a_policy_that_waits_for_more_than_there_are_slots_does_not_stop_t
 
 
 @pytest.mark.timeout(30)
-async def test_somebody_asks_for_a_push():
+async def test_an_operator_requests_a_push():
     packer = Packer(waits_before=2)
 
     async def meddle(publisher: Publisher, _stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""The parent of ranks that share a machine, with real processes and signals: what they are told, and that they end as one."""
+"""The parent of ranks that share a machine, with real processes and signals: their environment, and that they end together."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parent(folder: Path, what: str) -> Iterator[Parent]:
             process.kill()
 
 
-def test_ranks_are_told_who_they_are_and_meet_where_nobody_else_can(tmp_path: Path) -> None:
+def test_ranks_get_their_number_and_a_private_rendezvous(tmp_path: Path) -> None:
     with parent(tmp_path, "waits") as ranks:
         found = [ranks.seen(rank) for rank in range(RANKS)]
         for rank, seen in enumerate(found):
@@ -125,7 +125,7 @@ def test_the_rank_that_fails_first_gives_the_group_its_exit_code(tmp_path: Path,
     ]
 
 
-def test_what_all_ranks_find_wrong_is_told_once(tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_printed_once(tmp_path: Path) -> None:
     with parent(tmp_path, "mistake") as ranks:
         assert ranks.ended() == (1, "rank 0 is here\none sentence\n")
 

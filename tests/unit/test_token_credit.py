@@ -14,7 +14,7 @@ from learner.ranks.token_advantages import assign_token_credit
 from tests.unit.test_batch import rollout, sample, taken
 
 MASK = [0, 1, 1, 0, 1, 0]
-"""Of one row: an answer of two tokens, an observation, an answer of one."""
+"""Mask of one row: an answer of two tokens, an observation, an answer of one."""
 
 
 def row(*, reward: float = 1.0) -> DeviceRow:
@@ -59,7 +59,7 @@ def test_whitening_is_over_all_rows() -> None:
     assert [*high, *low] == pytest.approx([value / scale for value in [*MASK, *(-each for each in MASK)]], abs=1e-5)
 
 
-def test_a_teachers_opinion_stands_beside_that_of_siblings() -> None:
+def test_distillation_adds_group_advantages() -> None:
     alone = {"advantages": {"type": "distillation", "coefficient": 2.0}}
     assert credited(alone, replace(row(), advantages=torch.zeros(6))) == [[0, 1, -4, 0, 0, 0]]
     assert credited(alone, row()) == [[0, 1.5, -3.5, 0, 0.5, 0]]

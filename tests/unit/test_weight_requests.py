@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_loop import NobodyToSendTo
+from test_loop import NoWorkers
 
 from async_rl.board.weight_requests import WeightAction, ask
 from async_rl.checkpoints.draft import Draft
@@ -37,7 +37,7 @@ class Learner:
 
     def __init__(self, buffer: MemoryBuffer, fence: int, run_folder: Path) -> None:
         self.board = MemoryBoard(buffer)
-        sender: Any = NobodyToSendTo()
+        sender: Any = NoWorkers()
         self.publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=SLOW)
         self.requests = WeightRequests(self.board, self.publisher, run_folder)
 

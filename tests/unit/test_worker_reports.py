@@ -61,7 +61,7 @@ async def test_a_cause_is_told_once_and_again_at_powers_of_ten_of_all_workers() 
     assert told[0]["environment"] == "math"
 
 
-async def test_a_blocked_worker_explains_why_nothing_comes() -> None:
+async def test_a_blocked_worker_explains_the_wait() -> None:
     board = WatchedBoard()
     async with reading(board) as reports:
         assert reports.blocked == ""

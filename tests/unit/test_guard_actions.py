@@ -36,7 +36,7 @@ def step(ess: float) -> StepResult:
 
 
 async def life(buffer: MemoryBuffer, trainer: Trainer, action: str, *sizes: float) -> int:
-    """Of one learner. How many slots there were at its end."""
+    """Run one learner; return the number of slots at its end."""
     fence = await buffer.acquire("learner", RUN.limits)
     guard = GuardConfig.model_validate({"action": action, "min_ess": 0.5, "patience": 1, "recovery": 1})
     watch = TrainingGuard(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, trainer=trainer)
@@ -56,7 +56,7 @@ async def test_a_tighter_age_returns_with_the_guard_and_goes_with_it() -> None:
     assert await life(buffer, trainer, "off") == 8
 
 
-async def test_what_one_action_did_says_nothing_to_another() -> None:
+async def test_the_state_of_one_action_does_not_apply_to_another() -> None:
     buffer, trainer = MemoryBuffer(), Trainer()
     await life(buffer, trainer, "lower_learning_rate", FAR, FAR)
     assert trainer.learning_rate_scale == 0.25

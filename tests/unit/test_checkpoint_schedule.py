@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 import pytest
-from test_loop import STEPS, Trainer, a_loop
+from test_loop import STEPS, FakeRanks, a_loop
 
 from async_rl.errors import CheckpointError, FenceLost, find_async_rl_error
 from async_rl.telemetry.table import find_metric
@@ -25,8 +25,8 @@ FULL = CheckpointError("no space left")
 GROUPS_PER_STEP = 2
 
 
-class Disk(Trainer):
-    """Answers when it is told to, and then what it is told."""
+class Disk(FakeRanks):
+    """A saver whose checkpoints end when and how the test says."""
 
     def __init__(self, *answers: Answer) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ async def run(buffer: MemoryBuffer, disk: Disk, *, checkpoint_every: int, disk_w
 
 
 @pytest.mark.timeout(30)
-async def test_training_goes_on_while_one_checkpoint_is_written_and_waits_before_a_second_one(buffer: MemoryBuffer):
+async def test_training_continues_during_one_checkpoint_and_waits_before_a_second(buffer: MemoryBuffer):
     disk = Disk()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run(buffer, disk, checkpoint_every=2))
@@ -100,7 +100,7 @@ async def test_training_goes_on_while_one_checkpoint_is_written_and_waits_before
 
 
 @pytest.mark.timeout(30)
-async def test_a_checkpoint_that_fails_is_made_up_for_by_the_next(buffer: MemoryBuffer):
+async def test_the_next_checkpoint_covers_a_failed_one(buffer: MemoryBuffer):
     disk = Disk(FULL, FULL, DURABLE)
     done = await run(buffer, disk, checkpoint_every=2)
     assert disk.saved == [2, 4, STEPS]
@@ -112,7 +112,7 @@ async def test_a_checkpoint_that_fails_is_made_up_for_by_the_next(buffer: Memory
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("answers", "saved"), [((FULL, FULL, FULL), [1, 2, 3]), ((DURABLE, FULL), [4, STEPS])])
 async def test_a_disk_that_stays_full_ends_the_run(buffer: MemoryBuffer, answers: tuple[Answer, ...], saved: list[int]):
-    """Three in a row, or the last one of the run, after which nobody would notice."""
+    """Three failures in a row, or a failure of the run's last checkpoint."""
     disk = Disk(*answers)
     with pytest.raises(ExceptionGroup) as caught:
         await run(buffer, disk, checkpoint_every=saved[0])
