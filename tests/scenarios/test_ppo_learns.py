@@ -247,5 +247,5 @@ def test_siblings_are_compared_only_where_there_are_some() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_critics_optimizer_has_nowhere_to_move_its_moments_from_without_a_gpu() -> None:
     under = learner_config(critic={"type": "own", "optimizer": {"offload": True}}, objective="ppo")
-    with pytest.raises(ConfigError, match=r"learner\.critic\.optimizer\.offload .* without a GPU switch it off"):
+    with pytest.raises(ConfigError, match=r"learner\.critic\.optimizer\.offload .* set it to false without a GPU"):
         build_model_set(under, load_objective("ppo"), shape(under))
