@@ -1,1 +1,3 @@
-"""The only door to Megatron: `model.py` first. `engine/` samples, `attention/` computes, `parameters/` names the weights."""
+"""The only package that imports megatron-core: `model.py` first; then engine/ (sampling), attention/, parameters/,
+huggingface/.
+"""

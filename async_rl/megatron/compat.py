@@ -1,4 +1,4 @@
-"""The names of megatron-core that we use, imported once, and what its versions do differently."""
+"""Imports from megatron-core, and workarounds for differences between its versions."""
 
 # ruff: noqa: F401
 from __future__ import annotations
@@ -41,7 +41,7 @@ with host.importing():
 def _tensor_group(
     tp_group: dist.ProcessGroup | None, is_expert: bool = False, check_initialized: bool = True
 ) -> dist.ProcessGroup | None:
-    """Megatron's own layers leave the group out, and are warned about it by Megatron on every forward pass."""
+    """Replacement without the warning that Megatron's own layers would trigger on every forward pass."""
     if tp_group is not None or not dist.is_initialized():
         return tp_group
     if is_expert:
@@ -60,7 +60,7 @@ for _module in (
     "tensor_parallel.mappings",
     "tensor_parallel.utils",
 ):
-    # Megatron calls two collectives by names that torch has deprecated, with a warning every time.
+    # Megatron calls two collectives by names that torch has deprecated, which warns on every call.
     for _alias, _name in (("dist_reduce_scatter_func", "reduce_scatter_single"), ("dist_all_gather_func", "all_gather_single")):
         _known = vars(importlib.import_module(f"megatron.core.{_module}"))
         if _alias in _known and hasattr(dist, _name):
@@ -68,12 +68,12 @@ for _module in (
 
 
 with host.quiet():
-    # Nothing draws from Megatron's generators: there is no dropout, and weights come from us. This makes forking them free.
+    # Megatron's generators are unused (no dropout, our own initial weights); this makes forking them free.
     importlib.import_module("megatron.core.tensor_parallel.random").initialize_rng_tracker(inference_rng_tracker=True)
 
 if host.is_needed():
     with host.quiet():
-        # Recomputing puts the GPU's random state back to what it was; here there is none, and nothing draws from it.
+        # Recomputation saves and restores the GPU's random state; without a GPU there is none.
         vars(importlib.import_module("megatron.core.tensor_parallel.random")).update(
             _get_cuda_rng_state=lambda *_, **__: torch.empty(0, dtype=torch.uint8), _set_cuda_rng_state=lambda *_, **__: None
         )
@@ -82,7 +82,7 @@ if host.is_needed():
 HAVE_FLASH_ATTENTION = bool(
     getattr(attention_module, "HAVE_FA4", False)
     or attention_module.HAVE_FA3
-    # Megatron's own question imports the package without asking whether it is there.
+    # Megatron's own check imports the package even if it is not installed.
     or (importlib.util.find_spec("flash_attn") is not None and attention_module.is_fa_min_version("2.7.3"))
 )
-"""Whether Megatron's own engine kernel can be called. Read once: the engine later claims it, to get past an assertion."""
+"""Whether Megatron's paged kernel can be used. Read once, because the engine later sets HAVE_FA3 to pass an assertion."""

@@ -1,4 +1,4 @@
-"""The KL divergence between two distributions over the whole vocabulary, whose logits tensor ranks may hold in parts."""
+"""KL divergence between two distributions over the vocabulary, whose logits may be split among tensor ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REVERSE_SHARE: dict[Direction, float] = {"forward": 0.0, "reverse": 1.0, "mixed"
 def divergence(student: Tensor, teacher: Tensor, *, vocab_size: int, direction: Direction, temperature: float = 1.0) -> Tensor:
     """[tokens, vocabulary part] twice -> [tokens]. Differentiable in the student's logits.
 
-    forward is KL(teacher || student), reverse KL(student || teacher), mixed half of each.
+    forward: KL(teacher || student); reverse: KL(student || teacher); mixed: their mean.
     """
     group = tensor_group()
     columns = student.shape[-1]
@@ -27,7 +27,7 @@ def divergence(student: Tensor, teacher: Tensor, *, vocab_size: int, direction: 
 
 
 class _Divergence(torch.autograd.Function):
-    """With p the student's probabilities, q the teacher's and D = log p - log q, the gradients need no other rank's part:
+    """With p the student's probabilities, q the teacher's and D = log p - log q, the gradients are local to a rank:
 
     d KL(q || p) / d z_j = p_j - q_j          d KL(p || q) / d z_j = p_j (D_j - KL(p || q))
     """
@@ -52,7 +52,7 @@ class _Divergence(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor, padding: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """At least in float32. Padding has no probability."""
+    """Log-softmax over all ranks, at least in float32; padding has probability 0."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(padding, -torch.inf)
     largest = wide.amax(dim=-1)
     if group.size() > 1:

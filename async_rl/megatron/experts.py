@@ -1,7 +1,7 @@
-"""Layers of several MLPs: what Megatron must be told of them, and what it lacks to compute them where there is no GPU.
+"""Mixture-of-experts layers: Megatron's options, and fixes that they need without a GPU.
 
-Every token goes to the experts that its router prefers, and none is turned away. The router computes in float32: the order
-of two experts that are nearly equal must not depend on the precision of the rest. There is no balancing loss.
+Tokens are never dropped, and there is no balancing loss. The router computes in float32, so that the order of nearly equal
+experts does not depend on the precision of the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with host.importing():
 
 
 def options(experts: Experts | None, *, grouped: bool) -> dict[str, Any]:
-    """Of Megatron's TransformerConfig. `grouped` computes all experts of a rank at once, which takes Transformer Engine."""
+    """Arguments for Megatron's TransformerConfig. `grouped`: compute all experts of a rank at once (Transformer Engine)."""
     if experts is None:
         return {}
     return {
@@ -32,12 +32,12 @@ def options(experts: Experts | None, *, grouped: bool) -> dict[str, Any]:
     }
 
 
-def _counts_as_gloo_wants_them(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Megatron converts what it copies from a GPU; on the host there is nothing to copy, and gloo wants lists."""
+def _counts_for_gloo(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Convert token counts to lists for gloo, which Megatron does only when it copies from a GPU."""
     return tensor.tolist() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 if host.is_needed():
-    token_dispatcher.maybe_move_tensor_to_cpu = _counts_as_gloo_wants_them
-if not hasattr(moe_utils, "te_general_gemm"):  # some versions ask for it also where Transformer Engine is not installed
+    token_dispatcher.maybe_move_tensor_to_cpu = _counts_for_gloo
+if not hasattr(moe_utils, "te_general_gemm"):  # some versions read it without Transformer Engine
     moe_utils.te_general_gemm = None

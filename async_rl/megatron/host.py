@@ -1,8 +1,8 @@
-"""Lets Megatron run where there is no GPU: stand-ins for the parts of torch.cuda that it calls unconditionally.
+"""Lets Megatron run without a GPU: replaces the parts of torch.cuda that it calls unconditionally.
 
-Two layers, because they cost differently. `stand_in_for_cuda` replaces a dozen functions of `torch.cuda` once per
-process and costs nothing afterwards. `on_host` is a function mode that redirects `device="cuda"`; it taxes every torch call,
-so it is entered only around the calls that need it: building a model, an optimizer or an inference context.
+`stand_in_for_cuda` replaces a dozen functions of `torch.cuda` once per process and has no cost afterwards. `on_host` is a
+torch-function mode that redirects `device="cuda"`; it slows down every torch call, so it is entered only around calls that need
+it: building a model, an optimizer or an inference context.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ HOST = torch.device("cpu")
 
 
 def is_needed() -> bool:
+    """Whether torch sees no GPU."""
     return not torch.cuda.is_available()
 
 
 class HostEvent:
-    """A torch.cuda.Event whose work is always already done."""
+    """A torch.cuda.Event that is complete at once."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self._at = 0.0
@@ -46,7 +47,7 @@ class HostEvent:
 
 
 class HostStream:
-    """A torch.cuda.Stream on which everything happens at once."""
+    """A torch.cuda.Stream on which all work is complete at once."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -77,7 +78,7 @@ def _no_stream(*_: object, **__: object) -> Iterator[None]:
 
 
 def stand_in_for_cuda() -> None:
-    """Replace what Megatron calls of torch.cuda. Once per process is enough; with a GPU it is refused."""
+    """Replace the functions of torch.cuda that Megatron calls. Call it once per process; raises RuntimeError with a GPU."""
     if not is_needed():
         raise RuntimeError("torch sees a GPU: the stand-ins for torch.cuda would hide it")
     stream = HostStream()
@@ -100,7 +101,7 @@ def stand_in_for_cuda() -> None:
 
 
 class _OnHost(TorchFunctionMode):
-    """Sends what is meant for CUDA to the host, and drops pinning, which needs a GPU."""
+    """Redirects CUDA devices to the CPU and ignores memory pinning."""
 
     def __torch_function__(
         self,
@@ -129,7 +130,7 @@ def _is_cuda(place: object) -> bool:
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Inside, whatever asks for CUDA gets the host. Does nothing where there is a GPU."""
+    """Redirect CUDA devices to the CPU while inside. Does nothing with a GPU."""
     if not is_needed():
         yield
         return
@@ -139,8 +140,8 @@ def on_host() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what Megatron and torch say of themselves while imported or configured: deprecations, absent extras, no GPU."""
-    extensions = logging.getLogger("torch.utils.cpp_extension")  # a CUDA build of torch looks for a GPU when this is imported
+    """Suppress warnings of Megatron and torch while they are imported or configured: deprecations, missing extras, no GPU."""
+    extensions = logging.getLogger("torch.utils.cpp_extension")  # warns without a GPU
     level = extensions.level
     extensions.setLevel(logging.ERROR)
     try:
@@ -153,17 +154,16 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import Megatron inside, quietly and without the modules that it loads and never uses here.
+    """Import Megatron inside this block: without warnings, wandb and, without a GPU, torch's compiler.
 
-    They are wandb and, where there is no GPU, torch's compiler: together they take longer to import than all the rest.
-    Megatron passes its small functions to `torch.compile` as it defines them; on a host they stay as they are, and need
-    no C++ compiler when they are called.
+    Importing these two takes longer than all the rest, and they are not used. Without a GPU, `torch.compile` returns functions
+    unchanged, so that Megatron's decorated functions need no C++ compiler.
     """
     compiler, has_wandb = torch.compile, "wandb" in sys.modules
     if is_needed():
         torch.compile = _as_it_is
     if not has_wandb:
-        sys.modules["wandb"] = None  # pyright: ignore[reportArgumentType]  # importing it fails, as if it were not installed
+        sys.modules["wandb"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
     try:
         with quiet():
             yield

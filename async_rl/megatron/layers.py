@@ -1,4 +1,4 @@
-"""What each layer of a model is made of: Megatron's own modules with our norm and attention, or Transformer Engine's."""
+"""Layer specs: Megatron's local modules with our norm and attention, or Transformer Engine's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LayerSpec = Literal["local", "transformer_engine"]
 def block_spec(
     shape: ModelShape, config: TransformerConfig, place: int | None, name: LayerSpec, attention: type[nn.Module] | None
 ) -> TransformerBlockSubmodules:
-    """The layers of this rank's chunk. `attention` replaces the self-attention module of each."""
+    """Spec of the layers of one chunk. `attention` replaces the self-attention module. Raises ConfigError."""
     if name == "transformer_engine":
         _require_transformer_engine()
     dense = _layer_spec(shape, name, attention, experts=None)
@@ -71,7 +71,7 @@ def _self_attention(layer: Any) -> Any:
 
 
 def _require_transformer_engine() -> None:
-    """The package of that name can be an empty shell, whose `pytorch` part is the one that counts."""
+    """Raise ConfigError unless Transformer Engine can be used. Checks its `pytorch` part: the package alone may be empty."""
     try:
         found = importlib.util.find_spec("transformer_engine.pytorch") is not None
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What logits say of given tokens: log-probabilities, and the entropy of the choice. Tensor ranks may hold logits in parts."""
+"""Log-probabilities of given tokens and entropies, from logits that may be split among tensor ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def token_logprobs(
 ) -> Tensor:
     """log softmax(logits / temperature)[targets], at least in float32: [tokens, vocabulary part], [tokens] -> [tokens].
 
-    `logits` are this tensor rank's columns; every tensor rank gets the same answer. Columns beyond `vocab_size` are
-    padding and take no probability. With `top_k` or `top_p` the probabilities are those among the tokens that they leave, and
-    which ones these are counts as given: the gradient flows through the kept ones. Differentiable in `logits`.
+    `logits` are this tensor rank's columns; all tensor ranks return the same. Columns beyond `vocab_size` are padding with
+    probability 0. With `top_k` or `top_p`, probabilities are those of the truncated distribution; the truncation is treated as
+    constant in the gradient. Differentiable in `logits`.
     """
     return _Choice.apply(logits, targets, vocab_size, temperature, top_k, top_p, False)[0]  # pyright: ignore[reportOptionalSubscript]
 
@@ -27,12 +27,12 @@ def token_logprobs(
 def token_logprobs_and_entropies(
     logits: Tensor, targets: Tensor, *, vocab_size: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The same, and beside it the entropy of the distribution that each target was drawn from, in nats. Both differentiable."""
+    """Like `token_logprobs`, and the entropies of the same distributions in nats. Both are differentiable."""
     return _Choice.apply(logits, targets, vocab_size, temperature, top_k, top_p, True)  # pyright: ignore[reportReturnType]
 
 
 class _Choice(torch.autograd.Function):
-    """Keeps one probability per logit for the backward pass, which is all that both gradients need:
+    """Saves one probability per logit, which both gradients need:
 
     d logprob / d z_j = (j is the target) - p_j          d entropy / d z_j = -p_j (log p_j + entropy)
     """
@@ -55,7 +55,7 @@ class _Choice(torch.autograd.Function):
         if (real := vocab_size - first) < columns:
             scaled[:, max(real, 0) :] = -torch.inf
         if top_k > 0 or top_p < 1:
-            # Needs all columns at once: the configuration refuses it together with tensor ranks.
+            # needs all columns: the configuration refuses it with tensor parallelism
             assert group.size() == 1, "top_k and top_p need the whole vocabulary on one tensor rank"
             scaled = truncate(scaled, torch.full_like(targets, top_k), scaled.new_full(targets.shape, top_p), always=targets)
 

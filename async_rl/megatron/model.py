@@ -1,4 +1,4 @@
-"""The one model definition: the learner trains it, the engine samples from it."""
+"""The model definition that both the learner and the inference engine use."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from async_rl.models.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 FP8_MULTIPLE = 16
-"""FP8 multiplies rows of so many tokens, and of multiples."""
+"""FP8 matrix products need a number of tokens divisible by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeOptions:
-    """What saves memory and time in training. The numbers stay the same; with `fp8` nearly so."""
+    """Options that save memory or time in training without changing results, except for the precision of `fp8`."""
 
     sequence: bool = False
-    """Between the layers' matrices each tensor rank holds other tokens, instead of all of them."""
+    """Sequence parallelism among tensor ranks."""
     recompute: Recompute = "none"
     fp8: bool = False
 
@@ -46,9 +46,9 @@ def build_model(
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
 ) -> GPTModel:
-    """This rank's part of the model, with weights that depend on `seed` and not on how the ranks are divided.
+    """Build this rank's part of the model. Initial weights depend on `seed` and not on the parallel layout.
 
-    `parallel.initialize` must have run. `attention` replaces the self-attention module of each layer.
+    Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer.
     """
     (model,) = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention)
     return model
@@ -64,7 +64,7 @@ def build_chunks(
     attention: type[nn.Module] | None = None,
     compute: ComputeOptions = PLAIN,
 ) -> list[GPTModel]:
-    """As `build_model`, where interleaved pipeline stages may leave several chunks of the model on this rank."""
+    """Like `build_model`, but returns all chunks of this rank: several with an interleaved pipeline."""
     _check_division(shape)
     with host.quiet():
         config = transformer_config(shape, device=device, dtype=dtype, compute=compute, layer_spec=layer_spec)
@@ -76,7 +76,7 @@ def build_chunks(
 
 
 def _places() -> list[int | None]:
-    """Of this rank's chunks, as Megatron counts them: from 0, or None where there is one."""
+    """Megatron's indexes of this rank's chunks: from 0, or None if there is only one."""
     chunks = current_parallel_sizes().virtual_stages
     return list(range(chunks)) if chunks > 1 else [None]
 
@@ -149,9 +149,9 @@ def transformer_config(
         # Weights come from `initialize_parameters`, the same for every layout.
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
-        # Packed rows differ in length; Megatron refuses that with its default expert dispatcher, even without experts.
+        # Packed rows differ in length, which Megatron's default expert dispatcher refuses even without experts.
         variable_seq_lengths=division.pipeline > 1,
-        # Two ranks that are each other's both neighbours could not tell the forward from the backward messages of a batch.
+        # With two stages, both neighbours are the same rank, so batched forward and backward messages could be confused.
         overlap_p2p_comm=division.virtual_stages > 1,
         batch_p2p_comm=division.virtual_stages == 1,
         moe_token_dispatcher_type="alltoall",
@@ -167,16 +167,16 @@ def transformer_config(
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "none": {},
-    # The larger part of what a layer remembers. Attention's part is not worth it: fused kernels recompute it anyway.
+    # MLPs hold most activations; fused attention kernels recompute theirs anyway.
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 _FP8: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-"""Scaled by what is multiplied now, so that there is no history that a checkpoint would have to carry."""
+"""Current (tensorwise) scaling has no history that checkpoints would have to contain."""
 
 
 def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSeqParams:
-    """How a packed row is divided: sequence i is [cu_seqlens[i], cu_seqlens[i + 1]). `max_length` saves a device sync."""
+    """Boundaries of a packed row: sequence i is [cu_seqlens[i], cu_seqlens[i + 1]). `max_length` avoids a device sync."""
     cu_seqlens = cu_seqlens.to(torch.int32)
     longest = max_length if max_length is not None else int(cu_seqlens.diff().max())
     return PackedSeqParams(
@@ -185,7 +185,7 @@ def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSe
 
 
 def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: PackedSeqParams) -> Tensor:
-    """Logits [tokens, vocabulary of this tensor rank] of a packed row; on earlier pipeline stages, its hidden states."""
+    """Logits [tokens, vocabulary part] of a packed row; on earlier pipeline stages, hidden states."""
     chunk = bare(model)
     if chunk.config.context_parallel_size > 1:
         own = divide(token_ids, packing, context_group(), multiple=_multiple(chunk.config))
@@ -200,7 +200,7 @@ def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packi
 
 
 def _multiple(config: TransformerConfig) -> int:
-    """What a rank computes of a row must be of a length that this divides."""
+    """The number of tokens that a rank computes must be divisible by this."""
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
     return parts * (FP8_MULTIPLE if config.fp8 else 1)
 
@@ -208,7 +208,7 @@ def _multiple(config: TransformerConfig) -> int:
 def _lengthened(
     token_ids: Tensor, positions: Tensor, packing: PackedSeqParams, missing: int
 ) -> tuple[Tensor, Tensor, PackedSeqParams]:
-    """With one more sequence at the row's end, to which the others cannot attend."""
+    """Append a sequence of padding, to which the others cannot attend."""
     filler = positions.new_zeros(missing)
     ends = packing.cu_seqlens_q
     return (
@@ -219,7 +219,7 @@ def _lengthened(
 
 
 def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
-    """Token ids, positions and division of one row that holds all `sequences`."""
+    """Concatenate sequences to a packed row: token ids, positions and boundaries."""
     lengths = [len(sequence) for sequence in sequences]
     device = sequences[0].device
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
@@ -228,7 +228,7 @@ def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
 
 
 def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """torch's norms come as float32, whatever Megatron was asked for."""
+    """Cast all parameters; torch's norms are float32 regardless of Megatron's configuration."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 

@@ -1,4 +1,4 @@
-"""The norm of the local layers: torch's, which learns from parts of a row too."""
+"""RMSNorm of the local layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from async_rl.megatron.compat import TransformerConfig
 
 
 class Norm(nn.RMSNorm):
-    """Under sequence parallelism each tensor rank normalises other tokens: Megatron adds up the gradients of what is marked."""
+    """torch's RMSNorm, marked for sequence parallelism so that Megatron sums its gradients over tensor ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: object) -> None:
         super().__init__(hidden_size, eps=eps)

@@ -1,4 +1,4 @@
-"""Devices, ranks and process groups: everything that must exist before Megatron builds a model."""
+"""Devices, ranks and process groups, which must exist before Megatron builds a model."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one job meet."""
+    """How the ranks of one job find each other."""
 
     store: Store | None
-    """None for torch's own, at MASTER_ADDR and MASTER_PORT."""
+    """None: torch's own, at MASTER_ADDR and MASTER_PORT."""
     rank: int
     world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSizes:
-    """How ranks share one model; what is left of them is data-parallel."""
+    """Sizes of the parallel dimensions; remaining ranks are data-parallel."""
 
     tensor: int
     pipeline: int
     virtual_stages: int
-    """Chunks of the model on each pipeline rank."""
+    """Chunks of the model per pipeline rank (interleaved pipeline)."""
     context: int
     expert: int
 
     def __str__(self) -> str:
-        """Without what is not divided."""
+        """Only sizes above 1."""
         sizes = {field.name: getattr(self, field.name) for field in fields(self)}
         return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "a single rank"
 
@@ -55,7 +55,7 @@ class ParallelSizes:
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device of this process. Each rank of a machine (LOCAL_RANK) has a GPU of its own."""
+    """The device of this process: GPU number LOCAL_RANK, or the CPU. Raises ConfigError."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ConfigError("device: cuda was asked for, but torch sees no GPU; use `device: auto` or `device: cpu`")
@@ -68,7 +68,7 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def resolve_dtype(device: torch.device, precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto") -> torch.dtype:
-    """Of weights. bfloat16 where hardware has it; CPUs emulate it at a hundredth of the speed. FP8 multiplies bfloat16's."""
+    """The dtype of weights. `auto`: bfloat16 on CUDA, float32 on a CPU, which emulates bfloat16 slowly. fp8: bfloat16."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.float32 if precision == "float32" else torch.bfloat16
@@ -84,10 +84,10 @@ def initialize(
     expert: int = 1,
     rendezvous: Rendezvous | None = None,
 ) -> None:
-    """Join the given process group, or one of this process alone, and divide it for Megatron.
+    """Join a process group (without `rendezvous`: of this process alone) and create Megatron's parallel groups.
 
-    `expert` divides the experts of a layer among ranks that otherwise share its work by tensor, context or data; an expert
-    itself is never divided. Repeating it with the same sizes changes nothing.
+    Expert parallelism places experts on ranks of the tensor, context and data dimensions; an expert is never split. Repeating
+    the call with the same sizes does nothing.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -100,7 +100,7 @@ def initialize(
         if (found := current_parallel_sizes()) != wanted:
             raise RuntimeError(f"Megatron is already divided as {found}, not {wanted}")
         return
-    with closed_listeners():  # some thirty groups, each with a port of its own
+    with closed_listeners():  # about thirty groups, each of which listens on a port
         parallel_state.initialize_model_parallel(
             tensor,
             pipeline,
@@ -112,7 +112,7 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Undo `initialize`; safe to call when there is nothing to undo."""
+    """Destroy all process groups. Safe to repeat."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
@@ -131,27 +131,27 @@ def current_parallel_sizes() -> ParallelSizes:
 
 
 def tensor_group() -> dist.ProcessGroup:
-    """The ranks that hold the slices of one layer."""
+    """The tensor-parallel group: ranks that hold slices of the same layers."""
     return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group())
 
 
 def pipeline_group() -> dist.ProcessGroup:
-    """The ranks that hold the stages of one model."""
+    """The pipeline-parallel group: ranks that hold stages of the same model."""
     return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
 
 
 def context_group() -> dist.ProcessGroup:
-    """The ranks that hold the parts of one row."""
+    """The context-parallel group: ranks that hold parts of the same rows."""
     return cast("dist.ProcessGroup", parallel_state.get_context_parallel_group())
 
 
 def data_group() -> dist.ProcessGroup:
-    """The ranks that hold the same part of the model, and other rows."""
+    """The data-parallel group: ranks with the same part of the model and different rows."""
     return cast("dist.ProcessGroup", parallel_state.get_data_parallel_group())
 
 
 def expert_group() -> dist.ProcessGroup:
-    """The ranks that hold the experts of one layer."""
+    """The expert-parallel group: ranks that hold experts of the same layers."""
     return cast("dist.ProcessGroup", parallel_state.get_expert_model_parallel_group())
 
 

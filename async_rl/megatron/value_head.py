@@ -1,7 +1,6 @@
-"""One number per token from a model's last hidden states: a critic's values, a reward model's scores.
+"""The value head of critics and reward models: one number per token from the last hidden states.
 
-`scalar` puts it in the place of the logits; `both` puts it behind them, as one more column, so that whatever carries logits
-carries it too.
+Head `scalar` replaces the logits by it; `both` appends it to them as one more column, so that it takes the same path.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from async_rl.models.shape import Head
 
 
 def attach(model: GPTModel, head: Head, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
-    """On the last pipeline stage. Its parameters are `value_head.weight` and `value_head.bias`."""
+    """Add the head to the last pipeline stage, with parameters `value_head.weight` and `value_head.bias`."""
     if head == "tokens" or not model.post_process:
         return
     model.value_head = ValueHead(hidden, sharded=bool(model.config.sequence_parallel)).to(device, dtype)
     if head == "scalar":
-        model.output_layer = _Instead()  # pyright: ignore[reportAttributeAccessIssue]
+        model.output_layer = _NoLogits()  # pyright: ignore[reportAttributeAccessIssue]
     model.output_layer.register_forward_hook(_Adding(model.value_head))
 
 
 def split(output: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Logits and values of what a model with this head gave; the one it lacks has no columns."""
+    """Split a model's output into logits and values."""
     if head == "tokens":
         return output, output[:, :0]
     return output[:, :-1], output[:, -1].float()
 
 
 def without_value_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Full parameters, as a model has them that gives logits only."""
+    """Full parameters without those of the value head."""
     return {name: tensor for name, tensor in tensors.items() if name not in VALUE_HEAD}
 
 
 class ValueHead(nn.Module):
-    """The same on every tensor rank: it costs too little to be divided. In float32, where rewards are told apart."""
+    """A linear layer in float32, replicated on all tensor ranks because it is small."""
 
     def __init__(self, hidden: int, *, sharded: bool) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class ValueHead(nn.Module):
 
 
 class _Adding:
-    """A hook rather than a wrapper, so that the output layer's own parameter keeps its name."""
+    """A forward hook that appends values; a wrapper would rename the output layer's parameter."""
 
     def __init__(self, head: ValueHead) -> None:
         self._head = head
@@ -65,8 +64,8 @@ class _Adding:
         return (values if logits is None else torch.cat([logits, values.to(logits.dtype)], dim=-1)), bias
 
 
-class _Instead(nn.Module):
-    """Stands where the logits would be made, and makes none."""
+class _NoLogits(nn.Module):
+    """Replaces the output layer of a model without logits."""
 
     def forward(self, _hidden: Tensor, **_: object) -> tuple[None, None]:
         return None, None

@@ -1,10 +1,10 @@
-"""Rows that context ranks share: each computes two chunks of every sequence, in all layers.
+"""Context parallelism: each context rank computes two chunks of every sequence of a packed row.
 
     a sequence, padded    | 0 | 1 | 2 | 3 |       as many chunks as twice the ranks
-    rank 0 of 2           | 0 |       | 3 |       an early chunk attends to little and a late one to much, so that
-    rank 1                |   | 1 | 2 |   |       all ranks have as much to do
+    rank 0 of 2           | 0 |       | 3 |       an early chunk attends to few tokens and a late one to many,
+    rank 1                |   | 1 | 2 |   |       so all ranks have the same work
 
-Which chunks are whose is what Megatron's rotary positions and Transformer Engine's attention expect.
+Megatron's rotary embedding and Transformer Engine's attention expect this assignment.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from async_rl.megatron.compat import PackedSeqParams, gather_from_sequence_paral
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowShards:
-    """Of the places of a padded row."""
+    """How the tokens of a padded row are assigned to context ranks. Positions index the padded row."""
 
     group: dist.ProcessGroup
     lengths: Tensor
-    """Of the padded sequences."""
+    """Lengths of the padded sequences."""
     parts: Tensor
-    """Which chunk of its sequence a place is in."""
+    """Chunk number of each position."""
     own: Tensor
-    """This rank's places."""
+    """Positions of this rank."""
     held_at: Tensor
-    """Where each place is found when all ranks put theirs one after the other."""
+    """Index of each position in the concatenation of all ranks' positions."""
     tokens: Tensor
-    """The places of the row's own tokens; the others are padding."""
+    """Positions of tokens; all others are padding."""
 
     def in_order(self, own: Tensor) -> Tensor:
-        """What all ranks computed for their places, by place. Gradients come from all of them."""
+        """Gather all ranks' values in the order of positions. Gradients are summed over ranks."""
         return gather_from_sequence_parallel_region(own, group=self.group)[self.held_at]
 
     def without_padding(self, own: Tensor) -> Tensor:
-        """What all ranks computed, for the row's own tokens. All of them go on to compute the same from it."""
-        everybodys = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=False, group=self.group)
-        return everybodys[self.held_at[self.tokens]]
+        """Gather all ranks' values for tokens only. All ranks must compute the same from them."""
+        gathered = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=False, group=self.group)
+        return gathered[self.held_at[self.tokens]]
 
 
 @dataclass
 class ShardedPacking(PackedSeqParams):
-    """How a padded row is divided into sequences, and these among ranks. It travels through Megatron's layers."""
+    """Sequence boundaries of a padded row with its shards; passed through Megatron's layers."""
 
     division: RowShards | None = None
-    """Never None: Megatron's fields before it have defaults."""
+    """Never None; it has a default because Megatron's fields before it have."""
 
 
 def divide(
     token_ids: Tensor, packing: PackedSeqParams, group: dist.ProcessGroup, *, multiple: int
 ) -> tuple[Tensor, Tensor, ShardedPacking, RowShards]:
-    """This rank's token ids and positions, as many as a multiple of `multiple`."""
+    """Divide a row: returns this rank's token ids and positions, padded to a multiple of `multiple`, and their layout."""
     ranks, chunks = group.size(), 2 * group.size()
     starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
     padded = (lengths + chunks - 1) // chunks * chunks

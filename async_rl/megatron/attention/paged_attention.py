@@ -1,7 +1,7 @@
-"""Attention of the inference engine: queries of this step against keys and values that lie in pages.
+"""Paged attention of the inference engine.
 
-Megatron calls one method for it and means FlashAttention. This is the same method with torch alone: on a CPU, and on GPUs
-without FlashAttention, all requests that decode one token share one padded gather and one attention call.
+Replaces Megatron's method, which needs FlashAttention, by plain torch: on a CPU, and on GPUs without FlashAttention, all
+requests that decode one token share one padded gather and one attention call.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attent
 log = structlog.get_logger("async_rl.megatron")
 
 FLASH_PAGE = 256
-"""FlashAttention 2, which is also torch's, reads pages of a multiple of this many tokens only."""
+"""FlashAttention 2, also inside torch, requires page sizes that are multiples of this many tokens."""
 
 MAX_PADDED_SCORES = 1 << 22
-"""Prompts are padded to one batch only while their attention scores stay this few; longer ones go one by one."""
+"""Prompts are batched with padding up to this many attention scores; longer ones are computed one by one."""
 
 
 class PagedSelfAttention(SelfAttention):
-    """Self-attention whose paged kernel needs no extension."""
+    """Self-attention with a paged kernel in plain torch."""
 
     def flash_decode_and_prefill(
         self,
@@ -59,7 +59,7 @@ class PagedSelfAttention(SelfAttention):
 
 
 def attention_for(device: torch.device) -> type[SelfAttention]:
-    """Megatron's own kernel call where FlashAttention exists, ours elsewhere."""
+    """The attention class for a device: Megatron's with FlashAttention, else ours."""
     if device.type == "cuda" and HAVE_FLASH_ATTENTION:
         return SelfAttention
     # Megatron asserts FlashAttention before it calls the method that we replace.
@@ -68,12 +68,12 @@ def attention_for(device: torch.device) -> type[SelfAttention]:
 
 
 def page_tokens(device: torch.device, wanted: int) -> int:
-    """The page size to use where `wanted` was asked for."""
+    """The page size for a requested one: on GPUs rounded up to a multiple of FLASH_PAGE."""
     return wanted if device.type == "cpu" else -(-wanted // FLASH_PAGE) * FLASH_PAGE
 
 
 def kernel_name(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> str:
-    """What `attention_for` leads to, for the log."""
+    """Name of the kernel in use, for the log."""
     if attention_for(device) is SelfAttention:
         return "flash-attention"
     is_fused = device.type == "cuda" and dtype in FUSED_DTYPES and varlen_reads_pages(device, dtype, page, heads, dim, kv_heads)
@@ -82,7 +82,7 @@ def kernel_name(device: torch.device, dtype: torch.dtype, page: int, heads: int,
 
 @cache
 def varlen_reads_pages(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int, kv_heads: int) -> bool:
-    """Whether torch's kernel takes our pages: found out by asking it once, because its limits differ between releases."""
+    """Whether torch's kernel supports these pages. Tried once, because its limits differ between releases."""
     if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_kernel()).parameters.keys():
         return False
     query = torch.zeros(1, heads, dim, device=device, dtype=dtype)
@@ -119,21 +119,21 @@ def _varlen_paged(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Requests that are attended together."""
+    """Requests that are computed together."""
 
     queries: Tensor
-    """Rows of q, [requests, queries each]; short requests repeat their first row, and `scatter` skips that."""
+    """Rows of q, [requests, queries each]; shorter requests are padded with their first row."""
     keys: Tensor
     """Rows of the flattened pages, [requests, longest]."""
     mask: Tensor
     """[requests, 1, queries each (or 1), longest]"""
     is_real: Tensor | None
-    """Which of `queries` are not padding; None means all."""
+    """Which of `queries` are not padding; None: all."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         groups, dim = k.shape[-2:]
         requests, width = self.queries.shape
-        # Heads that share a key head stand beside it as further queries, so that nothing is repeated.
+        # Query heads that share a key head become further queries, so that keys are not repeated.
         shared = q.shape[1] // groups
         own = q[self.queries].view(requests, width, groups, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
         keys, values = (_gathered(pool, self.keys) for pool in (k, v))
@@ -148,7 +148,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Decoding:
-    """Everybody has one query, in the order of the pages: nothing is to be picked and put back."""
+    """A step in which all requests have one query, so that no gather of queries is needed."""
 
     keys: Tensor
     """Rows of the flattened pages, [requests, longest]."""
@@ -166,7 +166,7 @@ class _Decoding:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Who attends with whom in one engine step: the same for all layers, so made once."""
+    """The batches of one engine step, computed once for all layers."""
 
     parts: tuple[_Part, ...]
 
@@ -187,7 +187,7 @@ def _gathered(pool: Tensor, rows: Tensor) -> Tensor:
 def _plan_of_step(
     block_table: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, page: int, is_decode_only: bool
 ) -> _Plan | _Decoding:
-    """The plan rides on the step's block table: a tensor object that all layers of one step share, and no other step."""
+    """Make the plan, or get it from the step's block table, a tensor object that only the layers of one step share."""
     plan: _Plan | _Decoding | None = getattr(block_table, "async_rl_plan", None)
     if plan is None:
         if is_decode_only and bool((seqlens_k > 0).all()):
@@ -205,7 +205,7 @@ def _decoding(block_table: Tensor, seqlens_k: Tensor, page: int) -> _Decoding:
 
 
 def _rows(block_table: Tensor, position: Tensor, page: int) -> Tensor:
-    """Where the keys at these positions lie in the flattened pages."""
+    """Row indexes of positions in the flattened pages."""
     pages = block_table[:, : -(-len(position) // page)].clamp(min=0).long()
     return pages[:, position // page] * page + position % page
 
@@ -233,7 +233,7 @@ _Work = tuple[int, int, int, int]
 
 
 def _batches_of_prompts(prompts: list[_Work]) -> list[list[_Work]]:
-    """Neighbours in length together, so that padding stays small."""
+    """Batch prompts of similar lengths, to limit padding."""
     batches: list[list[_Work]] = []
     for item in sorted(prompts, key=lambda item: item[3]):
         _, _, queries, keys = item

@@ -1,4 +1,4 @@
-"""Attention over packed rows: what Megatron's local layers lack without Transformer Engine."""
+"""Attention over packed rows in plain torch, for Megatron's local layers without Transformer Engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacki
 from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
-"""What torch's fused kernels compute in."""
+"""Dtypes of torch's fused kernels."""
 WORTHWHILE_PADDING = 2.0
-"""Sequences are computed as one padded batch while that is at most this many times their tokens."""
+"""Compute sequences as one padded batch if it has at most this many times their tokens."""
 
 
 class PackedAttention(MegatronModule):
-    """Causal core attention over packed ("thd") rows and over plain batches, in torch alone."""
+    """Causal core attention over packed ("thd") rows and over batches, in plain torch."""
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class PackedAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: object,
     ) -> Tensor:
-        """[tokens, heads, dim] -> [tokens, heads * dim] when packed; [length, batch, ...] alike otherwise."""
+        """[tokens, heads, dim] -> [tokens, heads * dim] when packed; [length, batch, heads, dim] -> [length, batch, heads *
+        dim] otherwise.
+        """
         if attention_bias is not None:
             raise NotImplementedError("PackedAttention has no attention bias")
         if packed_seq_params is None:
@@ -70,7 +72,7 @@ class PackedAttention(MegatronModule):
         lengths = [stop - start for start, stop in pairwise(packing.cu_seqlens_q.tolist())]
         if len(lengths) * max(lengths) <= WORTHWHILE_PADDING * len(query):
             return _padded(query, key, value, packing, self._scale).flatten(1)
-        # `split` and not slices: the gradient of a slice is as large as what it was cut from.
+        # `split`, not slices: the gradient of a slice has the size of the whole tensor.
         pieces = [
             _attend(q[None], k[None], v[None], self._scale)[0]
             for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
@@ -79,7 +81,7 @@ class PackedAttention(MegatronModule):
 
 
 def refuse_unsupported(config: TransformerConfig) -> None:
-    """What these kernels would silently get wrong."""
+    """Raise NotImplementedError for features that these kernels would silently ignore."""
     for name in ("window_size", "multi_latent_attention", "attention_output_gate"):
         if getattr(config, name, None):
             raise NotImplementedError(f"{name} is not supported by the attention of the local layer spec")
@@ -90,7 +92,7 @@ def refuse_unsupported(config: TransformerConfig) -> None:
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
-    """All sequences at once, as a batch. Nobody attends to what stands behind a sequence's end: that is what causal means."""
+    """Compute all sequences as one padded batch. Causality keeps tokens from attending to padding at the end."""
     starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
     offsets = torch.arange(packing.max_seqlen_q, device=query.device)
     places = (starts[:, None] + offsets).clamp_(max=len(query) - 1)
@@ -100,11 +102,15 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams,
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """[sequences, length, heads, dim] -> alike. Where there are fewer queries than keys, they are those of the last tokens."""
+    """[sequences, length, heads, dim] -> same shape. If there are fewer queries than keys, they belong to the last tokens."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    asking, asked = query.shape[2], key.shape[2]
-    # torch would align the beginnings
-    mask = torch.ones(asking, asked, dtype=torch.bool, device=query.device).tril(asked - asking) if asking < asked else None
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    # torch's is_causal would align the first query with the first key
+    mask = (
+        torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
+        if num_queries < num_keys
+        else None
+    )
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
@@ -112,7 +118,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
 
 
 def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, scale: float | None) -> Tensor:
-    """This rank's two chunks of every sequence, each with the keys and values of all ranks up to its end."""
+    """Attention of this rank's two chunks per sequence, each to the keys and values of all ranks up to its end."""
     keys, values = division.in_order(key), division.in_order(value)
     chunks = 2 * division.group.size()
     own_parts, chunk = division.parts[division.own], division.lengths // chunks
@@ -125,7 +131,7 @@ def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, sca
 
 
 def _prefixes(queries: Tensor, keys: Tensor) -> PackedSeqParams:
-    """Sequences of which the last so many tokens ask and all are asked."""
+    """Boundaries of sequences in which queries are the last `queries` of `keys` tokens."""
     starts = [functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32) for lengths in (queries, keys)]
     return PackedSeqParams(
         qkv_format="thd",
@@ -137,7 +143,7 @@ def _prefixes(queries: Tensor, keys: Tensor) -> PackedSeqParams:
 
 
 def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: PackedSeqParams, scale: float | None) -> Tensor:
-    if can_use_varlen(query):  # which aligns the ends of queries and keys
+    if can_use_varlen(query):  # it aligns the last query with the last key
         return varlen_attention(query, key, value, prefix, scale)
     askers, asked = prefix.cu_seqlens_q.diff().tolist(), prefix.cu_seqlens_kv.diff().tolist()
     pieces = [
@@ -152,14 +158,14 @@ def can_use_varlen(query: Tensor) -> bool:
 
 
 def varlen_kernel() -> Callable[..., Any]:
-    """Import torch's attention over sequences of several lengths: on a GPU, since torch's compiler comes with it."""
+    """torch's variable-length attention. Imported on use, because it imports torch's compiler."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
-    """One fused kernel for the whole row. Its arguments grow with every torch release: what is missing is made up for."""
+    """One fused kernel for the whole row. Emulates arguments that older torch releases lack."""
     kernel = varlen_kernel()
     known = inspect.signature(kernel).parameters
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}

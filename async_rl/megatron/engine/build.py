@@ -1,6 +1,6 @@
-"""Builds an inference engine over a model: which of the two depends on the version of megatron-core.
+"""Builds the inference engine for the installed version of megatron-core.
 
-before 0.17   scheduling.py decides who runs, shares prefixes and preempts
+before 0.17   SchedulingEngine (scheduling.py) schedules, shares prefixes and preempts
 since 0.17    Megatron's own engine does
 """
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
-from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, Memory, NullTokenizer, Sampler
+from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
 from async_rl.models.shape import ModelShape
 
 with host.importing():
@@ -29,7 +29,7 @@ with host.importing():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The parts of `worker:` that a Megatron engine is built from."""
+    """Settings of an engine, from the `worker` section."""
 
     kv_cache_gb: float
     block_tokens: int
@@ -39,7 +39,7 @@ class EngineSettings:
 
 
 class ConfiguredEngine(Engine):
-    """Since megatron-core 0.17 the engine shares prefixes and evicts requests itself; it keeps those for later on its own."""
+    """The engine since megatron-core 0.17, which shares prefixes and resubmits evicted requests itself."""
 
     def forget_prefixes(self) -> None:
         blocks = self.context.kv_block_allocator
@@ -55,10 +55,10 @@ class ConfiguredEngine(Engine):
             self.get_request(partial).precomputed_block_hashes.clear()
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> KVCacheUsage:
         blocks = self.context.kv_block_allocator
         idle = int(blocks.get_evictable_block_count()) if blocks.enable_prefix_caching else 0
-        return Memory(
+        return KVCacheUsage(
             blocks=blocks.total_count - 1,
             used=blocks.get_total_used() - idle,
             prefix_tokens_reused=self._prefill_tokens_skipped,
@@ -67,7 +67,7 @@ class ConfiguredEngine(Engine):
 
 
 def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings: EngineSettings) -> Engine:
-    """An engine over `model` on the calling thread. It asks `sampler` for tokens and for who is done."""
+    """Build an engine over `model`, used on the calling thread. Raises ConfigError if the KV cache is too small."""
     block_bytes = _block_bytes(model, shape, settings.block_tokens)
     num_blocks = int(settings.kv_cache_gb * 2**30) // block_bytes
     needed = -(-shape.max_positions // settings.block_tokens) + 1
@@ -84,7 +84,7 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
     with host.on_host(), host.quiet(), torch.inference_mode():
         build = _build_with_config if _has_inference_config() else _build_with_arguments
         engine = build(model, shape, settings)
-        # Attention reads whole pages and masks what no token was written to: garbage there must not be NaN.
+        # Attention reads whole pages and masks unwritten tokens, which therefore must not be NaN.
         engine.context.memory_buffer.zero_()
     engine.controller.sampler = sampler
     engine.controller.vocab_size = shape.vocab_size
@@ -93,7 +93,7 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
 
 
 def _without_autograd(model: GPTModel) -> None:
-    """Megatron's linear layers multiply inside an autograd function of theirs, which costs more Python than the product."""
+    """Replace the autograd functions of Megatron's linear layers, whose Python overhead exceeds the matrix product."""
     for layer in model.modules():
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
             layer._forward_impl = _product
@@ -116,7 +116,7 @@ def _block_bytes(model: GPTModel, shape: ModelShape, block_tokens: int) -> int:
 
 
 def _max_tokens(settings: EngineSettings) -> int:
-    """Of one step: everybody may decode, and there is always room for a part of a prompt."""
+    """Maximum tokens per step: one for each decoding request, plus a chunk of prompts."""
     return settings.max_requests + settings.prompt_tokens_per_step
 
 

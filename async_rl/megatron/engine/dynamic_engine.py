@@ -1,4 +1,4 @@
-"""Megatron's dynamic inference engine, seen alike in all supported versions: submit, step, withdraw, clear."""
+"""A uniform interface to the dynamic inference engines of all supported Megatron versions: submit, step, withdraw, clear."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ with host.importing():
 
 
 class Sampler(Protocol):
-    """Turns logits into tokens, and decides who is done. Both are called once per engine step, in this order."""
+    """Samples tokens and decides which requests end. Both methods are called once per engine step, in this order."""
 
     def sample(self, logits: Tensor, requests: Sequence[int]) -> Tensor:
-        """One token per row of logits [requests, vocabulary]; `requests` are their ids."""
+        """Sample one token per row of logits [requests, vocabulary]; `requests` are their ids."""
         ...
 
     def finished(self, requests: Sequence[int]) -> set[int]:
-        """Which of the requests that were just sampled for end with that token."""
+        """The requests that end with the token just sampled."""
         ...
 
 
 class NullTokenizer:
-    """The engine speaks token ids only; Megatron detokenizes what is finished and asks for an end token."""
+    """Stands in for the tokenizer that Megatron requires; the engine uses token ids only."""
 
     eod = -1
     bos = None
@@ -43,21 +43,21 @@ class NullTokenizer:
 
 
 class _Limit(SamplingParams):
-    """All that Megatron is told of a request. Nobody shares or changes it: the copies that Megatron makes are for nothing."""
+    """Parameters of a request for Megatron. Never modified, so deep copies are skipped."""
 
     def __deepcopy__(self, memo: object) -> _Limit:
         return self
 
 
 class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssues]
-    """Without CUDA graphs nothing gains from rounding up the number of tokens or requests of a step."""
+    """Without rounding of tokens and requests per step, which only CUDA graphs need."""
 
     TOKEN_ROUNDER = 1
     REQUEST_ROUNDER = 1
 
 
 class Controller(TextGenerationController):
-    """Leaves sampling to our sampler: one call for all requests, log-probabilities of the distribution sampled from."""
+    """Delegates sampling to our sampler, with one call for all requests."""
 
     sampler: Sampler
     vocab_size: int
@@ -67,52 +67,52 @@ class Controller(TextGenerationController):
     def _dynamic_step_sample_logits(self, logits: Tensor | None = None) -> None:
         context: Any = self.inference_wrapped_model.inference_context
         requests = _complete(context, context.request_ids[context.paused_request_count : context.total_request_count].tolist())
-        # Some versions pass the logits, others leave them here.
+        # Some versions pass the logits, others store them here.
         logits = logits if logits is not None else self._all_logits_cuda  # pyright: ignore[reportAttributeAccessIssue]
-        # Tensor ranks pad the vocabulary to equal parts; nobody may sample what is only padding.
+        # The vocabulary is padded for tensor ranks; padding must not be sampled.
         tokens = self.sampler.sample(logits[0, : len(requests), : self.vocab_size], requests)
         self._sampled_tokens_cuda[: len(requests)] = tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """The KV cache, and what was done to make do with it."""
+class KVCacheUsage:
+    """Use of the KV cache."""
 
     blocks: int
     used: int
-    """By requests that run."""
+    """Blocks held by running requests."""
     prefix_tokens_reused: int
     preemptions: int
 
 
 class Engine(DynamicInferenceEngine):  # pyright: ignore[reportGeneralTypeIssues]  # a decorator hides the class
-    """Has an event loop of its own, where Megatron would share one between all engines of the process."""
+    """An engine with its own event loop; Megatron would share one among all engines of the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self.preempted: list[int] = []
-        """Requests that gave up their place in this step; whoever submitted them does it again."""
+        """Requests preempted in this step, which must be submitted again."""
         super().__init__(*args, **kwargs)
 
     def advance(self) -> list[int]:
-        """One forward pass for everybody that has room; returns the requests that are gone."""
+        """Run one forward pass; returns the requests that left the engine."""
         outcome = self._loop.run_until_complete(self.async_step())
         return [record.request_id for record in outcome["finished_request_records"]]
 
     def finished(self, requests: list[int]) -> set[int]:
-        """Called with everybody who was in the step, once tokens are sampled: who leaves?"""
+        """Called by Megatron after sampling with the requests of the step; returns those that end."""
         return self.controller.sampler.finished(_complete(self.context, requests))
 
     def forget_prefixes(self) -> None:
-        """Other weights: nobody may begin with keys and values of the old ones."""
+        """Drop cached prefixes, because the weights changed."""
         raise NotImplementedError
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> KVCacheUsage:
         raise NotImplementedError
 
     def withdraw(self, request: int) -> bool:
-        """Take back a request that still waits. False if it runs already: then the sampler must end it."""
+        """Remove a waiting request. Returns False if it runs already; then the sampler must end it."""
         if request not in self.waiting_request_ids or request == self.context.chunked_prefill_request_id:
             return False
         self.waiting_request_ids.remove(request)
@@ -124,21 +124,21 @@ class Engine(DynamicInferenceEngine):  # pyright: ignore[reportGeneralTypeIssues
 class EngineStep:
     ended: Sequence[int]
     preempted: Sequence[int]
-    """Left for want of room, oldest first. They continue when they are submitted again with what they have so far."""
+    """Requests preempted for lack of KV blocks, oldest first. Submit them again with their tokens so far to continue."""
 
 
 def submit(engine: Engine, request: int, tokens: Sequence[int], max_tokens: int, *, first: bool = False) -> None:
-    """Queue a request; the engine takes it in as soon as it has room. `first` puts it before those that wait."""
+    """Queue a request; `first` puts it at the head of the queue."""
     engine.add_request(request, list(tokens), _Limit(num_tokens_to_generate=max_tokens, termination_id=-1))
     if first:
         waiting = engine.waiting_request_ids
         waiting.remove(request)
-        # Megatron wants the prompt that it has begun to compute at the head.
+        # Megatron requires a partly computed prompt at the head.
         waiting.insert(int(engine.context.chunked_prefill_request_id != -1), request)
 
 
 def step(engine: Engine) -> EngineStep:
-    """One forward pass for everybody that has room."""
+    """Run one forward pass."""
     with torch.inference_mode():
         left = engine.advance()
     preempted, engine.preempted = sorted(engine.preempted), []
@@ -146,7 +146,7 @@ def step(engine: Engine) -> EngineStep:
 
 
 def clear(engine: Engine) -> None:
-    """Drop all requests and everything that was computed for them."""
+    """Drop all requests and the KV cache."""
     with torch.inference_mode():
         engine.context.reset()
     engine.requests.clear()
@@ -155,7 +155,7 @@ def clear(engine: Engine) -> None:
 
 
 def retire(engine: Engine) -> None:
-    """Leave nothing of the engine behind: neither its event loop nor Megatron's process-wide inference flag."""
+    """Close the engine's event loop and reset Megatron's process-wide inference flag."""
     while tasks := asyncio.all_tasks(engine._loop):
         engine._loop.run_until_complete(asyncio.wait(tasks))
     engine._loop.close()
@@ -164,5 +164,5 @@ def retire(engine: Engine) -> None:
 
 
 def _complete(context: Any, requests: list[int]) -> list[int]:
-    """Those whose whole prompt was computed; Megatron samples for the other one too, which means nothing."""
+    """Requests whose whole prompt was computed. Megatron also samples for a partly computed one, which is ignored."""
     return [request for request in requests if request != context.chunked_prefill_request_id]

@@ -1,4 +1,4 @@
-"""Blocks of the KV cache that several requests may read at once, because they begin with the same tokens."""
+"""Prefix caching: KV blocks shared by requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from async_rl.megatron import host
 with host.importing():
     from megatron.core.inference.contexts.dynamic_block_allocator import BlockAllocator
 
-Name = bytes
-"""Stands for the tokens of a full block and all tokens before it."""
+BlockHash = bytes
+"""Hash of the tokens of a full block and of all tokens before it."""
 
 
-def names_of(tokens: Sequence[int], block_tokens: int, known: Sequence[Name] = ()) -> list[Name]:
-    """The names of all full blocks of `tokens`, of which the first ones may be known."""
+def block_hashes(tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = ()) -> list[BlockHash]:
+    """Hashes of all full blocks of `tokens`; `known` are those of the first blocks."""
     names = list(known)
     row = np.array(tokens, dtype=np.int64)
     for start in range(len(names) * block_tokens, len(row) - block_tokens + 1, block_tokens):
@@ -30,9 +30,9 @@ def names_of(tokens: Sequence[int], block_tokens: int, known: Sequence[Name] = (
 
 
 class SharedBlocks(BlockAllocator):
-    """Counts who holds a block. One that has a name stays in memory when nobody holds it, until its room is needed.
+    """A block allocator with reference counts. A hashed block stays cached without holders until its space is needed.
 
-    `total_avail`, which Megatron reads, counts both the blocks that are free and those that only wait to be found again.
+    `total_avail`, which Megatron reads, counts free blocks and cached blocks without holders.
     """
 
     def __init__(self, context: Any, total_count: int, paused_count: int) -> None:
@@ -42,14 +42,14 @@ class SharedBlocks(BlockAllocator):
     def reset(self) -> None:
         self._free = list(reversed(range(self.total_count - 1)))  # the last block is Megatron's, for padding
         self._holders = [0] * self.total_count
-        self._named: dict[Name, int] = {}
-        self._names: dict[int, Name] = {}
+        self._named: dict[BlockHash, int] = {}
+        self._names: dict[int, BlockHash] = {}
         self._idle: dict[int, None] = {}
-        """Named blocks that nobody holds, the longest unused first."""
+        """Cached blocks without holders, least recently used first."""
         self.total_avail = self.total_count - 1
 
-    def find(self, names: Iterable[Name]) -> list[int]:
-        """The blocks of the longest known beginning."""
+    def find(self, names: Iterable[BlockHash]) -> list[int]:
+        """The cached blocks of the longest known prefix."""
         found: list[int] = []
         for name in names:
             if (block := self._named.get(name)) is None:
@@ -67,15 +67,15 @@ class SharedBlocks(BlockAllocator):
                 self.total_avail -= 1
             self._holders[block] += 1
 
-    def name(self, blocks: Iterable[int], names: Iterable[Name]) -> None:
-        """Let them be found from now on. Where a name is taken, the block that has it stays the one that is found."""
+    def name(self, blocks: Iterable[int], names: Iterable[BlockHash]) -> None:
+        """Register blocks under their hashes. If a hash is registered already, its block is kept."""
         for block, name in zip(blocks, names, strict=False):
             if name not in self._named and block not in self._names:
                 self._named[name] = block
                 self._names[block] = name
 
     def forget(self) -> None:
-        """Nobody finds anything that was written until now; who holds it keeps it."""
+        """Unregister all blocks; holders keep theirs."""
         self._free += self._idle
         self._idle.clear()
         self._named.clear()
@@ -93,7 +93,7 @@ class SharedBlocks(BlockAllocator):
         return torch.tensor(taken, dtype=torch.int32, device=self.block_bag.device)
 
     def release_memory_blocks(self, blocks: Tensor) -> None:
-        # From the last one back: what is reclaimed first should be the end of a prefix, never its beginning.
+        # In reverse, so that the end of a prefix is evicted before its beginning.
         for block in reversed(blocks.tolist()):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -104,8 +104,8 @@ class SharedBlocks(BlockAllocator):
                     self._free.append(block)
 
     def get_active_avail(self) -> int:
-        """Megatron asks how many blocks paused requests may take; it counts shared ones more than once, and would evict
-        requests for nothing. Whoever is paused for a moment has had its block set aside (SchedulingEngine), so: enough.
+        """Blocks available to paused requests, for Megatron. Always enough: SchedulingEngine has reserved theirs, while
+        Megatron counts shared blocks repeatedly and would evict requests needlessly.
         """
         return self.total_count * self.context.max_requests
 

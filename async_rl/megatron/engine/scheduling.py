@@ -1,10 +1,10 @@
-"""Who runs: for versions of megatron-core whose engine neither shares prefixes nor survives a full cache in every case.
+"""Scheduling for megatron-core before 0.17, whose engine neither shares prefixes nor always survives a full cache.
 
 waiting ──▶ a chunk of the prompt per step ──▶ decoding ──▶ ended
    ▲            └ blocks of a known prefix are shared         │
    └───────────────── preempted: no room in the cache ◀───────┘
 
-Preempted requests simply leave; the caller submits them again with what they have so far (EngineStep.preempted).
+The caller submits preempted requests again with their tokens so far (EngineStep.preempted).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron.attention.rotary import Rotation
-from async_rl.megatron.engine.dynamic_engine import Context, Engine, Memory
-from async_rl.megatron.engine.kv_blocks import Name, SharedBlocks, names_of
+from async_rl.megatron.engine.dynamic_engine import Context, Engine, KVCacheUsage
+from async_rl.megatron.engine.kv_blocks import BlockHash, SharedBlocks, block_hashes
 
 
 class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
-    """Its blocks may belong to several requests."""
+    """An inference context with shared blocks."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -46,10 +46,10 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         return self._rotation
 
     def begin_with(self, request: Any, blocks: Sequence[int]) -> None:
-        """Let a request that is about to be added begin with blocks that are written already.
+        """Let a request that is about to be added start with cached blocks.
 
-        For Megatron it looks like a request whose prompt was computed up to here in earlier steps: one that has a row, and
-        in that row a token that the next chunk overwrites.
+        To Megatron it looks like a request whose prompt was computed up to here in earlier steps: it has a row, and in it a
+        token that the next chunk overwrites.
         """
         self.block_allocator.hold(blocks)
         row = self.total_request_count
@@ -66,11 +66,11 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class _Prefix:
-    """What can be shared of a request's blocks."""
+    """The hashes of a request's blocks."""
 
     epoch: int
-    """Which weights it entered with: blocks that others wrote to since then are nobody else's."""
-    names: list[Name]
+    """Weights that it started with; after a change of weights its blocks are not shared."""
+    names: list[BlockHash]
 
 
 class SchedulingEngine(Engine):
@@ -81,16 +81,16 @@ class SchedulingEngine(Engine):
         self._prompt_tokens_per_step = prompt_tokens_per_step
         self._reuse_prefixes = reuse_prefixes
         self._epoch = 0
-        """Counts the weights that blocks were written with."""
+        """Incremented with every change of weights."""
         self._prefixes: dict[int, _Prefix] = {}
-        """Of the requests that run, and of the one that would be next."""
+        """By request: the running ones and the next one."""
         self._prefix_tokens_reused = 0
         self._preemptions = 0
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> KVCacheUsage:
         blocks = self.context.block_allocator
-        return Memory(
+        return KVCacheUsage(
             blocks=blocks.total_count - 1,
             used=blocks.get_total_used(),
             prefix_tokens_reused=self._prefix_tokens_reused,
@@ -105,12 +105,12 @@ class SchedulingEngine(Engine):
             self._restart_partial()
 
     def _restart_partial(self) -> None:
-        """A prompt that is half computed has sampled nothing yet: it begins again, under one set of weights."""
+        """Restart a partly computed prompt, so that all of it is computed with the new weights."""
         context = self.context
         request: Any = self.get_request(context.chunked_prefill_request_id)
         request.remaining_prompt_tokens, request.finished_chunk_token_count = request.prompt_tokens, 0
         context.chunked_prefill_request_id = -1
-        # Its row is the last one, and holds the token that its next chunk would overwrite.
+        # Its row is the last one, with the token that its next chunk would overwrite.
         context.total_request_count -= 1
         context.active_token_count -= 1
         with torch.inference_mode():
@@ -148,20 +148,20 @@ class SchedulingEngine(Engine):
             context.add_request(request, chunk)
             request.remaining_prompt_tokens = request.remaining_prompt_tokens[chunk:]
             request.finished_chunk_token_count += chunk
-            # Found from now on: a sibling in the same step reads what every layer has written before it attends.
+            # Shared at once: every layer writes keys and values before a request of the same step reads them.
             prefix = self._prefixes[request.request_id]
             self._name_blocks(prefix, context.total_request_count - 1, request.finished_chunk_token_count)
             if not is_partial:
                 self.waiting_request_ids.popleft()
 
     def _has_entered(self, request: Any) -> bool:
-        """Give a request its row, if there is one, and room for its prompt and for everybody's next block."""
+        """Admit a request if there is a row, and blocks for its prompt and the next block of all requests."""
         context, blocks, length = self.context, self.context.block_allocator, len(request.prompt_tokens)
         running = context.total_request_count
         if running == context.max_requests:
             return False
         prefix = self._prefix_of(request)
-        # The last token of a prompt is always computed: the first one that is sampled depends on it.
+        # The last prompt token is always computed, because sampling needs its logits.
         shared = blocks.find(prefix.names[: (length - 1) // context.block_size_tokens])
         needed = -(-length // context.block_size_tokens) - len(shared) + blocks.idle_among(shared)
         next_blocks = running + 1 if running else 0
@@ -176,7 +176,7 @@ class SchedulingEngine(Engine):
         prefix = self._prefixes.get(request.request_id)
         if prefix is None or prefix.epoch != self._epoch:
             tokens = request.prompt_tokens.tolist() if self._reuse_prefixes else []
-            prefix = _Prefix(self._epoch, names_of(tokens, self.context.block_size_tokens))
+            prefix = _Prefix(self._epoch, block_hashes(tokens, self.context.block_size_tokens))
             self._prefixes[request.request_id] = prefix
         return prefix
 
@@ -186,7 +186,7 @@ class SchedulingEngine(Engine):
             blocks = self.context.request_to_kv_block_ids[row, :full].tolist()
             self.context.block_allocator.name(blocks, prefix.names)
 
-    # -- after sampling, before Megatron takes leave of what has ended -----------------------------------------------------
+    # -- after sampling, before Megatron removes ended requests -----------------------------------------------------
 
     def finished(self, requests: list[int]) -> set[int]:
         leaving = super().finished(requests)
@@ -206,7 +206,7 @@ class SchedulingEngine(Engine):
         return leaving
 
     def _blocks_needed(self, rows: Mapping[int, int]) -> int:
-        """For everybody's next token, and for the rest of the prompt that is being computed."""
+        """Blocks needed for the next token of all requests and the rest of a partly computed prompt."""
         context, partial = self.context, self.context.chunked_prefill_request_id
         promised = 0
         if partial != -1:
@@ -214,24 +214,24 @@ class SchedulingEngine(Engine):
             held = -(-request.finished_chunk_token_count // context.block_size_tokens)
             promised = -(-len(request.prompt_tokens) // context.block_size_tokens) - held
         if promised + len(rows) <= context.block_allocator.total_avail:
-            return 0  # no need to look
+            return 0  # enough even if all need a block
         is_full = (context.request_last_kv_block_offset == context.block_size_tokens - 1).tolist()
         return promised + sum(is_full[row] for request, row in rows.items() if request != partial)
 
     def _release(self, request: int, row: int) -> None:
-        """Free its blocks before Megatron does, which then finds none; what others may begin with can still be found."""
+        """Release a request's blocks before Megatron does; hashed ones stay cached."""
         prefix = self._prefixes.pop(request)
         if self._reuse_prefixes and prefix.epoch == self._epoch and request != self.context.chunked_prefill_request_id:
             known: Any = self.get_request(request)
-            # Without the token that was just sampled: its keys and values were not needed yet.
+            # Without the token just sampled, whose keys and values are not computed yet.
             computed = [*known.prompt_tokens.tolist(), *known.generated_tokens]
-            prefix.names = names_of(computed, self.context.block_size_tokens, prefix.names)
+            prefix.names = block_hashes(computed, self.context.block_size_tokens, prefix.names)
             self._name_blocks(prefix, row, len(computed))
         self.context.release_memory_blocks_from_request_indexes(torch.tensor([row]))
 
 
 def _run(coroutine: Coroutine[Any, Any, Value]) -> Value:
-    """To its end. It only yields to others, of whom there are none: an event loop would add its cost to every step."""
+    """Run a coroutine that never waits to its end, without the cost of an event loop."""
     try:
         while True:
             coroutine.send(None)

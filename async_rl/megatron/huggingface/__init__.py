@@ -1,1 +1,1 @@
-"""Weights to and from Hugging Face folders: `names.py` is the table, `tensors.py` converts, `export.py` writes."""
+"""Hugging Face folders: `names.py` maps parameter names, `tensors.py` converts tensors, `export.py` writes folders."""

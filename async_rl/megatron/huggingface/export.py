@@ -1,6 +1,6 @@
-"""Writes a Hugging Face folder: safetensors in parts, their index, and a config.json that says the same.
+"""Writes a Hugging Face folder: sharded safetensors, index, config.json and tokenizer.
 
-The folder is written under another name and renamed when it is complete: what bears the final name can be opened.
+It is written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class FolderExtras:
     """Files of a Hugging Face folder besides weights and config.json."""
 
     tokenizer: TokenizerConfig | None = None
-    """Its files are copied, or written."""
+    """Tokenizer whose files are copied or written."""
     generation: Mapping[str, Any] | None = None
-    """The generation_config.json."""
+    """Contents of generation_config.json."""
 
 
 def write_folder(
@@ -69,7 +69,7 @@ def write_folder(
         partial.rename(folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)  # a disk that was full needs the room
+        shutil.rmtree(partial, ignore_errors=True)  # frees the space if the disk is full
         raise ConfigError(f"{folder} cannot be written: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What Hugging Face calls our parameters: one table for all families, read in both directions. No torch."""
+"""Maps canonical names to Hugging Face's tensor names, for all families. No torch."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from async_rl.models.shape import ModelShape
 
 
 class Merge(Enum):
-    """How the tensors of a folder become one of ours."""
+    """How Hugging Face's tensors form one of our parameters."""
 
-    SAME = "one tensor, as it is"
-    QUERY_KEY_VALUE = "rows of one group after another: its queries, its key, its value"
-    STACKED = "one above the other"
+    SAME = "one tensor, unchanged"
+    QUERY_KEY_VALUE = "rows ordered by group: queries, key, value"
+    STACKED = "concatenated along dimension 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
+class TensorName:
     ours: str
     theirs: tuple[str, ...]
     merge: Merge = Merge.SAME
 
 
 _MLP = (
-    Name(ours="linear_fc1.weight", theirs=("gate_proj.weight", "up_proj.weight"), merge=Merge.STACKED),
-    Name(ours="linear_fc2.weight", theirs=("down_proj.weight",)),
+    TensorName(ours="linear_fc1.weight", theirs=("gate_proj.weight", "up_proj.weight"), merge=Merge.STACKED),
+    TensorName(ours="linear_fc2.weight", theirs=("down_proj.weight",)),
 )
-"""Of a layer, or of one of its experts."""
+"""The MLP of a layer, or of one expert."""
 _LAYER = (
-    Name(ours="input_layernorm.weight", theirs=("input_layernorm.weight",)),
+    TensorName(ours="input_layernorm.weight", theirs=("input_layernorm.weight",)),
     *(
-        Name(
+        TensorName(
             ours=f"self_attention.linear_qkv.{kind}",
             theirs=tuple(f"self_attn.{part}_proj.{kind}" for part in "qkv"),
             merge=Merge.QUERY_KEY_VALUE,
         )
         for kind in ("weight", "bias")
     ),
-    Name(ours="self_attention.q_layernorm.weight", theirs=("self_attn.q_norm.weight",)),
-    Name(ours="self_attention.k_layernorm.weight", theirs=("self_attn.k_norm.weight",)),
-    Name(ours="self_attention.linear_proj.weight", theirs=("self_attn.o_proj.weight",)),
-    Name(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
-    Name(ours="mlp.router.weight", theirs=("mlp.gate.weight",)),
+    TensorName(ours="self_attention.q_layernorm.weight", theirs=("self_attn.q_norm.weight",)),
+    TensorName(ours="self_attention.k_layernorm.weight", theirs=("self_attn.k_norm.weight",)),
+    TensorName(ours="self_attention.linear_proj.weight", theirs=("self_attn.o_proj.weight",)),
+    TensorName(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
+    TensorName(ours="mlp.router.weight", theirs=("mlp.gate.weight",)),
 )
 _MODEL = (
-    Name(ours=EMBEDDING, theirs=("model.embed_tokens.weight",)),
-    Name(ours="decoder.final_layernorm.weight", theirs=("model.norm.weight",)),
-    Name(ours=OUTPUT, theirs=("lm_head.weight",)),
+    TensorName(ours=EMBEDDING, theirs=("model.embed_tokens.weight",)),
+    TensorName(ours="decoder.final_layernorm.weight", theirs=("model.norm.weight",)),
+    TensorName(ours=OUTPUT, theirs=("lm_head.weight",)),
 )
 
 
-def names(shape: ModelShape) -> Iterator[Name]:
-    """Of every parameter, in the table's order. The heads of critics and reward models have none: they are ours alone."""
+def names(shape: ModelShape) -> Iterator[TensorName]:
+    """Names of all parameters in the table's order, without value heads, which Hugging Face does not have."""
     known = {name.ours: name for name in _MODEL}
     for layer in range(shape.layers):
         ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{layer}."
@@ -64,8 +64,10 @@ def names(shape: ModelShape) -> Iterator[Name]:
     return (known[row.name] for row in table(shape) if row.name not in (VALUE_WEIGHT, VALUE_BIAS))
 
 
-def _prefixed(names: tuple[Name, ...], ours: str, theirs: str) -> dict[str, Name]:
+def _prefixed(names: tuple[TensorName, ...], ours: str, theirs: str) -> dict[str, TensorName]:
     return {
-        ours + name.ours: Name(ours=ours + name.ours, theirs=tuple(theirs + part for part in name.theirs), merge=name.merge)
+        ours + name.ours: TensorName(
+            ours=ours + name.ours, theirs=tuple(theirs + part for part in name.theirs), merge=name.merge
+        )
         for name in names
     }

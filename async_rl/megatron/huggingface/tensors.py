@@ -1,4 +1,4 @@
-"""The tensors of Hugging Face folders: theirs become ours, and ours theirs."""
+"""Converts tensors between Hugging Face folders and full parameters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def from_canonical(ours: Mapping[str, Tensor], shape: ModelShape) -> dict[str, T
 
 
 def load_folder(folder: Path, shape: ModelShape, dtype: torch.dtype) -> StoredWeights:
-    """Under canonical names. Raises ConfigError naming what is missing or does not fit.
+    """Open the weights of a folder by canonical name. Raises ConfigError naming what is missing or does not fit.
 
-    A head that folders do not have begins anew.
+    A value head gets initial weights.
     """
     return _Folder(folder, shape, dtype)
 
@@ -66,13 +66,13 @@ class _Folder(StoredWeights):
 
 
 def sizes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a folder, by their names."""
+    """Shapes of a folder's tensors by name."""
     ours = {row.name: torch.empty(row.shape, device="meta") for row in table(shape)}
     return {part: tuple(tensor.shape) for part, tensor in from_canonical(ours, shape).items()}
 
 
 def _open(folder: Path, missing: set[str]) -> dict[str, Any]:
-    """The open file of every tensor."""
+    """The open file of each tensor. Raises ConfigError."""
     found: dict[str, Any] = {}
     for path in _files(folder):
         try:

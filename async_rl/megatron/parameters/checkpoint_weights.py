@@ -1,4 +1,4 @@
-"""A checkpoint as full parameters, whatever the ranks that wrote it: the model without its optimizer, read or written."""
+"""Reads and writes the weights of a checkpoint as full parameters, without optimizer state."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from async_rl.models.safetensors import divide
 from async_rl.models.shape import ModelShape
 
 SHARD_BYTES = 4 << 30
-"""Of a file that is imported into: so much of a model is in memory at once."""
+"""Maximum size of one written file, and so of the weights in memory at once."""
 
 
 def load_checkpoint(
     checkpoint: Path, manifest: Manifest, shape: ModelShape, dtype: torch.dtype, *, model: str = POLICY
 ) -> dict[str, Tensor]:
-    """Full parameters under canonical names. Raises CheckpointError when they are damaged or another model's."""
+    """Full parameters by canonical name. Raises CheckpointError if damaged or of another model."""
     check_model(checkpoint, manifest, model, shape)
     try:
         check_files(checkpoint, manifest, manifest.files)
@@ -46,7 +46,7 @@ def load_checkpoint(
 
 
 def save_checkpoint(root: Path, shape: ModelShape, tensors: Mapping[str, Tensor], *, shard_bytes: int = SHARD_BYTES) -> Path:
-    """Full parameters as a checkpoint of step 0, from which a learner begins with a new optimizer. Raises CheckpointError."""
+    """Write a checkpoint of step 0, from which a learner starts with a new optimizer. Raises CheckpointError."""
     check_complete(shape, tensors)
     draft = Draft.of(root, step=0)
     try:

@@ -1,4 +1,4 @@
-"""Full parameters of a live model, by canonical name: initialising, gathering and loading what ranks hold in parts."""
+"""Initialises, gathers and loads the full parameters of a model that is sharded over ranks, by canonical name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from async_rl.transport.plan import Box
 
 
 def specs(shape: ModelShape, dtype: torch.dtype) -> list[ParameterSpec]:
-    """What a push of this model's weights consists of, in order."""
+    """The parameters of a weight push, in order."""
     name_of_dtype = str(dtype).removeprefix("torch.")
     return [ParameterSpec(name=row.name, shape=row.shape, dtype=name_of_dtype) for row in table(shape)]
 
@@ -35,7 +35,7 @@ def padded_vocab(shape: ModelShape, tensor_ranks: int) -> int:
 
 
 def slice_for(full: Tensor, split: Split, rank: int, ranks: int) -> Tensor:
-    """What tensor rank `rank` of `ranks` holds of a full parameter."""
+    """The slice of a full parameter on tensor rank `rank` of `ranks`."""
     if split is Split.WHOLE or ranks == 1:
         return full
     if split is Split.COLUMNS:
@@ -49,7 +49,7 @@ def slice_for(full: Tensor, split: Split, rank: int, ranks: int) -> Tensor:
 
 
 def join(slices: list[Tensor], split: Split, shape: tuple[int, ...]) -> Tensor:
-    """The full parameter, from what the tensor ranks hold."""
+    """The full parameter from the slices of all tensor ranks."""
     if split is Split.WHOLE:
         return slices[0]
     if split is Split.COLUMNS:
@@ -66,20 +66,20 @@ _FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
-"""Transformer Engine keeps the norms inside the linear layers that follow them."""
+"""Transformer Engine fuses norms into the following linear layers."""
 
 
 def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """This rank's parameters by canonical name. On a last stage with tied embeddings, the copy of the embedding is OUTPUT.
+    """This rank's parameters by canonical name. With tied embeddings, the last stage's copy of the embedding is OUTPUT.
 
-    `model` may be a ModuleList: the pieces of a rank that has several pipeline stages.
+    `model` may be a ModuleList of the chunks of an interleaved pipeline.
     """
     pieces = model if isinstance(model, nn.ModuleList) else [model]
     return {name: parameter for piece in pieces for name, parameter in _named(bare(piece))}
 
 
 def bare(model: nn.Module) -> Any:
-    """The GPTModel inside Megatron's wrappers, which all call it `module`."""
+    """The GPTModel inside Megatron's wrappers."""
     while not hasattr(model, "decoder"):
         model = model.module  # pyright: ignore[reportAssignmentType]
     return model
@@ -106,11 +106,11 @@ def _canonical(name: str, first_layer: int, first_expert: int) -> str:
 
 _SEQUENTIAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<number>\d+)\.(?P<matrix>.+)")
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(?P<matrix>linear_fc\d\.weight)(?P<number>\d+)")
-"""Transformer Engine keeps a matrix of all experts in one layer."""
+"""Transformer Engine numbers the matrices of all experts within one grouped layer."""
 
 
 def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, nn.Parameter]]:
-    """The table's rows that have a parameter on this rank; a tied embedding can have two."""
+    """Table entries with their parameter on this rank; a tied embedding can have two."""
     local = local_parameters(model)
     for row in table(shape):
         if (own := local.pop(row.name, None)) is not None:
@@ -118,11 +118,11 @@ def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, n
         if row.name == EMBEDDING and shape.tied_embeddings and (copy := local.pop(OUTPUT, None)) is not None:
             yield row, copy
     if local:
-        raise ValueError(f"the model has parameters that its shape does not explain: {', '.join(sorted(local))}")
+        raise ValueError(f"the model has parameters that are not in its table: {', '.join(sorted(local))}")
 
 
 def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int) -> None:
-    """Fill with initial weights that are the same for every division among ranks: each name has its own generator."""
+    """Fill in initial weights, independent of the layout: each name has its own generator."""
     rank, ranks = _tensor_rank()
     with torch.no_grad():
         for row, own in _targets(model, shape):
@@ -134,13 +134,13 @@ def initial_value(row: Parameter, seed: int) -> Tensor:
         return torch.ones(row.shape)
     if row.initial == "zeros":
         return torch.zeros(row.shape)
-    # torch's CPU generator looks at 32 bits of a seed only, so both parts must be mixed into those.
+    # torch's CPU generator uses only 32 bits of a seed, so seed and name are hashed into those.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {row.name}".encode()))
     return torch.randn(row.shape, generator=generator) * row.initial
 
 
 def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
-    """Copy full parameters into the live ones, each rank its own part; no parameter moves in memory."""
+    """Copy full parameters into the model in place, each rank its part."""
     check_complete(shape, tensors)
     rank, ranks = _tensor_rank()
     with torch.no_grad():
@@ -149,7 +149,7 @@ def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]
 
 
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless `tensors` are exactly this model's parameters."""
+    """Raise ValueError unless `tensors` are exactly this model's parameters."""
     wanted = {row.name: row.shape for row in table(shape)}
     found = tensors.sizes if isinstance(tensors, StoredWeights) else _sizes(tensors)
     if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
@@ -165,10 +165,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None:
-    """A snapshot of all full parameters on rank 0; None on the others. Every rank must call it.
-
-    The tensors are copies: training on does not change them.
-    """
+    """Gather copies of all full parameters on rank 0; returns None on other ranks. All ranks must call it."""
     own = {row.name: parameter.detach() for row, parameter in _targets(model, shape)}
     like = next(iter(own.values()))
     gathered: dict[str, Tensor] = {}
@@ -180,13 +177,13 @@ def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None
 
 
 def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
-    """What this rank holds of the full parameters, in place. What it has two copies of counts once."""
+    """This rank's parts of the full parameters, without copying; a part with two copies appears once."""
     rank, ranks = _tensor_rank()
     return {box: part for row, own in _targets(model, shape) for box, part in boxes_of(row, own.detach(), rank, ranks)}
 
 
 def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
-    """Where in a full parameter lies what tensor rank `rank` of `ranks` holds of it."""
+    """The boxes of a full parameter that tensor rank `rank` of `ranks` holds."""
     whole = Box(name=row.name, start=(0,) * len(row.shape), shape=row.shape)
     if row.split is Split.WHOLE or ranks == 1:
         yield whole, own
@@ -199,7 +196,7 @@ def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tup
             yield whole.cut(first, first + len(part)), part
     else:
         first = rank * len(own)
-        last = min(first + len(own), row.shape[0])  # what lies beyond pads the vocabulary
+        last = min(first + len(own), row.shape[0])  # the rest is vocabulary padding
         if first < last:
             yield whole.cut(first, last), own[: last - first]
 
@@ -225,7 +222,7 @@ def _is_first_of_stage() -> bool:
 
 
 def _on_first_of_stage(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
-    """The full parameter on the first rank of the stage that has it; None on the others."""
+    """Gather a full parameter on the first rank of its stage; None on other ranks."""
     if row.expert is not None:
         return _from_expert_rank(own, row, shape, like)
     assert own is not None
@@ -255,7 +252,7 @@ def _from_expert_rank(own: Tensor | None, row: Parameter, shape: ModelShape, lik
 
 
 def _to_first_stage(full: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
-    """From the first rank of the stage that owns a parameter to that of the first stage, rank 0 of all."""
+    """Send a full parameter from the first rank of its stage to rank 0."""
     owner, group = _stage_of(row, shape), pipeline_group()
     if owner == 0 or not _is_first_of_stage():
         return full

@@ -1,9 +1,9 @@
-"""What stands in a checkpoint's files: pieces of parameters and of what the optimizer knows of them, flat.
+"""The contents of checkpoint files: flat pieces of parameters and of optimizer moments.
 
     policy/exp_avg/decoder.layers.0.mlp.linear_fc1.weight/1of2/4096-8192
 
-is the elements 4096 to 8191 of what the second of two tensor ranks holds of the parameter's first moment. How many ranks
-of which kind wrote them does not matter to a reader: it puts together what it needs from the pieces there are.
+contains elements 4096 to 8191 of the first moment's slice on the second of two tensor ranks. Readers with another layout
+assemble what they need from the pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from async_rl.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Some of a parameter: elements [start, stop) of the part, flat, that tensor rank `rank` of `ranks` holds."""
+    """Elements [start, stop) of the flattened slice of a parameter on tensor rank `rank` of `ranks`."""
 
     row: Parameter
     rank: int
@@ -47,7 +47,7 @@ class Stretch:
         return self.start == self.stop
 
     def share(self, index: int, count: int) -> Stretch:
-        """What falls to one of `count` who hold the same."""
+        """The share of one of `count` ranks that hold the same elements."""
         size = self.stop - self.start
         return self.part(size * index // count, size * (index + 1) // count)
 
@@ -76,7 +76,7 @@ class _Stored:
 
 
 class Pieces:
-    """An opened checkpoint. Its files have been checked; of their content only what is asked for is read."""
+    """An open checkpoint whose files have been verified; tensors are read on access."""
 
     def __init__(self, checkpoint: Path, files: Iterable[Any]):
         self._checkpoint = checkpoint
@@ -99,11 +99,11 @@ class Pieces:
         return {kind for each, kind, _ in self._of_parameters if each == model}
 
     def get(self, key: str) -> Tensor | None:
-        """Something that is no piece of a parameter."""
+        """A tensor that is not a piece of a parameter."""
         return self._others[key].get_tensor(key) if key in self._others else None
 
     def read(self, model: str, kind: str, wanted: Stretch) -> Tensor:
-        """Flat."""
+        """Read the wanted elements, flat, from pieces of any layout. Raises CheckpointError."""
         row, stored = wanted.row, self._of_parameters.get((model, kind, wanted.row.name), [])
         if not stored:
             raise self._lacks(row)
@@ -115,11 +115,11 @@ class Pieces:
         return own.flatten()[wanted.start : wanted.stop]
 
     def full(self, model: str, row: Parameter) -> Tensor:
-        """The weights of a parameter."""
+        """The full weight of a parameter."""
         return self.read(model, WEIGHT, Stretch.whole(row, 0, 1)).view(row.shape)
 
     def _stretch(self, stored: list[_Stored], wanted: Stretch) -> Tensor:
-        """Pieces do not overlap, so as many elements as are wanted are all that are wanted."""
+        """Concatenate pieces. They do not overlap, so the right number of elements means that none is missing."""
         parts: list[Tensor] = []
         for piece in sorted(stored, key=lambda each: each.start):
             start, stop = max(piece.start, wanted.start), min(piece.stop, wanted.stop)
@@ -146,11 +146,11 @@ def open_pieces(checkpoint: Path, manifest: Manifest) -> Iterator[Pieces]:
 
 
 def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelShape, *, head_may_lack: bool = False) -> None:
-    """Raises CheckpointError unless the checkpoint's parameters are those of this shape."""
+    """Check that the checkpoint's parameters are those of this shape. Raises CheckpointError."""
     if model not in manifest.models:
         raise CheckpointError(f"checkpoint {checkpoint} has no {model}, only {' and '.join(manifest.models)}")
     wanted, found = parameters_of(shape), dict(manifest.models[model].parameters)
-    for name in VALUE_HEAD:  # who only wants the tokens may leave the rest of a critic that shares the policy's layers
+    for name in VALUE_HEAD:  # a reader without value head may skip that of a shared critic
         if name not in wanted:
             found.pop(name, None)
         elif name not in found and head_may_lack:
@@ -169,5 +169,5 @@ def lacks_head(found: ModelFacts, shape: ModelShape) -> bool:
 
 
 def parameters_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """As a manifest has them."""
+    """Full shapes by name, as in a manifest."""
     return {row.name: row.shape for row in table(shape)}

@@ -1,8 +1,7 @@
-"""Every parameter of a model under a layout-free name, with its full shape and how ranks divide it. No torch.
+"""The parameter table of a model: canonical name, full shape, and how tensor ranks split it. No torch.
 
-A canonical name is Megatron's own with the numbers of layer and expert in the whole model, at full size: no padding of the
-vocabulary, no tensor slices. Initial weights, gathering, loading, weight pushes, checkpoints and Hugging Face folders all
-follow this table.
+A canonical name is Megatron's name with global numbers of layer and expert; shapes are without vocabulary padding and tensor
+slicing. Initial weights, gathering, loading, weight pushes, checkpoints and Hugging Face folders all use this table.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from async_rl.models.shape import ModelShape
 class Split(Enum):
     """How tensor-parallel ranks divide a parameter."""
 
-    WHOLE = "every rank holds all of it"
-    ROWS = "dimension 0; query-key-value rows stand group by group, so that equal parts are whole groups"
+    WHOLE = "replicated"
+    ROWS = "dimension 0; query-key-value rows are ordered by group, so that equal parts are whole groups"
     GATED = "dimension 0 of each half: the gate's rows, then the up projection's"
     COLUMNS = "dimension 1"
     VOCABULARY = "dimension 0, padded with zero rows until ranks get equal parts"
@@ -28,16 +27,16 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One row of the table."""
+    """An entry of the table."""
 
     name: str
     shape: tuple[int, ...]
     split: Split
     initial: float | Literal["ones", "zeros"]
-    """A number is the standard deviation of normal weights."""
+    """Initial value; a number is the standard deviation of a normal distribution."""
     layer: int | None = None
     expert: int | None = None
-    """Of which expert; each is whole on one rank of the expert group."""
+    """Expert number; an expert is never split."""
 
 
 def table(shape: ModelShape) -> list[Parameter]:
@@ -51,7 +50,7 @@ def table(shape: ModelShape) -> list[Parameter]:
     if not shape.tied_embeddings and shape.head != "scalar":
         rows.append(Parameter(name=OUTPUT, shape=vocabulary, split=Split.VOCABULARY, initial=std))
     if shape.head != "tokens":
-        # All values start close to 0: what a critic or a reward model says first should not be noise.
+        # Values start near 0, so that the first values of a critic or reward model are not noise.
         rows.append(Parameter(name=VALUE_WEIGHT, shape=(1, hidden), split=Split.WHOLE, initial=1 / (hidden + 1)))
         rows.append(Parameter(name=VALUE_BIAS, shape=(1,), split=Split.WHOLE, initial="zeros"))
     return rows
