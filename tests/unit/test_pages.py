@@ -8,6 +8,7 @@ import pytest
 
 from async_rl import errors
 from async_rl.cli.main import VERBS
+from async_rl.config import Config
 from async_rl.config.loading import load
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,12 @@ def test_every_verb_that_a_page_types_exists(page: str):
 def test_every_run_of_the_first_page_is_a_valid_configuration(command: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     load(shlex.split(command, comments=True)[1:])
+
+
+def test_the_configuration_page_has_every_section():
+    (table,) = re.findall(r"^## Sections\n(.*?)^## ", text_of("docs/configuration.md"), re.DOTALL | re.MULTILINE)
+    cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(Config.model_fields)
 
 
 def test_the_environment_of_the_first_page_is_the_example():
