@@ -8,7 +8,7 @@ AsyncRLError (1)
 ├── BufferUnreachable (6)        Redis does not answer
 ├── Diverged (7)                 loss or gradients are no longer finite
 ├── FailureBudgetSpent (8)       too many episodes failed in a row
-├── WireError (9)                a weight push broke
+├── WireError (9)                a weight push failed
 ├── CheckpointError (10)         checkpoints are damaged or of another model; or they or the journal cannot be written
 ├── ServiceStopped (11)          a service or thread that runs as long as its process ended or hangs
 ├── RestartLimit (12)            a child process exceeded its restarts

@@ -102,7 +102,7 @@ class Loop:
         produces: versions (publisher.offer)  unblocked by: worker commit; lease expiry; operator request; `stop`
         """
         self._checkpoints.saved_step = progress.step
-        self._publisher.reached = progress
+        self._publisher.progress = progress
         await self._offer(progress)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")
@@ -140,8 +140,8 @@ class Loop:
 
         While waiting, logs what is missing and sends the other ranks an idle order, so that their collective does not time out.
         """
-        wished = tasks.create_task(self._publisher.wished.wait(), name="wish")
-        any_of = [prefetch, stopping, wished]
+        requested = tasks.create_task(self._publisher.has_request.wait(), name="request")
+        any_of = [prefetch, stopping, requested]
         while not (await asyncio.wait(any_of, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             await self._ranks.idle()
             stats = await self._buffer.stats()
@@ -150,8 +150,8 @@ class Loop:
                 await self._save(progress, tasks)
             if stats.reserved == 0:  # the slots may be held by a version that was not offered yet
                 await self._offer(progress)
-        wished.cancel()
-        return stopping.done() or not self._publisher.wished.is_set()
+        requested.cancel()
+        return stopping.done() or not self._publisher.has_request.is_set()
 
     async def _prefetch_again(
         self, prefetch: asyncio.Task[StepBatch], progress: Progress, tasks: asyncio.TaskGroup
@@ -171,7 +171,7 @@ class Loop:
             self._bad_steps = 0
             version = await self._buffer.issue(self._fence, after=progress.version)
             failpoint("learner.issued")
-            self._publisher.reached = progress = replace(progress, step=step_batch.step, version=version)
+            self._publisher.progress = progress = replace(progress, step=step_batch.step, version=version)
             # before the version can be seen, so that no version is used twice, whatever Redis loses
             await self._record(progress, step_batch)
             failpoint("learner.recorded")
@@ -205,7 +205,7 @@ class Loop:
         await self._offer(progress)  # the skipped step's slots are released once these weights are live
         if await self._publisher.until_live(progress.version):
             await self._buffer.release(self._fence, step_batch.step)
-        self._publisher.reached = progress = replace(progress, step=step_batch.step)
+        self._publisher.progress = progress = replace(progress, step=step_batch.step)
         await self._record(progress, step_batch)
         return progress
 
@@ -216,15 +216,15 @@ class Loop:
     async def _offer(self, progress: Progress) -> None:
         """Pack and offer the current weights, unless they were offered already or versions are pinned."""
         if self._publisher.is_held_back:
-            digest = await self._ranks.pack_version(progress.version, self._publisher.needed)
+            digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(record, releases=progress.step)
 
     async def _grant(self, progress: Progress) -> Progress:
         """Handle a pending operator request: push now, pin or roll back."""
-        self._publisher.wished.clear()
+        self._publisher.has_request.clear()
         if (wanted := self._publisher.take_rollback()) is not None:
-            self._publisher.reached = progress = await self._roll_back(progress, wanted)
+            self._publisher.progress = progress = await self._roll_back(progress, wanted)
         if self._publisher.is_due:
             await self._offer(progress)
         return progress
@@ -236,7 +236,7 @@ class Loop:
         read, an error is logged and the weights stay pinned.
         """
         version = await self._buffer.issue(self._fence, after=progress.version)
-        digest = await self._ranks.pack_checkpoint(version, self._publisher.needed, wanted.checkpoint)
+        digest = await self._ranks.pack_checkpoint(version, self._publisher.versions_in_use, wanted.checkpoint)
         if digest is None:
             log.error(f"{wanted.checkpoint} cannot be read, so there is no rollback to it; the weights stay pinned")
             return progress

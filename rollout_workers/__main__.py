@@ -34,7 +34,7 @@ from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
-from async_rl.transport.wire.rendezvous import STORE
+from async_rl.transport.wire.rendezvous import WIRE_STORE
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
@@ -92,7 +92,7 @@ async def work(config: Config) -> None:
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
         receiver = WeightReceiver(
             board,
-            stores.open(STORE),
+            stores.open(WIRE_STORE),
             member,
             engine.specs,
             config.wire,

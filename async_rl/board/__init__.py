@@ -1,1 +1,1 @@
-"""Messages between the processes of a run, over its Redis: requests, reports, the mix of environments. Data only."""
+"""Messages between a run's processes over its Redis: inbox.py first; requests, reports, the mix of environments. Data only."""

@@ -1,7 +1,7 @@
-"""Pure: which code an environment may name that is attached while a run goes on.
+"""Decides which code an environment may name that is attached to a running run. Pure.
 
-Whoever can write the mix of environments would otherwise choose what every worker imports and calls. Code that the run's file
-names is what its author wants; everything else must be allowed there, by `environments_from`.
+Without this check, write access to the mix of environments would be enough to choose what every worker imports and calls. Code
+that the run's file names is allowed; everything else must be allowed in that file by `environments_from`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ HARMLESS: Final = frozenset(
         *("openenv", "reasoning_gym", "remote", "textarena", "textarena_self_play"),
     }
 )
-"""Shipped environments that load no code but what a reference in their arguments names."""
+"""Shipped environments that load no code except what references in their arguments name."""
 _REFERENCE: Final = re.compile(r"(?!\w+://).+:[^\s/]+", re.DOTALL)
-"""`package.module:name`, `path/to/file.py:name`, also gymnasium's `module:Name-v0`; but no address."""
+"""`package.module:name`, `path/to/file.py:name`, also gymnasium's `module:Name-v0`; but not a URL."""
 
 
 def refuse_foreign_code(
@@ -65,7 +65,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _is_inside(name: str, place: str) -> bool:
-    """Whether a reference, or a plug-in's name, is the module, file or folder `place`, or in it."""
+    """Whether a reference, or a plug-in's name, is the module, file or folder `place`, or inside it."""
     module = name.rpartition(":")[0] or name
     if module.endswith(".py"):
         return Path(module).resolve().is_relative_to(Path(place).resolve())

@@ -1,11 +1,11 @@
-"""Which environment poses which task, also while people change the mix: pure arithmetic over the log of their changes.
+"""Maps task indexes to environments while operators change the mix. Pure arithmetic over the log of changes.
 
     task        0 ............... 1200 .............. 1450 .............▶
     math  (3)   3                 3                   3                       from the configuration
     games                         ▁▂▃▄▅▆▇             1                       attached, weight 1, ramp 250
 
-A change holds from a task that nobody had when it was made, so it never alters which task an earlier index stands for: all
-workers pose the same task of an index, whenever they come and whatever they have heard.
+A change takes effect at a task index that was not handed out yet, so it never alters what an earlier index stands for: all
+workers map an index to the same task, whenever they joined and whichever changes they have read.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from async_rl.types import MixChange
 PERIOD = 5040
 """Tasks after which the order of the environments repeats. Divisible by 1 to 10, so that everyday ratios come out exact."""
 RAMP_STEPS = 16
-"""In so many even steps a weight moves to where it shall be."""
+"""Steps in which a ramp moves a weight to its target."""
 
 
 class EnvironmentChange(Section):
-    """What one line of the log says."""
+    """One entry of the log of changes."""
 
     name: str = Field(pattern=r"^[^\s/|]+$")
     weight: float = Field(ge=0, allow_inf_nan=False)
     """0 detaches it."""
     ramp: NonNegativeInt = 0
-    """The weight is reached after this many tasks."""
+    """Tasks over which the weight moves to its new value; 0: at once."""
     environment: EnvironmentConfig | None = None
-    """Of one that is attached for the first time; its name means this for as long as the run lasts."""
+    """The section of an environment that is attached for the first time. Its name keeps this meaning for the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class EnvironmentTask:
 
 
 class MixSchedule:
-    """The mix of a run under some changes."""
+    """The mix of a run: its configured environments and the changes so far."""
 
     def __init__(self, environments: Sequence[EnvironmentConfig], log: Sequence[MixChange] = ()) -> None:
         trained = [section for section in environments if not section.evaluation_only]
@@ -59,48 +59,48 @@ class MixSchedule:
             raise ConfigError("all environments are evaluation_only, so there is nothing to train on")
         changes = [(entry.at, read_change(entry)) for entry in log]
         attached = [change.environment for _, change in changes if change.environment is not None]
-        sections = {section.label: section for section in reversed((*trained, *attached))}  # the first of a name counts
+        sections = {section.label: section for section in reversed((*trained, *attached))}  # the first section of a name counts
         self.sections: Mapping[str, EnvironmentConfig] = dict(reversed(sections.items()))
-        """Every environment that ever was in the mix."""
+        """Every environment that was ever in the mix."""
         self._weights = _weights({section.label: section.weight for section in trained}, changes)
-        self._stretches = list(self._cut())
+        self._segments = list(self._segments_of())
 
     def place(self, task_index: int) -> EnvironmentTask:
-        stretch = self._stretches[bisect_right(self._stretches, task_index, key=lambda stretch: stretch.first) - 1]
-        return stretch.place(task_index - stretch.first)
+        segment = self._segments[bisect_right(self._segments, task_index, key=lambda segment: segment.first) - 1]
+        return segment.place(task_index - segment.first)
 
     def weights_at(self, task_index: int) -> dict[str, float]:
-        """Of the environments that pose tasks there."""
+        """The weights at a task index, of environments whose weight is above 0."""
         weights = {name: _in_force(steps, task_index) for name, steps in self._weights.items()}
         return {name: weight for name, weight in weights.items() if weight > 0}
 
     @property
     def final_weights(self) -> dict[str, float]:
-        """Once all ramps have led where they lead."""
+        """The weights above 0 after all ramps have ended."""
         return {name: steps[-1][1] for name, steps in self._weights.items() if steps[-1][1] > 0}
 
-    def _cut(self) -> Iterator[MixSegment]:
+    def _segments_of(self) -> Iterator[MixSegment]:
         borders = sorted({0, *(first for steps in self._weights.values() for first, _ in steps)})
         weights, seen = dict[str, float](), Counter[str]()
         for first, end in zip(borders, [*borders[1:], None], strict=True):
             asked = self.weights_at(first)
-            weights = asked if asked else weights  # nobody may detach the last one; a log that says so is not ours
-            stretch = MixSegment(first=first, names=tuple(weights), weights=tuple(weights.values()), seen=dict(seen))
-            yield stretch
+            weights = asked if asked else weights  # the last environment cannot be detached; a log that does is not ours
+            segment = MixSegment(first=first, names=tuple(weights), weights=tuple(weights.values()), seen=dict(seen))
+            yield segment
             if end is not None:
-                seen.update(stretch.drawn(end - first))
+                seen.update(segment.drawn(end - first))
 
 
 class MixSegment:
-    """Tasks that are dealt out by the same weights. What was dealt never depends on where the stretch will end."""
+    """Consecutive tasks dealt by the same weights. What is dealt does not depend on where the segment ends."""
 
     def __init__(self, *, first: int, names: Sequence[str], weights: Sequence[float], seen: Mapping[str, int]) -> None:
         self.first = first
         self._names, self._seen = names, seen
         self._shares = apportion(weights, PERIOD)
         self._coming = _dealt(self._shares)
-        self._round: list[tuple[int, int]] = []
-        """As much of a round as was asked for: most stretches of a ramp are short."""
+        self._dealt_places: list[tuple[int, int]] = []
+        """The part of a round computed so far: most segments of a ramp are short."""
 
     def place(self, position: int) -> EnvironmentTask:
         rounds, place = divmod(position, PERIOD)
@@ -109,14 +109,14 @@ class MixSegment:
         return EnvironmentTask(environment=name, index=self._seen.get(name, 0) + rounds * self._shares[chosen] + earlier)
 
     def drawn(self, count: int) -> dict[str, int]:
-        """How many of the first `count` tasks each environment has."""
+        """How many of the first `count` tasks each environment gets."""
         rounds, rest = divmod(count, PERIOD)
         begun = Counter(chosen for chosen, _ in self._dealt_until(rest)[:rest])
-        return {name: rounds * self._shares[who] + begun[who] for who, name in enumerate(self._names)}
+        return {name: rounds * self._shares[owner] + begun[owner] for owner, name in enumerate(self._names)}
 
     def _dealt_until(self, count: int) -> list[tuple[int, int]]:
-        self._round.extend(islice(self._coming, max(0, count - len(self._round))))
-        return self._round
+        self._dealt_places.extend(islice(self._coming, max(0, count - len(self._dealt_places))))
+        return self._dealt_places
 
 
 def read_change(entry: MixChange) -> EnvironmentChange:
@@ -127,7 +127,7 @@ def read_change(entry: MixChange) -> EnvironmentChange:
 
 
 _Steps = list[tuple[int, float]]
-"""From which task on, and which weight: one after the other."""
+"""Pairs of a first task index and the weight from there on, ascending."""
 
 
 def _weights(base: Mapping[str, float], changes: Sequence[tuple[int, EnvironmentChange]]) -> dict[str, _Steps]:
@@ -152,30 +152,30 @@ def _in_force(steps: _Steps, task_index: int) -> float:
 
 
 def apportion(weights: Sequence[float], places: int) -> list[int]:
-    """Whole shares of `places` by largest remainder, at least one for everybody: a small weight is rare, not absent."""
+    """Integer shares of `places` by largest remainder, at least one each: a small weight is rare, not absent."""
     spare = places - len(weights)
     exact = [weight / sum(weights) * places for weight in weights]
     shares = [max(1, int(share)) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda who: shares[who] - exact[who])
+    by_remainder = sorted(range(len(weights)), key=lambda owner: shares[owner] - exact[owner])
     if spare < 0:
         raise ValueError(f"{len(weights)} environments do not fit into {places} places")
     while (missing := places - sum(shares)) > 0:
-        for who in by_remainder[:missing]:
-            shares[who] += 1
+        for owner in by_remainder[:missing]:
+            shares[owner] += 1
     while sum(shares) > places:  # only when shares were raised to one
         shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
     return shares
 
 
 def interleave(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """For each place: who has it, and how many places that one had before. Everybody's places are spread evenly."""
+    """For each place, the owner's index and how many places it had before. Every owner's places are spread evenly."""
     return list(_dealt(shares))
 
 
 def _dealt(shares: Sequence[int]) -> Iterator[tuple[int, int]]:
-    wishes = (_wishes(who, share) for who, share in enumerate(shares))
-    return ((who, turn) for _, who, turn in heapq.merge(*wishes))
+    spreads = (_spread(owner, share) for owner, share in enumerate(shares))
+    return ((owner, turn) for _, owner, turn in heapq.merge(*spreads))
 
 
-def _wishes(who: int, share: int) -> Iterator[tuple[float, int, int]]:
-    return (((turn + 0.5) / share, who, turn) for turn in range(share))
+def _spread(owner: int, share: int) -> Iterator[tuple[float, int, int]]:
+    return (((turn + 0.5) / share, owner, turn) for turn in range(share))

@@ -1,4 +1,4 @@
-"""What an evaluator says on the board, for the one writer of the run's metrics."""
+"""Evaluators' results on the board, for the learner, which alone writes the run's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed messages over the board: `post` writes one, an `Inbox` reads a topic in order, and drops what is malformed."""
+"""Typed messages over the board: `post` writes one, an `Inbox` reads a topic in order and drops malformed messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from async_rl.protocols import Board
 
 _READ_WAIT_S = 5.0
-"""How long one read waits; a message ends the wait at once, so this only bounds an idle round trip."""
+"""How long one read waits. A message ends the wait at once, so this only bounds an idle round trip."""
 
 _log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ async def post(board: Board, topic: str, message: BoardMessage) -> None:
 
 
 class Inbox(Generic[M]):
-    """A topic in order, nothing missed between two reads."""
+    """Reads a topic in order; no message is missed between two reads."""
 
     def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
         self._board = board
@@ -39,15 +39,15 @@ class Inbox(Generic[M]):
 
     @classmethod
     async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
-        """From now on; `from_start`: beginning with the messages that are kept."""
+        """Read messages from now on; `from_start`: begin with those that Redis still keeps."""
         if from_start:
             return cls(board, topic, messages, "0")
-        # "$" would mean a different place at each read, and whatever came between two reads would be lost.
+        # "$" would mean a different position at each read, and messages between two reads would be lost.
         kept = await board.read(topic, "0", 0.0)
         return cls(board, topic, messages, kept[-1][0] if kept else "0")
 
     async def read(self) -> list[M]:
-        """The next messages; empty when none came for a while."""
+        """The next messages; empty when none came within `_READ_WAIT_S`."""
         entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
         if entries:
             self._position = entries[-1][0]
@@ -60,7 +60,7 @@ class Inbox(Generic[M]):
                 found.append(self._messages.validate_python(raw))
             except ValidationError as error:
                 self.num_ignored += 1
-                if self.num_ignored == 1:  # who writes one may write a million
+                if self.num_ignored == 1:  # log once: there may be a million
                     problem = str(error).partition("\n")[0]
-                    _log.warning("ignores malformed messages", topic=self._topic, position=position, problem=problem)
+                    _log.warning("ignored malformed messages", topic=self._topic, position=position, problem=problem)
         return found

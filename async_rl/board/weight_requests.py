@@ -1,6 +1,6 @@
-"""What people ask the learner about weights, over the board, and what it answers. Data only.
+"""Operators' requests to the learner about weights, over the board, and its answers. Data only.
 
-async-rl weights ...  ── WeightRequest ──▶ learner ── WeightAnswer ──▶ whoever asked
+async-rl weights ...  ── WeightRequest ──▶ learner ── WeightAnswer ──▶ async-rl weights
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ANSWERS = "weight-answers"
 WeightAction = Literal["status", "push", "pin", "unpin", "roll back"]
 
 
-class _Said(BaseModel):
+class _WeightMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    """Of the request."""
+    """Identifies the request."""
 
 
-class WeightRequest(_Said):
-    wish: WeightAction
+class WeightRequest(_WeightMessage):
+    action: WeightAction
     version: int | None = None
     step: int | None = None
-    """Of the weights that are meant, where the wish is about certain ones."""
+    """The version or step of the requested weights, for `pin` and `roll back`."""
 
 
 class LastPush(BaseModel):
@@ -44,27 +44,28 @@ class LastPush(BaseModel):
     """When it went live, in seconds since 1970."""
     seconds: float
     bytes: int
-    """Of one copy of the weights."""
+    """Size of one copy of the weights."""
     staged: tuple[str, ...]
     dropped: dict[str, str]
-    """Who was left out, and why."""
+    """Member id -> why it did not get the version."""
 
 
 class WeightsState(BaseModel):
-    """As the learner sees it."""
+    """The learner's view."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int
     step: int
-    """Of what it holds."""
+    """Version and step of the weights that the learner holds."""
     pinned: str
-    """Why nothing newer than the live version goes out; empty when versions do."""
+    """Why no version newer than the live one is pushed; empty: not pinned."""
     last_push: LastPush | None
 
 
-class WeightAnswer(_Said):
-    said: str
+class WeightAnswer(_WeightMessage):
+    text: str
+    """One sentence for the operator; empty for `status`."""
     is_refusal: bool
     state: WeightsState
 
@@ -74,26 +75,26 @@ _ANSWER = TypeAdapter(WeightAnswer)
 
 
 async def open_requests(board: Board) -> Inbox[WeightRequest]:
-    """From now on."""
+    """An inbox for requests from now on."""
     return await Inbox[WeightRequest].open(board, REQUESTS, _REQUEST)
 
 
-async def answer(board: Board, given: WeightAnswer) -> None:
-    await board.post(ANSWERS, given.model_dump(mode="json"))
+async def post_answer(board: Board, answer: WeightAnswer) -> None:
+    await board.post(ANSWERS, answer.model_dump(mode="json"))
 
 
 async def ask(
-    board: Board, wish: WeightAction, within_s: float, *, version: int | None = None, step: int | None = None
+    board: Board, action: WeightAction, within_s: float, *, version: int | None = None, step: int | None = None
 ) -> WeightAnswer | None:
-    """None when no learner answers."""
-    request = WeightRequest(id=uuid.uuid4().hex, wish=wish, version=version, step=step)
+    """Post a request and wait for the answer; None when no learner answers within `within_s`."""
+    request = WeightRequest(id=uuid.uuid4().hex, action=action, version=version, step=step)
     inbox = await Inbox[WeightAnswer].open(board, ANSWERS, _ANSWER)
     await board.post(REQUESTS, request.model_dump(mode="json"))
     try:
         async with asyncio.timeout(within_s):
             while True:
-                for given in await inbox.read():
-                    if given.id == request.id:
-                        return given
+                for answer in await inbox.read():
+                    if answer.id == request.id:
+                        return answer
     except TimeoutError:
         return None

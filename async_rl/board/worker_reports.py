@@ -1,4 +1,4 @@
-"""What workers say on the board for people: what went wrong in episodes, and which environment holds a worker up."""
+"""Workers' reports on the board for operators: failures of episodes, and code that blocks a worker."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ NOTES, BLOCKED = "worker-notes", "worker-blocked"
 
 
 class WorkerNote(BaseModel):
-    """A cause, when it has come once, ten, a hundred, ... times in a worker."""
+    """A cause of failures, reported when it has occurred 1, 10, 100, ... times in a worker."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     worker: str
     environment: str
     cause: str
-    """The same text for the same cause, in all workers."""
+    """The same text for the same cause in all workers."""
     detail: str
-    """Of the last time."""
+    """Details of the last occurrence."""
     times: int
 
 
 class WorkerBlocked(BaseModel):
-    """The event loop of a worker stands still, and with it all that the worker does."""
+    """A worker's event loop is blocked, and with it everything that the worker does."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     worker: str
     environment: str
-    """Empty where it is not an environment's code that blocks."""
+    """Empty: other code than an environment's blocks."""
     place: str
     """`file.py:12 in reward`"""
     seconds: float
     at: float
     """When it was found, in seconds since 1970."""
     is_replaced: bool
-    """The worker ends, and is started again if something supervises it."""
+    """The worker exits; its supervisor, if it has one, starts it again."""
 
     def __str__(self) -> str:
         who = f"environment {self.environment!r}" if self.environment else "its own code"

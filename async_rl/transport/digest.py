@@ -1,8 +1,8 @@
-"""One name for a version's weights: what the learner packed is what a worker serves, bit for bit."""
+"""Digests of weights: they prove that a worker serves, bit for bit, what the learner packed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import xxhash
@@ -19,7 +19,7 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[ParameterSpec, ...]:
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Of full parameters, wherever they come from. Does not depend on their order, their device or their strides."""
+    """Digest of full parameters. Independent of their order, device and strides."""
     lines = sorted(
         f"{spec.name} {spec.dtype} {spec.shape} {xxhash.xxh3_64_hexdigest(_bytes_of(tensors[spec.name]))}"
         for spec in specs_of(tensors)
@@ -28,32 +28,26 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def version_digest(layout: str, chunks: Sequence[Sequence[str]]) -> str:
-    """What `VersionRecord.digest` holds: of the layout, and of every chunk of every parcel."""
+    """`VersionRecord.digest`: covers the layout's digest and the digest of every chunk of every parcel."""
     return xxhash.xxh3_128_hexdigest("\n".join([layout, *(" ".join(parcel) for parcel in chunks)]).encode())
 
 
-def chunk_digests(data: torch.Tensor) -> Iterator[str]:
-    """Of flat bytes, chunk by chunk."""
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield chunk_digest(data[start : start + CHUNK_BYTES])
-
-
-class ChunkDigests:
-    """Of flat bytes that are written in order, each part hashed as soon as it is there."""
+class ChunkHasher:
+    """Digests of the chunks of flat bytes that are written in order; each part is hashed as soon as it is written."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
         self._chunk = xxhash.xxh3_64()
-        self.hashed = 0
-        self.complete: list[str] = []
+        self.num_hashed = 0
+        self.digests: list[str] = []
 
-    def up_to(self, written: int) -> None:
-        while self.hashed < written:
-            end = min(written, (self.hashed // CHUNK_BYTES + 1) * CHUNK_BYTES)
-            self._chunk.update(self._data[self.hashed : end].cpu().numpy().data)
-            self.hashed = end
+    def hash_up_to(self, written: int) -> None:
+        while self.num_hashed < written:
+            end = min(written, (self.num_hashed // CHUNK_BYTES + 1) * CHUNK_BYTES)
+            self._chunk.update(self._data[self.num_hashed : end].cpu().numpy().data)
+            self.num_hashed = end
             if end % CHUNK_BYTES == 0 or end == len(self._data):
-                self.complete.append(self._chunk.hexdigest())
+                self.digests.append(self._chunk.hexdigest())
                 self._chunk.reset()
 
 

@@ -1,4 +1,4 @@
-"""What sender and receivers say to each other on the board. Data only; what is malformed is ignored and logged.
+"""Messages between sender and receivers on the board. Data only; malformed ones are ignored and logged.
 
 to workers:  PushOffer -> PushBegin -> (PushCancel)   then VersionLive, once the version is live
 to learner:  WorkerHello;   PushReady | PushRefused -> PushStaged | PushFailed;   WorkerLeft
@@ -14,25 +14,25 @@ from async_rl.board.inbox import BoardMessage
 from async_rl.types import VersionRecord
 
 Backend = Literal["nccl", "gloo"]
-"""What the attempt's process group is made of. gloo moves the tensors of GPUs through pinned host memory."""
+"""Backend of an attempt's process groups. gloo moves tensors of GPUs through pinned host memory."""
 
 TO_WORKERS = "weights-to-workers"
 TO_LEARNER = "weights-to-learner"
 
 
-class _OfPush(BoardMessage):
+class _PushMessage(BoardMessage):
     fence: int
-    """The sender's incarnation: of two learners, the one with the higher fence is the learner."""
+    """The sender's fencing token: messages with an older one come from a learner that was replaced."""
     generation: int
-    """Counts the sender's attempts; each has its own process group."""
+    """Number of the sender's attempt; every attempt has its own process groups."""
 
     @property
     def attempt(self) -> tuple[int, int]:
         return self.fence, self.generation
 
 
-class PushOffer(_OfPush):
-    """Will you take this version? What was packed of it is on the board (packed_source.py)."""
+class PushOffer(_PushMessage):
+    """Offers a version to some workers. Where its parcels are stands on the board (packed_source.py)."""
 
     kind: Literal["offer"] = "offer"
     to: tuple[str, ...]
@@ -40,7 +40,7 @@ class PushOffer(_OfPush):
 
 
 class ParcelGroup(BaseModel):
-    """Who gets a parcel over a process group: everybody who does not read it from the sender's memory."""
+    """The process group that carries one parcel to every worker that does not read it from the sender's memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     parcel: int
@@ -48,21 +48,21 @@ class ParcelGroup(BaseModel):
     members: tuple[str, ...]
     """The sender has rank 0, the i-th member rank i + 1."""
     base: int
-    """The version that all of them hold, to which a difference may come; -1 if there is none, and the parcel comes whole."""
+    """The version that every member holds, so that a delta may be sent; -1: there is none, the parcel is sent whole."""
 
 
-class PushBegin(_OfPush):
-    """Everybody listed is ready: take the parcels."""
+class PushBegin(_PushMessage):
+    """Starts the transfer to the members listed, all of which are ready."""
 
     kind: Literal["begin"] = "begin"
     members: tuple[str, ...]
-    wires: tuple[ParcelGroup, ...]
+    groups: tuple[ParcelGroup, ...]
     backend: Backend
     transfer_bytes: int
 
 
-class PushCancel(_OfPush):
-    """The attempt broke: let go of it and say so."""
+class PushCancel(_PushMessage):
+    """The attempt failed: give it up and reply with PushFailed."""
 
     kind: Literal["cancel"] = "cancel"
 
@@ -76,31 +76,33 @@ class VersionLive(BoardMessage):
 
 
 class WorkerHello(BoardMessage):
-    """I started, or I missed a version: send me what I lack, whatever you knew of me before."""
+    """The worker started, or missed a version: forget what was known of it and send what it lacks."""
 
     kind: Literal["hello"] = "hello"
     member: str
 
 
 class WorkerLeft(BoardMessage):
-    """I am gone: wait for no answer of mine."""
+    """The worker ends and will not reply any more."""
 
     kind: Literal["left"] = "left"
     member: str
 
 
-class _Reply(_OfPush):
+class _Reply(_PushMessage):
     member: str
 
 
 class PushReady(_Reply):
+    """The worker takes the offered version."""
+
     kind: Literal["ready"] = "ready"
     by_memory: tuple[int, ...]
-    """The parcels that it reads where they lie, on the sender's machine."""
+    """Parcels that it reads in place, from the sender's memory on the same machine."""
     holds: str = ""
-    """The digest of the version that lies unchanged in its own memory, to which a difference may be sent."""
+    """Digest of the version whose parcels it still has unchanged, to which a delta may be sent; empty: none."""
     is_short_of_descriptors: bool = False
-    """So its process groups are built anew: whatever connected to the old ones while they formed goes with them."""
+    """File descriptors run out. Process groups are then built anew, which closes connections left from earlier ones."""
 
 
 class PushRefused(_Reply):
@@ -109,7 +111,7 @@ class PushRefused(_Reply):
 
 
 class PushStaged(_Reply):
-    """Everything arrived and is what was published."""
+    """All parcels arrived and their digests match."""
 
     kind: Literal["staged"] = "staged"
 

@@ -1,9 +1,9 @@
-"""What a learner has packed, as whoever takes it sees it: two notes on the board, written by rank 0 alone.
+"""Where a learner's packed versions can be read, as workers see it: two notes on the board, written by rank 0.
 
-    packed    which learner this is, and of each version: where the parcels lie, and the digests of their chunks
-    layout    which bytes of which parameters each parcel holds: the same for a learner's life
+    packed    the learner's fence and host; for each version the addresses of its parcels and the digests of their chunks
+    layout    which bytes of which parameters each parcel holds; constant for a learner's life
 
-Only the buffer says who the learner is: a note with another fence than that in Redis is nobody's.
+A note whose fence is not the current one in Redis is ignored: it was written by a learner that was replaced.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from async_rl.transport.plan import WireLayout
 PACKED_NOTE, LAYOUT_NOTE = "packed", "layout"
 
 NOTES_EXPIRE_S = 4 * 3600.0
-"""After they were written last. A learner writes them with every version, and again when a quarter of this has passed."""
+"""Lifetime of the notes in Redis. A learner writes them with every version, and again after a quarter of this time."""
 
-MOST_BYTES = 1 << 30
-"""Of a note's text. The layout of the largest models takes tens of megabytes."""
+MAX_NOTE_BYTES = 1 << 30
+"""Limit for the decompressed text of a note. The layout of the largest models takes tens of megabytes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -36,30 +36,30 @@ class PackedParcel:
     """One rank's parcel of one version."""
 
     chunks: tuple[str, ...]
-    """The digest of each."""
+    """Digest of each chunk."""
     address: str
-    """Where processes of the same machine find its memory; empty when nowhere."""
+    """Under which processes of the same machine open its memory; empty: they cannot."""
     url: str
-    """Where it can be pulled from (wire/http.py). Whoever knows this can read the weights."""
+    """HTTP address to pull it from (wire/http.py). It contains a secret: knowing it is enough to read the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
+class _PackedNote:
     fence: int
     host: str
     """`wire.host`: the learner's address."""
     layout: str
-    """Its digest."""
+    """Digest of the layout note."""
     versions: Mapping[int, tuple[PackedParcel, ...]]
-    """By version, the parcels in the layout's order."""
+    """For each version its parcels, in the layout's order."""
 
 
-_NOTES = TypeAdapter(_Note)
+_NOTES = TypeAdapter(_PackedNote)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSource:
-    """A learner that has packed versions."""
+    """A learner and the versions that it has packed."""
 
     fence: int
     host: str
@@ -72,31 +72,31 @@ async def write_layout(board: Board, layout: WireLayout, *, fence: int) -> None:
 
 
 async def write_source(board: Board, source: PackedSource) -> None:
-    """After `write_layout`. Takes the place of what was written before."""
-    note = _Note(fence=source.fence, host=source.host, layout=source.layout.digest, versions=source.versions)
+    """Replace the `packed` note. Call `write_layout` first."""
+    note = _PackedNote(fence=source.fence, host=source.host, layout=source.layout.digest, versions=source.versions)
     await _write(board, PACKED_NOTE, lambda: _NOTES.dump_json(note), source.fence)
 
 
 async def _write(board: Board, name: str, text: Callable[[], bytes], fence: int) -> None:
-    shrunk = await in_daemon_thread(lambda: _shrunk(text()), name="weight-note")
+    shrunk = await in_daemon_thread(lambda: _compress(text()), name="weight-note")
     await board.write_note(name, shrunk, NOTES_EXPIRE_S, fence=fence)
 
 
 async def read_source(board: Board, known: WireLayout | None = None) -> PackedSource | None:
-    """The learner that holds the run, or held it last. None where there is none, or nothing that can be read.
+    """The packed versions of the run's current or last learner; None without a learner or without readable notes.
 
-    `known`: a layout that need not be read again.
+    `known`: a layout read before; used when its digest still matches.
     """
     fence, text = await board.fence(), await board.note(PACKED_NOTE)
     if fence is None or text is None:
         return None
     try:
-        note = await in_daemon_thread(lambda: _NOTES.validate_json(_grown(text)), name="weight-note")
-        if note.fence != fence:  # another learner has the run by now, and has not packed anything yet
+        note = await in_daemon_thread(lambda: _NOTES.validate_json(_decompress(text)), name="weight-note")
+        if note.fence != fence:  # written by a replaced learner; the current one has not packed anything yet
             return None
         layout = known if known is not None and known.digest == note.layout else await _read_layout(board, note.layout)
     except (WireError, ValidationError) as error:
-        _log.warning("ignored what was written about the learner's weights", problem=str(error).partition("\n")[0])
+        _log.warning("ignored an unreadable note about the learner's packed weights", problem=str(error).partition("\n")[0])
         return None
     return PackedSource(fence=note.fence, host=note.host, layout=layout, versions=note.versions)
 
@@ -104,24 +104,24 @@ async def read_source(board: Board, known: WireLayout | None = None) -> PackedSo
 async def _read_layout(board: Board, digest: str) -> WireLayout:
     text = await board.note(LAYOUT_NOTE)
     if text is None:
-        raise WireError("there is no layout")
-    layout = await in_daemon_thread(lambda: WireLayout.from_json(_grown(text)), name="weight-note")
+        raise WireError("the layout note is missing")
+    layout = await in_daemon_thread(lambda: WireLayout.from_json(_decompress(text)), name="weight-note")
     if layout.digest != digest:
-        raise WireError("the layout is another learner's")
+        raise WireError("the layout note is another learner's")
     return layout
 
 
-def _shrunk(text: bytes) -> bytes:
-    """The names in a list repeat themselves."""
+def _compress(text: bytes) -> bytes:
+    """A layout repeats the same names, so it compresses well."""
     return zlib.compress(text, level=1)
 
 
-def _grown(text: bytes) -> bytes:
+def _decompress(text: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        grown = unpacking.decompress(text, MOST_BYTES)
+        grown = unpacking.decompress(text, MAX_NOTE_BYTES)
     except zlib.error as error:
-        raise WireError(f"it is damaged ({error})") from error
+        raise WireError(f"the note is damaged ({error})") from error
     if not unpacking.eof:
-        raise WireError("it is incomplete, or longer than it may be")
+        raise WireError(f"the note is incomplete, or longer than {MAX_NOTE_BYTES} bytes")
     return grown

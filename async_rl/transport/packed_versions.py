@@ -1,4 +1,4 @@
-"""A learner rank's versions, packed and ready to leave. Training goes on meanwhile: what lies here is a copy."""
+"""The packed versions of one learner rank: copies of its weights, so that training goes on while they are sent."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from async_rl.transport.wire.shared_memory import ParcelMemory
 
 
 class PackedVersions:
+    """One rank's parcel of each kept version. Memory is reused once a version is dropped and has no readers."""
+
     def __init__(self, layout: WireLayout, parcel: Parcel, device: torch.device, *, shared: bool) -> None:
-        self._filling = ParcelPacker(layout, parcel)
+        """`shared`: other processes of this machine may read the parcels in place."""
+        self._packer = ParcelPacker(layout, parcel)
         self._num_bytes = parcel.num_bytes
         self._device = device
         self._shared = shared
         self._versions: dict[int, ParcelMemory] = {}
         self._free: list[ParcelMemory] = []
-        self._reading = Lock()
-        self._readers: Counter[ParcelMemory] = Counter()
-        """Threads of this process that are reading; other processes hold a lock of the memory's own."""
+        self._lock = Lock()
+        self._num_readers: Counter[ParcelMemory] = Counter()
+        """Reading threads of this process; readers in other processes hold the memory's file lock."""
 
-    def pack(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
-        """Copy what the rank sends of a version. Other versions than those in `keep` may be given up for it.
+    def add(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
+        """Copy this rank's parcel of a version, and drop versions that are not in `keep`.
 
-        Returns the digests of its chunks, and where processes of this machine find its memory.
+        Returns the digests of its chunks, and the address under which processes of this machine open its memory.
         """
-        with self._reading:
+        with self._lock:
             for other in self._versions.keys() - set(keep):
                 self._free.append(self._versions.pop(other))
-        memory = self._claimed()
-        chunks = self._filling.fill(memory.data, held)
-        memory.release()
+        memory = self._take_free_memory()
+        chunks = self._packer.pack_into(memory.data, held)
+        memory.unlock()
         self._versions[version] = memory
         return chunks, memory.address
 
@@ -48,24 +51,24 @@ class PackedVersions:
         return version in self._versions
 
     @contextmanager
-    def reading(self, version: int) -> Iterator[torch.Tensor]:
-        """Its parcel, which stays as it is meanwhile."""
-        with self._reading:
+    def open_version(self, version: int) -> Iterator[torch.Tensor]:
+        """The version's parcel, not overwritten inside the context. Raises WireError when the version was dropped."""
+        with self._lock:
             if (memory := self._versions.get(version)) is None:
                 raise WireError(f"version {version} has been given up for newer ones")
-            self._readers[memory] += 1
+            self._num_readers[memory] += 1
         try:
             yield memory.data
         finally:
-            with self._reading:
-                self._readers -= Counter([memory])
+            with self._lock:
+                self._num_readers -= Counter([memory])
 
-    def _claimed(self) -> ParcelMemory:
+    def _take_free_memory(self) -> ParcelMemory:
         for number, memory in enumerate(self._free):
-            if not self._readers[memory] and memory.claim():
+            if not self._num_readers[memory] and memory.lock_exclusively():
                 return self._free.pop(number)
         if self._device.type == "cpu":
-            self._free.clear()  # whoever still reads them keeps them alive
+            self._free.clear()  # readers keep what they still read alive
         memory = ParcelMemory(self._num_bytes, self._device, shared=self._shared)
-        memory.claim()
+        memory.lock_exclusively()
         return memory

@@ -1,4 +1,4 @@
-"""From the tensors that a rank holds to the flat parcel that it sends: each piece copied, and hashed while it is warm."""
+"""Copies the tensors that a rank holds into the flat parcel that it sends, hashing each piece while it is in the cache."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from async_rl.transport.digest import ChunkDigests
+from async_rl.transport.digest import ChunkHasher
 from async_rl.transport.plan import Box, Parcel, Slice, WireLayout
 
 HeldBoxes = Mapping[Box, torch.Tensor]
-"""The boxes that a rank holds, each a tensor of the box's shape."""
+"""The boxes that a rank holds, each with a tensor of the box's shape."""
 
 _PIECE_BYTES = 256 << 10
-"""Still in the cache of a core when it is hashed, and large enough that the calls do not count."""
+"""Small enough to be in a core's cache when it is hashed, large enough that the calls cost nothing."""
 
 
 class ParcelPacker:
@@ -22,23 +22,23 @@ class ParcelPacker:
         self._dtypes: Mapping[str, torch.dtype] = {spec.name: getattr(torch, spec.dtype) for spec in layout.specs}
         self._parcel = parcel
 
-    def fill(self, data: torch.Tensor, held: HeldBoxes) -> tuple[str, ...]:
-        """Returns the digests of the chunks."""
-        of_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
+    def pack_into(self, data: torch.Tensor, held: HeldBoxes) -> tuple[str, ...]:
+        """Fill `data` with the parcel; returns the digests of its chunks."""
+        by_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
         for box, tensor in held.items():
-            of_name[box.name].append((box, tensor))
-        digests = ChunkDigests(data)
+            by_name[box.name].append((box, tensor))
+        hasher = ChunkHasher(data)
         for each in self._parcel.slices:
             place = data[each.offset : each.offset + each.num_bytes].view(self._dtypes[each.box.name]).view(each.box.shape)
-            for copied in _copy(_rows_of(each.box, of_name[each.box.name]), place, each):
-                if copied - digests.hashed >= _PIECE_BYTES:
-                    digests.up_to(copied)
-        digests.up_to(len(data))
-        return tuple(digests.complete)
+            for copied in _copy(_rows_of(each.box, by_name[each.box.name]), place, each):
+                if copied - hasher.num_hashed >= _PIECE_BYTES:
+                    hasher.hash_up_to(copied)
+        hasher.hash_up_to(len(data))
+        return tuple(hasher.digests)
 
 
 def _copy(source: torch.Tensor, place: torch.Tensor, into: Slice) -> Iterator[int]:
-    """Yields how far it has come in the parcel."""
+    """Copy piece by piece; yields the end of what is copied, as an offset in the parcel."""
     rows = into.box.rows
     at_once = max(1, rows * _PIECE_BYTES // max(1, into.num_bytes))
     if at_once >= rows or place.device.type != "cpu":

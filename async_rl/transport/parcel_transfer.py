@@ -1,4 +1,4 @@
-"""How a parcel travels over a process group: whole, or as its difference to what everybody there holds."""
+"""Sends and receives a parcel over a process group: whole, or as a delta to a version that all receivers hold."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import torch
 from async_rl.config import WireConfig
 from async_rl.errors import ConfigError, WireError
 from async_rl.transport.delta import codec
-from async_rl.transport.delta.difference import DeltaPiece, pays, receive_difference, send_difference
+from async_rl.transport.delta.parcel_delta import DeltaPiece, is_faster_as_delta, receive_delta, send_delta
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.wire.process_group import Link, OnReceived, receive_parcel, send_parcel
+from async_rl.transport.wire.process_group import Link, OnReceived, receive_whole, send_whole
 
-_WHOLE, _DIFFERENCE = 0, 1
+_WHOLE, _DELTA = 0, 1
 
 _log = structlog.get_logger(__name__)
 
 
 class DeltaCompiler:
-    """Differences need compiled code: it is made beside everything else, and until then parcels travel whole."""
+    """Compiles the code that deltas need on a background thread. Until it is done, parcels are sent whole."""
 
     def __init__(self) -> None:
         self._begun = False
         self._compiled = Event()
 
     @property
-    def is_there(self) -> bool:
-        """The first question starts the compiler."""
+    def is_ready(self) -> bool:
+        """Whether deltas can be used. The first access starts the compilation."""
         if not self._begun and codec.is_available():
             self._begun = True
             Thread(target=self.compile, name="weight-delta", daemon=True).start()
         return self._compiled.is_set()
 
     def compile(self) -> None:
-        """Takes seconds."""
+        """Compile in the calling thread; takes seconds."""
         self._begun = True
         for dtype in _SPARSE:
             codec.warm_up(dtype)
@@ -46,73 +46,82 @@ class DeltaCompiler:
 
 
 _SPARSE = ("bfloat16", "float16")
-"""In these an update changes few elements: the others' steps are too small to show. In float32 all of them change."""
+"""Dtypes in which an update changes few elements: most steps are smaller than the rounding. In float32 all change."""
 
 DELTA_COMPILER = DeltaCompiler()
-"""One for the process: compiled is compiled."""
+"""The process' only one: compiled code is shared."""
 
 
-def can_differ(cut: Sequence[DeltaPiece]) -> bool:
-    return any(piece.dtype in _SPARSE for piece in cut)
+def benefits_from_deltas(pieces: Sequence[DeltaPiece]) -> bool:
+    """Whether any piece has a dtype in which updates change few elements."""
+    return any(piece.dtype in _SPARSE for piece in pieces)
 
 
 class ParcelSender:
-    """A sender's."""
+    """Sends a rank's parcel to the members of a process group."""
 
-    def __init__(self, outbox: PackedVersions, cut: Sequence[DeltaPiece], wire: WireConfig) -> None:
+    def __init__(self, versions: PackedVersions, pieces: Sequence[DeltaPiece], wire: WireConfig) -> None:
         if wire.deltas == "always" and not codec.is_available():
             raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")
-        self._outbox, self._cut, self._deltas = outbox, cut, wire.deltas
+        self._versions, self._pieces, self._deltas = versions, pieces, wire.deltas
         self._transfer_bytes = int(wire.bucket_mb * (1 << 20))
-        self.num_differences = 0
-        """Sent so far."""
+        self.num_deltas = 0
+        """Deltas sent so far, instead of whole parcels."""
 
     def send(self, link: Link, version: int, base: int) -> None:
+        """`base`: a version that all receivers hold; -1: there is none."""
         with ExitStack() as held:
-            new = held.enter_context(self._outbox.reading(version))
-            old = held.enter_context(self._outbox.reading(base)) if base >= 0 and self._outbox.has(base) else None
-            if old is not None and self._is_worth_it(old, new, link):
-                _tell(link, _DIFFERENCE)
-                sent = send_difference(link, self._cut, old, new)
-                self.num_differences += 1
-                _log.debug("sent a difference", version=version, base=base, bytes=sent, of=len(new))
+            new = held.enter_context(self._versions.open_version(version))
+            old = held.enter_context(self._versions.open_version(base)) if base >= 0 and self._versions.has(base) else None
+            if old is not None and self._delta_pays(old, new, link):
+                _send_mode(link, _DELTA)
+                sent = send_delta(link, self._pieces, old, new)
+                self.num_deltas += 1
+                _log.debug("sent a delta", version=version, base=base, bytes=sent, of=len(new))
             else:
                 if base >= 0:
-                    _tell(link, _WHOLE)
+                    _send_mode(link, _WHOLE)
                 started = time.monotonic()
-                send_parcel(link, new, self._transfer_bytes)
+                send_whole(link, new, self._transfer_bytes)
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
 
-    def _is_worth_it(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
-        if self._deltas == "off" or old.device.type != "cpu" or not can_differ(self._cut) or not DELTA_COMPILER.is_there:
+    def _delta_pays(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
+        if self._deltas == "off" or old.device.type != "cpu":
             return False
-        return self._deltas == "always" or (link.bytes_per_s > 0 and pays(self._cut, old, new, link.bytes_per_s))
+        if not benefits_from_deltas(self._pieces) or not DELTA_COMPILER.is_ready:
+            return False
+        if self._deltas == "always":
+            return True
+        return link.bytes_per_s > 0 and is_faster_as_delta(self._pieces, old, new, link.bytes_per_s)
 
 
-def receive(
+def receive_parcel(
     link: Link,
     data: torch.Tensor,
-    cut: Sequence[DeltaPiece],
+    pieces: Sequence[DeltaPiece],
     *,
-    may_differ: bool,
+    may_be_delta: bool,
     holds_base: bool,
     transfer_bytes: int,
-    landed: OnReceived,
+    on_received: OnReceived,
 ) -> None:
-    """`may_differ`: the sender was given a base, so it says first how the parcel travels. `holds_base`: `data` is that base."""
-    if not may_differ or _hear(link) == _WHOLE:
-        receive_parcel(link, data, transfer_bytes, landed)
+    """Fill `data` with the parcel. Raises WireError when that fails.
+
+    `may_be_delta`: the sender was given a base, so it first sends the mode, whole or delta. `holds_base`: `data` is that base.
+    """
+    if not may_be_delta or _receive_mode(link) == _WHOLE:
+        receive_whole(link, data, transfer_bytes, on_received)
     elif holds_base:
-        receive_difference(link, cut, data, landed)
+        receive_delta(link, pieces, data, on_received)
     else:
-        raise WireError("a difference arrived for a version that this worker does not hold")
+        raise WireError("a delta arrived for a version that this worker does not hold")
 
 
-def _tell(link: Link, what: int) -> None:
-    link.wait(link.broadcast(link.number(what)))
+def _send_mode(link: Link, mode: int) -> None:
+    link.wait(link.broadcast(link.scalar(mode)))
 
 
-def _hear(link: Link) -> int:
-    told = link.number(-1)
-    link.wait(link.broadcast(told))
-    return int(told.item())
+def _receive_mode(link: Link) -> int:
+    mode = link.scalar(-1)
+    link.wait(link.broadcast(mode))
+    return int(mode.item())

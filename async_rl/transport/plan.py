@@ -1,11 +1,11 @@
-"""Who sends which bytes. Pure: computed once from what each learner rank holds, the same for every push. No torch.
+"""Plans which learner rank sends which bytes. Pure: computed once from the boxes that each rank holds, same for every push.
 
     what ranks hold: boxes      who sends them: slices              what travels
     rank 0  fc1[0:8, :]    ──▶  rank 0  fc1[0:4, :], norm      ──▶  parcel of rank 0, flat
     rank 1  fc1[0:8, :]         rank 1  fc1[4:8, :]                 parcel of rank 1
 
-A box of a parameter may lie on several ranks (replicas of the model, or what tensor ranks do not divide): all of them send,
-each its share. Receivers put full parameters together, so it is no matter to them how the learner divides its model.
+A box of a parameter may lie on several ranks (replicas of the model, or parameters that tensor parallelism does not split):
+each of them sends a share. Receivers assemble full parameters, so they do not depend on the learner's parallelism. No torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 
 CHUNK_BYTES = 4 << 20
-"""What one digest covers: small enough to be hashed while it is warm, large enough that there are not too many digests."""
+"""Bytes covered by one digest: few enough to be hashed while in the cache, enough to keep the number of digests small."""
 
 ALIGNMENT = 64
-"""A slice starts at a multiple of this, so that it can be viewed as a tensor of any dtype where it lies."""
+"""A slice starts at a multiple of this many bytes, so that it can be viewed in place as a tensor of any dtype."""
 
 _ROUNDS = 20
-"""Of leveling. After the first, hardly anything moves in models as they are."""
+"""Iterations of load balancing. In real models hardly anything moves after the first."""
 
 _ITEM_BYTES = {
     "bool": 1,
@@ -65,13 +65,13 @@ class Box:
         return self.shape[0] if self.shape else 1
 
     def cut(self, first: int, last: int) -> Box:
-        """Rows [first, last) of it."""
+        """The box of rows [first, last)."""
         if not self.shape:
             return self
         return replace(self, start=(self.start[0] + first, *self.start[1:]), shape=(last - first, *self.shape[1:]))
 
     def row_within(self, other: Box) -> int | None:
-        """At which row of `other` this lies; None when it does not lie within it."""
+        """The row of `other` at which this box begins; None when it is not inside `other`."""
         if (self.name, self.start[1:], self.shape[1:]) != (other.name, other.start[1:], other.shape[1:]):
             return None
         row = self.start[0] - other.start[0] if self.shape else 0
@@ -89,7 +89,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """All that one rank sends of a version."""
+    """Everything that one rank sends of a version."""
 
     sender: int
     slices: tuple[Slice, ...]
@@ -102,7 +102,7 @@ class Parcel:
 
 @dataclass(frozen=True, kw_only=True)
 class WireLayout:
-    """Every element of every parameter in exactly one slice."""
+    """The parcels of a version. Every element of every parameter is in exactly one slice."""
 
     specs: tuple[ParameterSpec, ...]
     parcels: tuple[Parcel, ...]
@@ -113,7 +113,7 @@ class WireLayout:
 
     @cached_property
     def places(self) -> Mapping[str, Sequence[tuple[int, Slice]]]:
-        """By parameter: what of it lies where, and in which parcel."""
+        """For each parameter its slices, each with the number of its parcel."""
         places: dict[str, list[tuple[int, Slice]]] = {spec.name: [] for spec in self.specs}
         for number, parcel in enumerate(self.parcels):
             for each in parcel.slices:
@@ -139,8 +139,8 @@ class WireLayout:
 _LAYOUT = TypeAdapter(WireLayout)
 
 
-def on_the_wire(specs: Sequence[ParameterSpec], dtype: str) -> tuple[ParameterSpec, ...]:
-    """How parameters travel: "model" means as they are, anything else names the numbers they are converted to."""
+def wire_specs(specs: Sequence[ParameterSpec], dtype: str) -> tuple[ParameterSpec, ...]:
+    """The parameters as they are sent. `dtype` is `wire.dtype`: "model" keeps theirs, anything else replaces it."""
     return tuple(specs) if dtype == "model" else tuple(replace(spec, dtype=dtype) for spec in specs)
 
 
@@ -154,8 +154,8 @@ def size_of(spec: ParameterSpec) -> int:
     return math.prod(spec.shape) * item_bytes(spec)
 
 
-def lay_out(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -> WireLayout:
-    """`held`: the boxes on each rank. Equal loads, as far as what ranks hold allows."""
+def plan_layout(specs: Sequence[ParameterSpec], held: Mapping[int, Sequence[Box]]) -> WireLayout:
+    """Divide the parameters among the ranks that hold them, with loads as equal as possible. `held`: the boxes on each rank."""
     holders: dict[Box, list[int]] = defaultdict(list)
     for rank in sorted(held):
         for box in held[rank]:
@@ -179,22 +179,22 @@ def _bytes(boxes: Sequence[Box], sizes: Mapping[str, int]) -> int:
 
 
 def _quotas(totals: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], dict[int, int]]:
-    """How much of what several ranks hold comes from which of them.
+    """How many bytes each rank sends of the boxes that it shares with others.
 
-    In turn, they level their loads with what each holds alone or with others, and again, as the others have moved theirs.
+    Each set of sharing ranks levels its loads in turn; this is repeated, because other sets change the same ranks' loads.
     """
     quotas = {ranks: dict.fromkeys(ranks, 0) for ranks in sorted(totals, key=len)}
     loads: Counter[int] = Counter()
     for _ in range(_ROUNDS):
         for ranks, last in quotas.items():
             loads.subtract(last)
-            quotas[ranks] = _leveled({rank: loads[rank] for rank in ranks}, totals[ranks])
+            quotas[ranks] = _level({rank: loads[rank] for rank in ranks}, totals[ranks])
             loads.update(quotas[ranks])
     return quotas
 
 
-def _leveled(loads: Mapping[int, int], total: int) -> dict[int, int]:
-    """How much each gets of `total`, so that the least loaded end level."""
+def _level(loads: Mapping[int, int], total: int) -> dict[int, int]:
+    """Distribute `total` so that the least loaded ranks end with equal loads."""
     level, filled = 0, 0
     rising = sorted(loads.values())
     for count, load in enumerate(rising, start=1):
@@ -206,7 +206,7 @@ def _leveled(loads: Mapping[int, int], total: int) -> dict[int, int]:
 
 
 def _shares(boxes: Sequence[Box], quotas: Mapping[int, int], sizes: Mapping[str, int]) -> Iterator[tuple[int, Box]]:
-    """Deal the boxes out in order, cut between rows where a quota is reached."""
+    """Assign the boxes to ranks in order, cutting a box between rows where a quota is reached."""
     ends = dict(zip(quotas, accumulate(quotas.values()), strict=True))
     *_, last_rank = quotas
     dealt = 0
@@ -232,8 +232,8 @@ def _parcel(sender: int, boxes: Sequence[Box], sizes: Mapping[str, int]) -> Parc
     return Parcel(sender=sender, slices=tuple(slices), num_bytes=offset)
 
 
-def model_difference(sent: Sequence[ParameterSpec], held: Sequence[ParameterSpec]) -> str:
-    """The first way in which two parameter tables differ, for a person; empty when they are equal."""
+def describe_mismatch(sent: Sequence[ParameterSpec], held: Sequence[ParameterSpec]) -> str:
+    """One sentence on the first difference between the learner's parameters and this model's; empty when they are equal."""
     ours = {spec.name: spec for spec in held}
     for spec in sent:
         if spec.name not in ours:

@@ -1,10 +1,10 @@
-"""A version as files, for workers that start while nobody can send it to them.
+"""Snapshots: versions as files, for workers that start while no learner runs.
 
     SNAPSHOTS/version-00000012/parcel-00000.safetensors ... manifest.json
 
-Each learner rank writes its own parcel, byte for byte as it travels: so the digests of its chunks hold for the file too. The
-folder is written under another name and renamed when everything in it is on the disk: what bears the final name is complete.
-A reader checks every chunk all the same, because disks fail too.
+Each learner rank writes its own parcel, byte for byte as it is sent, so the same chunk digests apply. The folder is written
+under a temporary name and renamed once everything is on the disk, so a folder with its final name is complete. Readers verify
+every chunk nevertheless, because disks fail too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from async_rl.errors import WireError
 from async_rl.transport.plan import CHUNK_BYTES, Parcel, Slice, WireLayout
 from async_rl.types import VersionRecord
 
-KEPT = 2
-"""The live version, and the one before it for whoever is reading it."""
+NUM_KEPT = 2
+"""Snapshots kept: of the live version, and of the one before it, which workers may still be reading."""
 
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"\.?version-(\d{8,})(?:\.partial)?")
@@ -45,7 +45,7 @@ _DTYPES = {
     "int64": "I64",
     "float64": "F64",
 }
-"""As the files name them."""
+"""Names of dtypes in safetensors files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class SnapshotManifest:
     record: VersionRecord
     layout: WireLayout
     chunks: tuple[tuple[str, ...], ...]
-    """Digests, by parcel."""
+    """For each parcel the digests of its chunks."""
 
 
 _MANIFESTS = TypeAdapter(SnapshotManifest)
@@ -64,7 +64,7 @@ def folder_of(root: Path, version: int) -> Path:
 
 
 def draft_of(root: Path, version: int) -> Path:
-    """Its folder while it is being written."""
+    """The version's folder while it is being written."""
     return root / f".version-{version:08d}.partial"
 
 
@@ -77,10 +77,11 @@ def file_of(folder: Path, parcel: int) -> Path:
 
 @contextmanager
 def drafting(root: Path, version: int) -> Iterator[Path]:
-    """A folder for the parcels' files, gone at the end unless it was committed. What interrupted attempts left is removed too,
-    unless it is of a newer version: then a later learner may be writing.
+    """A folder for the parcels' files, removed on exit unless it was committed.
+
+    Removes drafts of earlier interrupted attempts, except those of newer versions: a newer learner may be writing them.
     """
-    for path, other in _found(root, ".version-*.partial"):
+    for path, other in _find(root, ".version-*.partial"):
         if other <= version:
             shutil.rmtree(path, ignore_errors=True)
     draft = draft_of(root, version)
@@ -92,7 +93,7 @@ def drafting(root: Path, version: int) -> Iterator[Path]:
 
 
 def write_parcel(draft: Path, number: int, layout: WireLayout, data: torch.Tensor) -> None:
-    """On the disk when it returns."""
+    """Write one parcel; it is durable when this returns."""
     with file_of(draft, number).open("wb", buffering=0) as file:
         write_all(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
         for start in range(0, len(data), CHUNK_BYTES):
@@ -101,15 +102,15 @@ def write_parcel(draft: Path, number: int, layout: WireLayout, data: torch.Tenso
 
 
 def commit(draft: Path, manifest: SnapshotManifest) -> None:
-    """After every parcel was written. The snapshot exists when it returns, and older ones than the newest few do not."""
+    """Complete a snapshot whose parcels are all written, then remove all but the newest `NUM_KEPT` snapshots."""
     root = draft.parent
     write_whole(draft / _MANIFEST, _MANIFESTS.dump_json(manifest))
     final = folder_of(root, manifest.record.version)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
     sync_folder(root)
-    for path, _ in sorted(_found(root, "version-*"), key=lambda found: -found[1])[KEPT:]:
-        (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed one is not taken for whole
+    for path, _ in sorted(_find(root, "version-*"), key=lambda found: -found[1])[NUM_KEPT:]:
+        (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed snapshot is not read
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -117,7 +118,7 @@ def commit(draft: Path, manifest: SnapshotManifest) -> None:
 
 
 def read_manifest(root: Path, version: int) -> SnapshotManifest | None:
-    """None where there is no snapshot of the version."""
+    """None without a snapshot of the version. Raises WireError when it cannot be read."""
     path = folder_of(root, version) / _MANIFEST
     try:
         return _MANIFESTS.validate_json(path.read_bytes())
@@ -127,8 +128,10 @@ def read_manifest(root: Path, version: int) -> SnapshotManifest | None:
         raise WireError(f"the snapshot {path.parent} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def read_parcel(root: Path, manifest: SnapshotManifest, number: int, data: torch.Tensor, landed: Callable[[int], None]) -> None:
-    """Into `data`. `landed` hears how many bytes have arrived so far."""
+def read_parcel(
+    root: Path, manifest: SnapshotManifest, number: int, data: torch.Tensor, on_received: Callable[[int], None]
+) -> None:
+    """Read a parcel into `data`. `on_received` is called with the bytes read so far. Raises WireError."""
     path = file_of(folder_of(root, manifest.record.version), number)
     try:
         with path.open("rb") as file:
@@ -140,7 +143,7 @@ def read_parcel(root: Path, manifest: SnapshotManifest, number: int, data: torch
                     raise WireError(f"{path} is too short")
                 if host is not part:
                     part.copy_(host)
-                landed(start + len(part))
+                on_received(start + len(part))
     except OSError as error:
         raise WireError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -149,7 +152,7 @@ def read_parcel(root: Path, manifest: SnapshotManifest, number: int, data: torch
 
 
 def _header(layout: WireLayout, parcel: Parcel) -> bytes:
-    """Every byte must belong to something, so the gaps between slices are something too."""
+    """A safetensors header. The format wants every byte to belong to a tensor, so gaps between slices are listed too."""
     specs = {spec.name: spec for spec in layout.specs}
     described: dict[str, object] = {}
     end = 0
@@ -175,7 +178,7 @@ def _name_of(each: Slice, shape: tuple[int, ...]) -> str:
     return f"{each.box.name}[{', '.join(ranges)}]"
 
 
-def _found(root: Path, pattern: str) -> Iterator[tuple[Path, int]]:
+def _find(root: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     for path in list(root.glob(pattern)):
         if (named := _NAME.fullmatch(path.name)) is not None:
             yield path, int(named[1])

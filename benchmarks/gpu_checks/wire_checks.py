@@ -21,7 +21,7 @@ from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import TO_LEARNER
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
-from async_rl.transport.wire.process_group import GroupRank, LinkPool, WireTimeouts, send_parcel
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool, WireTimeouts, send_whole
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from gpu_checks.report import Checks, Machine, Report
 
@@ -110,13 +110,13 @@ def rebuild(machine: Machine, report: Report) -> None:
     backend = "nccl" if machine.is_gpu else "gloo"
     report.note(backend=backend)
     data = torch.ones((64 if machine.is_gpu else 4) << 20, dtype=torch.uint8, device=machine.device)
-    meeting = WireRendezvous.at("127.0.0.1", HashStore())
+    rendezvous = WireRendezvous.listening_at("127.0.0.1", HashStore())
     links = LinkPool(TIMEOUTS)
     for name, group in (("first", "1"), ("again", "1"), ("aborted", "1"), ("rebuilt", "2")):
-        seat = GroupRank(group=group, rank=0, size=1, device=machine.device, backend=backend)
+        place = GroupPlace(group=group, rank=0, size=1, device=machine.device, backend=backend)
         started = time.perf_counter()
-        with suppress(_Struck), links.use(meeting, seat, Event()) as link:
-            send_parcel(link, data, 1 << 20)
+        with suppress(_Struck), links.use(rendezvous, place, Event()) as link:
+            send_whole(link, data, 1 << 20)
             if name == "aborted":
                 raise _Struck
         report.note(**{f"{name}_ms": 1e3 * (time.perf_counter() - started)})

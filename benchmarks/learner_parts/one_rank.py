@@ -14,7 +14,7 @@ from async_rl.config import Config
 from async_rl.megatron import parallel
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.shape import ModelShape
-from async_rl.transport.plan import lay_out
+from async_rl.transport.plan import plan_layout
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import WireRendezvous
@@ -41,9 +41,9 @@ class OneRank:
         self._policy, self._device = model_set.policy, device
         self._trainer = RankTrainer(replace(model_set, policy=watched), objective, config)
         store = HashStore()
-        layout = lay_out(specs(shape, model_set.policy.dtype), {0: list(model_set.policy.held())})
+        layout = plan_layout(specs(shape, model_set.policy.dtype), {0: list(model_set.policy.held())})
         self._sender = RankSender(
-            WireRendezvous.at(config.wire.host, store), WireOrders(store, 0, fence=1), layout, 0, device, config.wire
+            WireRendezvous.listening_at(config.wire.host, store), WireOrders(store, 0, fence=1), layout, 0, device, config.wire
         )
         self._version = 0
 
@@ -62,7 +62,7 @@ class OneRank:
         assert not result.skipped
         watch.ends("optimizer")
         self._version += 1
-        self._sender.pack(self._version, self._policy.held())
+        self._sender.pack_parcel(self._version, self._policy.held())
         watch.ends("weights")
         return {phase: watch.seconds[phase] for phase in PHASES}
 

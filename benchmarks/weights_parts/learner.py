@@ -12,7 +12,7 @@ import torch
 
 from async_rl.config import WireConfig
 from async_rl.transport.digest import specs_of
-from async_rl.transport.plan import lay_out
+from async_rl.transport.plan import plan_layout
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import WeightSender
@@ -33,20 +33,20 @@ class Pushed:
 
 
 class Learner:
-    def __init__(self, sender: WeightSender, depot: RankSender) -> None:
+    def __init__(self, sender: WeightSender, rank_sender: RankSender) -> None:
         self._sender = sender
-        self._depot = depot
+        self._rank_sender = rank_sender
         self._version = -1
 
     async def push(self, weights: Mapping[str, torch.Tensor], *, workers: int) -> Pushed:
         """The next version, once so many workers are there."""
         self._version += 1
-        while len(await self._sender.needed(self._version)) < workers:  # noqa: ASYNC110
+        while len(await self._sender.wait_for_members_behind(self._version)) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         started = time.perf_counter()
-        packed = self._depot.pack(self._version, held(weights), keep=())
+        packed = self._rank_sender.pack_parcel(self._version, held(weights), keep=())
         pack_s = time.perf_counter() - started
-        digest = self._depot.complete(self._version, [packed])
+        digest = self._rank_sender.register_version(self._version, [packed])
         record = VersionRecord(version=self._version, timeline="", step=self._version, digest=digest)
         report = await self._sender.push(record)
         assert len(report.staged) == workers, report
@@ -61,11 +61,13 @@ async def learner(board: PipeBoard, wire: WireConfig, like: Mapping[str, torch.T
     """`like`: what every version's weights look like, and where they are."""
     device = next(iter(like.values())).device
     store = await board.make_store()
-    layout = lay_out(specs_of(like), {0: list(held(like))})
-    depot = RankSender(WireRendezvous.at("127.0.0.1", store), WireOrders(store, 0, fence=FENCE), layout, 0, device, wire)
+    layout = plan_layout(specs_of(like), {0: list(held(like))})
+    rank_sender = RankSender(
+        WireRendezvous.listening_at("127.0.0.1", store), WireOrders(store, 0, fence=FENCE), layout, 0, device, wire
+    )
     async with asyncio.TaskGroup() as services:
         listening = services.create_task(board.listen())
-        async with WeightSender(board, wire, depot, str(device), fence=FENCE) as sender:
-            yield Learner(sender, depot)
+        async with WeightSender(board, wire, rank_sender, str(device), fence=FENCE) as sender:
+            yield Learner(sender, rank_sender)
         listening.cancel()
-    depot.close()
+    rank_sender.close()

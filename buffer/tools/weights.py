@@ -39,37 +39,39 @@ async def status(run: OpenRun, line: CommandLine) -> int:
 
 
 async def push(run: OpenRun, _line: CommandLine) -> int:
-    return await _wish(run, "push")
+    return await _request(run, "push")
 
 
 async def pin(run: OpenRun, line: CommandLine) -> int:
     (word,) = line.operands if line.operands else ("",)
     if word == "off":
-        return await _wish(run, "unpin")
-    return await _wish(run, "pin", version=_version(word) if word else None)
+        return await _request(run, "unpin")
+    return await _request(run, "pin", version=_version(word) if word else None)
 
 
 async def rollback(run: OpenRun, line: CommandLine) -> int:
     step = line.integer("step")
     if (step is None) == (not line.operands):
         raise ConfigError("weights rollback needs a VERSION or --step STEP; `async-rl checkpoints ls` lists both")
-    return await _wish(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
+    return await _request(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
 
 
-async def _wish(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> int:
-    answer = await _ask(run, wish, version=version, step=step)
+async def _request(run: OpenRun, action: WeightAction, *, version: int | None = None, step: int | None = None) -> int:
+    answer = await _ask(run, action, version=version, step=step)
     if answer is None:
         raise ConfigError(f"no learner of run {run.config.run.name} answers; `async-rl learner` starts one")
     if answer.is_refusal:
-        raise ConfigError(answer.said)
-    console().print(visible(answer.said))
+        raise ConfigError(answer.text)
+    console().print(visible(answer.text))
     return 0
 
 
-async def _ask(run: OpenRun, wish: WeightAction, *, version: int | None = None, step: int | None = None) -> WeightAnswer | None:
+async def _ask(
+    run: OpenRun, action: WeightAction, *, version: int | None = None, step: int | None = None
+) -> WeightAnswer | None:
     if run.was_asleep or not (await run.inspection.run_state()).learner:
         return None
-    return await ask(_board(run), wish, ANSWERED_WITHIN_S, version=version, step=step)
+    return await ask(_board(run), action, ANSWERED_WITHIN_S, version=version, step=step)
 
 
 def _board(run: OpenRun) -> RedisBoard:

@@ -23,10 +23,10 @@ from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.shape import ModelShape
 from async_rl.transport.packed_source import PackedParcel
-from async_rl.transport.plan import Box, WireLayout, lay_out, on_the_wire
+from async_rl.transport.plan import Box, WireLayout, plan_layout, wire_specs
 from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
-from async_rl.transport.wire.rendezvous import STORE, WireRendezvous
+from async_rl.transport.wire.rendezvous import WIRE_STORE, WireRendezvous
 from learner.batches.batch import shard_from_bytes
 from learner.checkpoints.checkpointer import all_succeeded
 from learner.checkpoints.stored_weights import stored_weights
@@ -72,14 +72,14 @@ class OpenSender:
 
     def apply(self, rank: Rank) -> RankSender:
         assert rank.stores is not None
-        index, store, host = dist.get_rank(), rank.stores.open(STORE), rank.wire.host
-        rendezvous = WireRendezvous.at(host, store) if index == 0 else WireRendezvous.towards(host, store)
+        index, store, host = dist.get_rank(), rank.stores.open(WIRE_STORE), rank.wire.host
+        rendezvous = WireRendezvous.listening_at(host, store) if index == 0 else WireRendezvous.facing(host, store)
         orders = WireOrders(rank.stores.open(WIRE_ORDERS), index, fence=self.fence)
         rank.sender = RankSender(
             rendezvous, orders, _wire_layout(rank), index, rank.model.device, rank.wire, snapshots=rank.snapshots
         )
         if index > 0:
-            rank.sender.follow()
+            rank.sender.follow_orders()
         return rank.sender
 
 
@@ -93,7 +93,7 @@ class PackVersion:
 
     def apply(self, rank: Rank) -> str:
         assert rank.sender is not None
-        return _complete(rank, self, rank.sender.pack(self.version, rank.model.held(), keep=self.keep))
+        return _complete(rank, self, rank.sender.pack_parcel(self.version, rank.model.held(), keep=self.keep))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class PackCheckpoint:
         packed, is_readable = None, True
         try:
             with stored_weights(Path(self.checkpoint), _served_shape(rank), rank.model.held().keys()) as held:
-                packed = rank.sender.pack(self.version, held, keep=self.keep)
+                packed = rank.sender.pack_parcel(self.version, held, keep=self.keep)
         except (DamagedCheckpoint, CheckpointError) as error:
             is_readable = False
             log.warning(f"a checkpoint cannot be served: {error}")
@@ -182,8 +182,8 @@ def _wire_layout(rank: Rank) -> WireLayout:
     held = [_HELD.validate_json(boxes) for boxes in gather_bytes(_HELD.dump_json(list(rank.model.held())))]
     if not held:
         return WireLayout.from_json(broadcast_bytes(None))
-    wanted = on_the_wire(specs(_served_shape(rank), rank.model.dtype), rank.wire.dtype)
-    layout = lay_out(wanted, dict(enumerate(held)))
+    wanted = wire_specs(specs(_served_shape(rank), rank.model.dtype), rank.wire.dtype)
+    layout = plan_layout(wanted, dict(enumerate(held)))
     broadcast_bytes(layout.to_json())
     return layout
 
@@ -192,7 +192,7 @@ def _complete(rank: Rank, order: PackVersion | PackCheckpoint, packed: PackedPar
     """Gather the parcels of all ranks on rank 0 and return the digest there, an empty string elsewhere. Collective."""
     assert rank.sender is not None
     parcels = [_PACKED.validate_json(parcel) for parcel in gather_bytes(_PACKED.dump_json(packed))]
-    return rank.sender.complete(order.version, parcels, keep=order.keep) if parcels else ""
+    return rank.sender.register_version(order.version, parcels, keep=order.keep) if parcels else ""
 
 
 def _served_shape(rank: Rank) -> ModelShape:

@@ -144,8 +144,8 @@ def age_metrics(groups: list[TakenGroup]) -> dict[str, float]:
 
 def push_metrics(publisher: Publisher) -> dict[str, float]:
     row = {
-        "weights/pushes": float(publisher.pushes),
-        "weights/coalesced": float(publisher.coalesced),
+        "weights/pushes": float(publisher.num_pushes),
+        "weights/coalesced": float(publisher.num_coalesced),
         "weights/pinned": float(bool(publisher.pinned)),
     }
     if (pushed := publisher.last_push) is None:

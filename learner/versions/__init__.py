@@ -1,1 +1,1 @@
-"""When a version goes out to the workers, and what people may ask about it."""
+"""When versions are pushed to the workers, and operators' requests about them: publish.py first."""

@@ -1,4 +1,4 @@
-"""pinned.json in the run's folder: what a person held fast, for the learner after this one."""
+"""pinned.json in the run's folder: tells the next learner which weights an operator pinned."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class PinRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: int
-    """Of the weights that are served."""
+    """Step of the pinned weights."""
     checkpoint: str = ""
-    """Where they lie, if they were rolled back to; else only the learner had them."""
+    """Name of their checkpoint after a rollback; empty: only the learner had these weights."""
 
 
 class PinFile:

@@ -1,13 +1,13 @@
-"""When a version goes out, and what must have happened before it is live.
+"""Decides when a version is pushed, and makes it live once its push is over.
 
     offer(version) ──▶ push to every member ──▶ all staged ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
 
-The loop says which weights it holds, and offers those that are due (push_policy.py) and that it has packed; pushing happens
-beside the next step. When the fleet is slower than the learner, versions in between are skipped: the age bound stays true,
-because slots return only with the version that goes live.
+The loop reports which weights the learner holds, packs those that are due (push_policy.py) and offers them; pushing happens
+during the next step. When pushes are slower than steps, versions in between are skipped: the age bound still holds, because
+slots return only with the version that goes live.
 
-People may ask for a push, pin what is live, or have a checkpoint served instead (learner/versions/requests.py). What only the
-loop can do about it, packing between two steps, is `wished` from it.
+Operators may request a push, pin the live version, or have a checkpoint served instead (requests.py in this folder). A request
+that needs the loop, because it packs between two steps, is pending until the loop takes it: `PushNow` or `Rollback`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from learner.versions.push_policy import PushPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPush:
-    """Packed, to be pushed."""
+    """A packed version to be pushed."""
 
     record: VersionRecord
     releases: int
@@ -37,18 +37,25 @@ class PendingPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedPush:
-    """A version that went live, to the workers that were there."""
+    """A version that went live, and the report of its push."""
 
     record: VersionRecord
     report: PushReport
     waited_s: float
-    """Packed, until its push began."""
+    """Time from its offer until its push began."""
     at: float
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class PushNow:
+    """Push the newest weights, whatever the policy says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
+    """Serve a checkpoint's weights."""
+
     checkpoint: Path
     step: int
 
@@ -67,64 +74,67 @@ class Publisher:
         self._policy, self._now = policy, now
         self._newest: PendingPush | None = None
         self._sent: PendingPush | None = None
-        """The last one whose push began: live, or about to be."""
-        self._has_news = asyncio.Event()
+        """The last version whose push began: live, or about to be."""
+        self._is_offered = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._is_hurried = False
-        self._rollback: Rollback | None = None
-        self.reached: Progress | None = None
-        """What the learner holds. The loop keeps it up to date."""
-        self.wished = asyncio.Event()
-        """Somebody asked for what the loop must do."""
+        self._pending: PushNow | Rollback | None = None
+        """The request that the loop has not carried out yet; a newer one replaces it."""
+        self.progress: Progress | None = None
+        """The weights that the learner holds; updated by the loop."""
+        self.has_request = asyncio.Event()
+        """Wakes the loop for a new request."""
         self.live_version = -1
         self.pinned = ""
-        """Why versions are held back, for people; empty when they are not."""
+        """Why versions are held back, as operators read it; empty: they are not."""
         self.last_push: CompletedPush | None = None
-        self.pushes = 0
-        self.coalesced = 0
-        """Versions that were packed, and overtaken before their push began."""
+        self.num_pushes = 0
+        self.num_coalesced = 0
+        """Versions that were packed, and replaced by a newer one before their push began."""
 
     @property
-    def needed(self) -> set[int]:
-        """The versions that may still be sent: the newest, the one under way, and to whoever joins what is live."""
-        return {self.live_version, *(offered.record.version for offered in (self._newest, self._sent) if offered is not None)}
+    def versions_in_use(self) -> set[int]:
+        """The versions that may still be sent: the newest, the one being pushed, and the live one to workers that join."""
+        return {self.live_version, *(pending.record.version for pending in (self._newest, self._sent) if pending is not None)}
 
     @property
     def remark(self) -> str:
-        """For a person who wonders why nothing happens."""
+        """Appended to the line that says what the learner waits for: a pin may be the reason."""
         return f"; the weights are pinned ({self.pinned}), `async-rl weights pin off` ends it" if self.pinned else ""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     @property
     def is_held_back(self) -> bool:
-        """What the learner holds was not offered, and could be."""
-        return self.reached is not None and not self.pinned and not self._was_offered(self.reached.version)
+        """Whether the learner's newest weights were not offered yet, and nothing is pinned."""
+        return self.progress is not None and not self.pinned and not self._was_offered(self.progress.version)
 
     @property
     def is_due(self) -> bool:
-        """It should be packed and offered now."""
-        if not self.is_held_back or self._newest is None or self._is_hurried:
+        """Whether the learner's newest weights should be packed and offered now."""
+        if not self.is_held_back or self._newest is None or isinstance(self._pending, PushNow):
             return self.is_held_back
-        assert self.reached is not None
-        steps, seconds = self.reached.step - self._newest.releases, self._now() - self._newest.at
+        assert self.progress is not None
+        steps, seconds = self.progress.step - self._newest.releases, self._now() - self._newest.at
         return self._policy.is_due(steps=steps, seconds=seconds)
 
     def offer(self, record: VersionRecord, *, releases: int) -> None:
-        """Its weights are packed. It takes the place of one that nobody has begun to push."""
+        """Push a packed version next. It replaces an offered version whose push has not begun."""
         if self._newest is not self._sent:
-            self.coalesced += 1
-        self._is_hurried = False
+            self.num_coalesced += 1
+        if isinstance(self._pending, PushNow):
+            self._pending = None
         self._newest = PendingPush(record=record, releases=releases, at=self._now())
-        self._has_news.set()
+        self._is_offered.set()
 
     def take_rollback(self) -> Rollback | None:
-        """What is to be served instead of newer weights, if somebody asked since the last call."""
-        asked, self._rollback = self._rollback, None
-        return asked
+        """The pending rollback, once."""
+        if not isinstance(self._pending, Rollback):
+            return None
+        rollback, self._pending = self._pending, None
+        return rollback
 
     async def until_live(self, version: int) -> bool:
-        """Or something newer. False when it was held back, so that it may never be."""
+        """Wait until the version or a newer one is live. False when it is held back, so that it may never be."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.live_version >= version or not self._was_offered(version))
             return self.live_version >= version
@@ -132,28 +142,32 @@ class Publisher:
     def _was_offered(self, version: int) -> bool:
         return self._newest is not None and self._newest.record.version >= version
 
-    # -- people --------------------------------------------------------------------------------------------------------
+    # -- operators' requests -------------------------------------------------------------------------------------------
 
-    def hurry(self) -> None:
-        """Push what the learner holds after the step that it is at, whatever the policy says."""
-        self._is_hurried = True
-        self.wished.set()
+    def request_push(self) -> None:
+        """Have the loop push the weights that it holds after the current step, whatever the policy says."""
+        self._request(PushNow())
 
     async def pin(self, why: str) -> VersionRecord | None:
-        """Nothing newer goes out than what is live, or already on its way: this, if there is anything."""
+        """Push nothing newer than the version that is live or being pushed. Returns this version, if there is one."""
         async with self._changed:
             self.pinned, self._newest = why, self._sent
             self._changed.notify_all()
         return self._sent.record if self._sent is not None else None
 
     def unpin(self) -> None:
-        self.pinned, self._rollback = "", None
-        self.hurry()
+        """End the pin and push the newest weights; a pending rollback is dropped."""
+        self.pinned = ""
+        self._request(PushNow())
 
-    async def roll_back(self, wanted: Rollback) -> None:
-        await self.pin(f"rolled back to step {wanted.step}")
-        self._rollback = wanted
-        self.wished.set()
+    async def request_rollback(self, rollback: Rollback) -> None:
+        """Pin, and have the loop push a checkpoint's weights after the current step."""
+        await self.pin(f"rolled back to step {rollback.step}")
+        self._request(rollback)
+
+    def _request(self, request: PushNow | Rollback) -> None:
+        self._pending = request
+        self.has_request.set()
 
     # -- beside the loop -----------------------------------------------------------------------------------------------
 
@@ -163,32 +177,32 @@ class Publisher:
         produces: a live version, slots      unblocked by: the loop; a worker that joins or comes back
         """
         while True:
-            await self._until_needed()
-            self._has_news.clear()
-            if (offered := self._newest) is not None:
-                await self._send(offered)
+            await self._wait_for_work()
+            self._is_offered.clear()
+            if (pending := self._newest) is not None:
+                await self._push(pending)
 
-    async def _until_needed(self) -> None:
+    async def _wait_for_work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             either = [
-                tasks.create_task(self._has_news.wait(), name="offer"),
-                tasks.create_task(self._sender.needed(self.live_version), name="newcomer"),
+                tasks.create_task(self._is_offered.wait(), name="offer"),
+                tasks.create_task(self._sender.wait_for_members_behind(self.live_version), name="newcomer"),
             ]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             for one in either:
                 one.cancel()
 
-    async def _send(self, offered: PendingPush) -> None:
-        self._sent, began = offered, self._now()
-        record, is_new = offered.record, offered.record.version > self.live_version
+    async def _push(self, pending: PendingPush) -> None:
+        self._sent, began = pending, self._now()
+        record, is_new = pending.record, pending.record.version > self.live_version
         report = await self._sender.push(record)
         if is_new:
             await self._buffer.publish(self._fence, record)
         await self._sender.flip(record)
         if is_new:
-            await self._buffer.release(self._fence, offered.releases)
-            self.last_push = CompletedPush(record=record, report=report, waited_s=began - offered.at, at=time.time())
-            self.pushes += 1
+            await self._buffer.release(self._fence, pending.releases)
+            self.last_push = CompletedPush(record=record, report=report, waited_s=began - pending.at, at=time.time())
+            self.num_pushes += 1
             async with self._changed:
                 self.live_version = record.version
                 self._changed.notify_all()

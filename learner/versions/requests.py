@@ -1,4 +1,4 @@
-"""What `async-rl weights ...` asks of the learner. It is answered at once; what has to wait for a step happens later."""
+"""Handles the requests of `async-rl weights ...`. Each is answered at once; the loop carries it out between two steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.board.weight_requests import LastPush, WeightAnswer, WeightRequest, WeightsState, answer, open_requests
+from async_rl.board.weight_requests import LastPush, WeightAnswer, WeightRequest, WeightsState, open_requests, post_answer
 from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.protocols import Board
@@ -17,7 +17,7 @@ log = structlog.get_logger("learner")
 
 
 class RequestRefused(Exception):
-    """For whoever asked, in a sentence."""
+    """The reason, as a sentence for the operator."""
 
 
 class WeightRequests:
@@ -26,13 +26,13 @@ class WeightRequests:
         self._checkpoints, self._pin_file = run_folder / "checkpoints", PinFile(run_folder)
 
     async def resume(self) -> None:
-        """What was pinned when the learner before this one ended. Belongs before anything is offered."""
+        """Restore the pin that the previous learner left. Call it before anything is offered."""
         if (pin := self._pin_file.read()) is None:
             return
         checkpoint = self._checkpoints / pin.checkpoint
         if pin.checkpoint and checkpoint.is_dir():
             log.warning(f"the weights are still rolled back to step {pin.step}; `async-rl weights pin off` ends it")
-            await self._publisher.roll_back(Rollback(checkpoint=checkpoint, step=pin.step))
+            await self._publisher.request_rollback(Rollback(checkpoint=checkpoint, step=pin.step))
             return
         log.warning(
             f"the weights of step {pin.step}, which were pinned, are gone with the learner before this one: it serves its own"
@@ -40,21 +40,26 @@ class WeightRequests:
         self._pin_file.remove()
 
     async def run(self) -> None:
-        """consumes: requests (the board)    produces: answers, wishes    unblocked by: anybody who asks"""
+        """
+        consumes: requests (the board)      waits for:    a request
+        produces: answers, pending pushes   unblocked by: an operator
+        """
         inbox = await open_requests(self._board)
         while True:
             for request in await inbox.read():
                 try:
-                    said, is_refusal = await self._grant(request), False
+                    text, is_refusal = await self._handle(request), False
                 except RequestRefused as refusal:
-                    said, is_refusal = str(refusal), True
-                if request.wish != "status":
-                    log.info(f"asked to {request.wish} weights: {said}")
-                await answer(self._board, WeightAnswer(id=request.id, said=said, is_refusal=is_refusal, state=self._state()))
+                    text, is_refusal = str(refusal), True
+                if request.action != "status":
+                    log.info(f"asked to {request.action} weights: {text}")
+                await post_answer(
+                    self._board, WeightAnswer(id=request.id, text=text, is_refusal=is_refusal, state=self._state())
+                )
 
-    async def _grant(self, request: WeightRequest) -> str:
+    async def _handle(self, request: WeightRequest) -> str:
         publisher = self._publisher
-        match request.wish:
+        match request.action:
             case "status":
                 return ""
             case "push":
@@ -70,7 +75,7 @@ class WeightRequests:
             case "roll back":
                 wanted = self._checkpoint(request)
                 self._write(PinRecord(step=wanted.step, checkpoint=wanted.checkpoint.name))
-                await publisher.roll_back(wanted)
+                await publisher.request_rollback(wanted)
                 return (
                     f"the weights of step {wanted.step} go out as a version of their own after the step that is being trained, "
                     "and stay until `async-rl weights pin off`; what the learner holds is not touched"
@@ -106,11 +111,11 @@ class WeightRequests:
             )
         if not self._publisher.is_held_back:
             raise RequestRefused("the newest version is live, or on its way")
-        self._publisher.hurry()
+        self._publisher.request_push()
         return "the newest weights go out after the step that is being trained"
 
     def _checkpoint(self, request: WeightRequest) -> Rollback:
-        """Of whatever life of the run: a step that was trained twice is meant as it was trained last."""
+        """The checkpoint of the requested step or version. Of a step that was trained twice, the later one is meant."""
         kept: dict[str, Rollback] = {}
         for path in candidates(self._checkpoints):
             try:
@@ -126,7 +131,7 @@ class WeightRequests:
         raise RequestRefused(f"no checkpoint holds {meant}{listed}")
 
     def _state(self) -> WeightsState:
-        pushed, held = self._publisher.last_push, self._publisher.reached
+        pushed, held = self._publisher.last_push, self._publisher.progress
         return WeightsState(
             version=held.version if held is not None else -1,
             step=held.step if held is not None else 0,

@@ -30,7 +30,7 @@ from async_rl.supervision import drain_on_signals, ends_after, run_with, signs_o
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.processes.descriptors import raise_descriptor_limit
 from async_rl.telemetry import configure_logs
-from async_rl.transport.wire.rendezvous import STORE
+from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
@@ -146,7 +146,7 @@ class Fleet:
 async def open_fleet(config: Config) -> AsyncGenerator[Fleet]:
     async with open_board(config) as board:
         with open_group_stores(config) as stores:
-            yield Fleet(board=board, store=stores.open(STORE))
+            yield Fleet(board=board, store=stores.open(WIRE_STORE))
 
 
 @asynccontextmanager

@@ -124,7 +124,7 @@ async def test_every_role_can_do_its_work(people: People):
     assert (await operator.change_mix("", "{}")) is not None
     await operator.change_limits({"max_age": 1})
     assert (await operator.stats()).fence == fence
-    await RedisBoard(people.server("operator"), people.run).post(weight_requests.REQUESTS, {"wish": "status"})
+    await RedisBoard(people.server("operator"), people.run).post(weight_requests.REQUESTS, {"action": "status"})
     assert (await worker.mix()) != ()
     assert (await monitor.stats()).spent == 2
     assert (await monitor.audit()).is_clean

@@ -57,7 +57,7 @@ def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ORDERS, "wire.errand:6")  # of each life; rank 0 has no errands
+    monkeypatch.setenv(ORDERS, "wire.order:6")  # of each life; rank 0 gets no orders
     path = write_config(
         tmp_path,
         "half-a-learner",

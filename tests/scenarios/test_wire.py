@@ -81,7 +81,7 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
 
 
 async def all_needy(sender: Sender, version: int, *workers: Worker) -> None:
-    while set(await sender.needed(version)) < {worker.name for worker in workers}:  # noqa: ASYNC110
+    while set(await sender.wait_for_members_behind(version)) < {worker.name for worker in workers}:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -120,12 +120,12 @@ async def test_a_late_joiner_says_so_and_catches_up(board: StageBoard, wire: Wir
     first, late = Worker(board, "first", weights(0), wire), Worker(board, "late", weights(0), wire)
     pushed = weights(seed=3)
     async with running(first), sending(board, wire, weights(0)) as sender:
-        await sender.needed(3)
+        await sender.wait_for_members_behind(3)
         await sender.push(3, pushed)
         await sender.flip(3)
         await first.serves(3)
         async with running(late):
-            assert await sender.needed(3) == ["late"]
+            assert await sender.wait_for_members_behind(3) == ["late"]
             report = await sender.push(3, pushed)
             assert report.staged == ("late",)
             await sender.flip(3)
@@ -142,7 +142,7 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(
 
     async def lose_the_run() -> None:
         async with running(worker), sending(board, wire, weights(0)) as sender:
-            await sender.needed(5)
+            await sender.wait_for_members_behind(5)
             await sender.push(5, pushed)
             await sender.flip(5)
             await worker.serves(5)
@@ -161,9 +161,9 @@ async def test_a_push_with_nobody_in_need_moves_nothing(board: StageBoard, wire:
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=2)
     async with running(worker), sending(board, wire, weights(0)) as sender:
-        await sender.needed(2)
+        await sender.wait_for_members_behind(2)
         await sender.push(2, pushed)
-        assert await sender.needy(2) == [], "staged is enough, served or not"
+        assert await sender.members_behind(2) == [], "staged is enough, served or not"
         await sender.flip(2)
         await worker.serves(2)
         older = weights(seed=1)
@@ -177,7 +177,7 @@ async def test_a_push_with_nobody_in_need_moves_nothing(board: StageBoard, wire:
 async def test_weights_that_arrive_damaged_are_never_served(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     async with running(worker), sending(board, wire, weights(0)) as sender:
-        await sender.needed(1)
+        await sender.wait_for_members_behind(1)
         pushed = weights(seed=1)
         sender.pack(1, pushed)
         sender.flip_a_bit(1)
@@ -185,7 +185,7 @@ async def test_weights_that_arrive_damaged_are_never_served(board: StageBoard, w
         assert report.staged == ()
         assert "digest" in report.dropped["w"]
         await sender.flip(1)
-        assert await sender.needed(1) == ["w"], "told of a version it does not hold, the worker asks for it"
+        assert await sender.wait_for_members_behind(1) == ["w"], "told of a version it does not hold, the worker asks for it"
         assert worker.served == []
         sender.flip_a_bit(1)
         assert (await sender.push(1, pushed)).staged == ("w",)
@@ -198,7 +198,7 @@ async def test_staged_weights_that_never_went_live_give_way_to_the_next(board: S
     worker = Worker(board, "w", weights(0), wire)
     forgotten, served = weights(seed=1), weights(seed=2)
     async with running(worker), sending(board, wire, weights(0)) as sender:
-        await sender.needed(1)
+        await sender.wait_for_members_behind(1)
         await sender.push(1, forgotten)
         await sender.push(2, served)
         await sender.flip(1)
@@ -214,7 +214,7 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
     pushed = weights(seed=1)
     async with running(worker):
         async with sending(board, wire, weights(0)) as sender:
-            await sender.needed(1)
+            await sender.wait_for_members_behind(1)
             await sender.push(1, pushed)
             await go_live(board, redis_server, run_name, sender.records[1])
         await worker.serves(1)
@@ -225,12 +225,12 @@ async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(bo
     worker = Worker(board, "w", weights(0), wire)
     old, new, stale = (weights(seed=seed) for seed in (1, 2, 3))
     async with running(worker), sending(board, wire, weights(0)) as first:
-        await first.needed(1)
+        await first.wait_for_members_behind(1)
         await first.push(1, old)
         await first.flip(1)
         await worker.serves(1)
         async with sending(board, wire, weights(0), fence=2, timeline="b") as second:
-            assert await second.needed(2) == ["w"]
+            assert await second.wait_for_members_behind(2) == ["w"]
             await second.push(2, new)
             await second.flip(2)
             await worker.serves(2)
@@ -261,7 +261,7 @@ async def test_a_worker_with_another_model_is_refused_before_it_is_a_member(
         with pytest.raises(FleetMismatch, match=says):
             raise await refusal_of(stranger)
         async with running(fits):
-            assert await sender.needed(1) == ["fits"]
+            assert await sender.wait_for_members_behind(1) == ["fits"]
             report = await sender.push(1, pushed)
             assert (report.staged, report.dropped) == (("fits",), {})
             await sender.flip(1)
@@ -279,7 +279,7 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
         while [member.catches_up for member in await board.members()] != ["", ""]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         async with sending(board, wire, weights(0)) as sender:
-            assert set(await sender.needed(1)) == {"fits", "stranger"}
+            assert set(await sender.wait_for_members_behind(1)) == {"fits", "stranger"}
             report = await sender.push(1, pushed)
             assert report.staged == ("fits",)
             await sender.flip(1)
@@ -302,7 +302,7 @@ async def test_malformed_and_foreign_messages_change_nothing(board: StageBoard, 
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=1)
     async with running(worker), sending(board, wire, weights(0)) as sender:
-        await sender.needed(1)
+        await sender.wait_for_members_behind(1)
         for topic in ("weights-to-workers", "weights-to-learner"):
             for message in ({}, {"kind": "offer"}, {"kind": "nonsense", "fence": 1}, {"kind": "staged", "fence": "x"}):
                 await board.post(topic, message)
@@ -319,7 +319,7 @@ async def test_a_forged_offer_with_a_huge_fence_makes_nobody_ignore_the_learner(
     worker = Worker(board, "w", weights(0), wire)
     pushed, hears = weights(seed=1), await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
     async with asyncio.timeout(60), running(worker), sending(board, wire, weights(0)) as sender:
-        await sender.needed(1)
+        await sender.wait_for_members_behind(1)
         record = VersionRecord(version=99, timeline="f", step=1, digest="f")
         forged = PushOffer(fence=10**15, generation=10**15, to=("w",), record=record)
         await board.post(TO_WORKERS, forged.model_dump(mode="json"))
@@ -347,7 +347,7 @@ async def test_the_process_groups_of_others_are_left_alone(board: StageBoard, wi
         worker = Worker(board, "w", weights(0), wire)
         pushed = weights(seed=1)
         async with running(worker), sending(board, wire, weights(0)) as sender:
-            await sender.needed(1)
+            await sender.wait_for_members_behind(1)
             assert (await sender.push(1, pushed)).staged == ("w",)
         assert torch.distributed.group.WORLD is before
         ones = torch.ones(2)

@@ -33,7 +33,7 @@ async def test_a_push_does_not_wait_for_a_member_that_leaves_meanwhile(redis_ser
                 pass  # each read waits for messages
             await post(board, TO_LEARNER, WorkerLeft(member="gone"))
         assert push.result().dropped == {"gone": "left the run"}
-        assert await sender.needy(2) == [], "it is still listed, and worth no other offer"
+        assert await sender.members_behind(2) == [], "it is still listed, and worth no other offer"
 
 
 async def test_a_receiver_that_ends_says_goodbye_and_may_come_back(redis_server: str, run_name: str) -> None:
@@ -41,6 +41,6 @@ async def test_a_receiver_that_ends_says_goodbye_and_may_come_back(redis_server:
         for version in (1, 2):
             worker, pushed = Worker(board, "w", weights(0), PATIENT), weights(seed=version)
             async with running(worker):
-                assert await sender.needed(version) == ["w"]
+                assert await sender.wait_for_members_behind(version) == ["w"]
                 report = await sender.push(version, pushed)
                 assert report.staged == ("w",)

@@ -35,7 +35,7 @@ from async_rl.transport.messages import (
 )
 from async_rl.transport.packed_source import PackedSource, read_source
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.plan import lay_out
+from async_rl.transport.plan import plan_layout
 from async_rl.transport.wire.http import ParcelServer, pull
 from async_rl.types import VersionRecord
 from buffer import open_buffer
@@ -126,7 +126,7 @@ async def test_joiners_catch_up_alone_while_versions_flow(
 async def serve(sender: Sender, version: int) -> None:
     """As the publisher does, those that cannot help themselves."""
     while True:
-        await sender.needed(version)
+        await sender.wait_for_members_behind(version)
         await sender.push(version, {})
         await sender.flip(version)
 
@@ -172,7 +172,7 @@ async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught
     ):
         dead = Member(id="w", host="localhost", version=-1, device="cpu")
         await board.announce(replace(dead, catches_up="with version 1"), 300)
-        assert await sender.needy(1) == [], "it helps itself"
+        assert await sender.members_behind(1) == [], "it helps itself"
         await board.announce(dead, 300)
         assert "w" in (await sender.push(1, weights(1, rows=40))).dropped
         await publish(sender.records[1])
@@ -201,11 +201,11 @@ async def pulling_from_one_that_dies(source: PackedSource, process: asyncio.subp
     [packed] = source.versions[3]
     data = torch.empty(source.layout.parcels[0].num_bytes, dtype=torch.uint8)
 
-    def landed(arrived: int) -> None:
+    def received(arrived: int) -> None:
         process.kill()
 
     with pytest.raises(WireError, match="cannot pull version 3"):
-        await asyncio.to_thread(pull, packed.url, 3, data, 1 << 18, 4.0, NEVER, landed)
+        await asyncio.to_thread(pull, packed.url, 3, data, 1 << 18, 4.0, NEVER, received)
 
 
 def flip_a_bit(file: Path) -> None:
@@ -217,15 +217,15 @@ def flip_a_bit(file: Path) -> None:
 # -- one rank's server -------------------------------------------------------------------------------------------------------
 
 TENSORS = weights(seed=1, rows=4000)
-LAYOUT = lay_out(specs_of(TENSORS), {0: list(held(TENSORS))})
+LAYOUT = plan_layout(specs_of(TENSORS), {0: list(held(TENSORS))})
 
 
 @contextmanager
 def serving(timeout_s: float) -> Iterator[tuple[PackedVersions, ParcelServer]]:
-    outbox = PackedVersions(LAYOUT, LAYOUT.parcels[0], torch.device("cpu"), shared=True)
-    server = ParcelServer("127.0.0.1", outbox.reading, timeout_s)
+    versions = PackedVersions(LAYOUT, LAYOUT.parcels[0], torch.device("cpu"), shared=True)
+    server = ParcelServer("127.0.0.1", versions.open_version, timeout_s)
     try:
-        yield outbox, server
+        yield versions, server
     finally:
         server.close()
 
@@ -237,20 +237,20 @@ def pulled(server: ParcelServer, version: int) -> torch.Tensor:
 
 
 def test_what_was_packed_is_what_is_pulled() -> None:
-    with serving(timeout_s=10.0) as (outbox, server):
-        outbox.pack(1, held(TENSORS), keep=())
-        outbox.pack(2, held(weights(seed=2)), keep=(1,))
-        assert torch.equal(pulled(server, 1), outbox.parcel(1))
-        assert torch.equal(pulled(server, 2), outbox.parcel(2))
-        outbox.pack(3, held(TENSORS), keep=(2,))
+    with serving(timeout_s=10.0) as (versions, server):
+        versions.add(1, held(TENSORS), keep=())
+        versions.add(2, held(weights(seed=2)), keep=(1,))
+        assert torch.equal(pulled(server, 1), versions.parcel(1))
+        assert torch.equal(pulled(server, 2), versions.parcel(2))
+        versions.add(3, held(TENSORS), keep=(2,))
         with pytest.raises(WireError, match="version 1 has been given up for newer ones"):
             pulled(server, 1)
 
 
 @pytest.mark.parametrize("path", ["", "/1", "/guess/1", "SECRET", "SECRET/", "SECRET/-1", "SECRET/one", "SECRET/1/2"])
 def test_who_does_not_know_the_way_finds_nothing(path: str) -> None:
-    with serving(timeout_s=10.0) as (outbox, server):
-        outbox.pack(1, held(TENSORS), keep=())
+    with serving(timeout_s=10.0) as (versions, server):
+        versions.add(1, held(TENSORS), keep=())
         where = urlsplit(server.url)
         connection = HTTPConnection(where.hostname or "", where.port)
         connection.request("GET", path.replace("SECRET", where.path))
@@ -259,16 +259,16 @@ def test_who_does_not_know_the_way_finds_nothing(path: str) -> None:
 
 
 async def test_a_reader_that_stops_keeps_its_version_for_one_timeout_and_no_training_from_going_on() -> None:
-    with serving(timeout_s=1.0) as (outbox, server):
-        outbox.pack(1, held(TENSORS), keep=())
-        where, first = urlsplit(server.url), outbox.parcel(1)
+    with serving(timeout_s=1.0) as (versions, server):
+        versions.add(1, held(TENSORS), keep=())
+        where, first = urlsplit(server.url), versions.parcel(1)
         with socket.create_connection((where.hostname or "", where.port or 0)) as stopped:
             stopped.sendall(f"GET {where.path}/1 HTTP/1.0\r\n\r\n".encode())
             assert stopped.recv(1)  # the rest fills the buffers between us, and then the server waits
             before = first.clone()
             for version in (2, 3):
-                outbox.pack(version, held(weights(seed=version)), keep=())
+                versions.add(version, held(weights(seed=version)), keep=())
             assert torch.equal(first, before), "nothing was written over what is being read"
             for version in (4, 5):  # while the reader still holds a connection
-                outbox.pack(version, held(weights(seed=version)), keep=())
-                assert torch.equal(pulled(server, version), outbox.parcel(version))
+                versions.add(version, held(weights(seed=version)), keep=())
+                assert torch.equal(pulled(server, version), versions.parcel(version))

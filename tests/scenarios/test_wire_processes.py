@@ -51,7 +51,7 @@ async def fleet_of(url: str, run: str) -> AsyncIterator[Fleet]:
 
 
 async def all_needy(sender: Sender, version: int, *names: str) -> None:
-    while set(await sender.needed(version)) < set(names):  # noqa: ASYNC110
+    while set(await sender.wait_for_members_behind(version)) < set(names):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

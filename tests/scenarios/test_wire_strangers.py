@@ -146,5 +146,5 @@ async def groups(told: Inbox[ToWorkers], *, pushes: int) -> set[str]:
     """The names of those that the next pushes go over."""
     found: list[str] = []
     while len(found) < pushes:
-        found += [message.wires[0].group for message in await told.read() if isinstance(message, PushBegin)]
+        found += [message.groups[0].group for message in await told.read() if isinstance(message, PushBegin)]
     return set(found[:pushes])

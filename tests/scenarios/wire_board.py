@@ -11,7 +11,7 @@ from async_rl.config import Config, ModelConfig, ModelSize, RunConfig
 from async_rl.config.buffer import RedisConfig
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import GroupStores
-from async_rl.transport.wire.rendezvous import STORE
+from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
 from buffer import keys, open_buffer, open_group_stores
 from buffer.board import RedisBoard
@@ -37,7 +37,7 @@ class StageBoard(RedisBoard):
 
     @property
     def store(self) -> Store:
-        return self.stores.open(STORE)
+        return self.stores.open(WIRE_STORE)
 
     async def take_over(self, fence: int) -> None:
         """As if a learner with this fence had acquired the run."""

@@ -182,15 +182,15 @@ class Stage:
     async def _push(self, rank_group: RankGroup, case: Case, number: int) -> list[dict[str, Any]]:
         """Versions rise from case to case, and so do fences: each learner follows the last one."""
         notes: list[dict[str, Any]] = []
-        members, depot, fence = members_of(case.model), rank_group.open_sender(fence=number + 1), number + 1
+        members, rank_sender, fence = members_of(case.model), rank_group.open_sender(fence=number + 1), number + 1
         async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
             await board.take_over(fence)
-            sender = await opened.enter_async_context(WeightSender(board, case.config.wire, depot, "cpu", fence=fence))
+            sender = await opened.enter_async_context(WeightSender(board, case.config.wire, rank_sender, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
                 save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
                 digest = rank_group.pack_version(version, keep=())
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
-                while set(await sender.needed(version)) < set(members):  # noqa: ASYNC110
+                while set(await sender.wait_for_members_behind(version)) < set(members):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 report = await sender.push(record)
                 await sender.flip(record)
@@ -202,8 +202,8 @@ class Stage:
                         "staged": sorted(report.staged),
                         "tokens": result.metrics["policy/tokens"],
                         "gap": result.metrics["policy/logprob_abs_diff_max"],
-                        "senders": [parcel.sender for parcel in depot.layout.parcels],
-                        "in_memory": [packed.address != "" for packed in depot.packed[version]],
+                        "senders": [parcel.sender for parcel in rank_sender.layout.parcels],
+                        "in_memory": [packed.address != "" for packed in rank_sender.packed[version]],
                     }
                 )
         return notes

@@ -29,7 +29,7 @@ async def main(url: str, run: str, versions: str) -> None:
 async def push(board: StageBoard, versions: Sequence[int], wire: WireConfig, *, fence: int) -> None:
     async with sending(board, wire, weights(0), fence=fence) as sender:
         for version in versions:
-            await sender.needed(version)
+            await sender.wait_for_members_behind(version)
             report = await sender.push(version, dict(weights(version)))
             assert report.staged == ("worker",), report
             await sender.flip(version)

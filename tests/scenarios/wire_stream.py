@@ -29,7 +29,7 @@ async def main(url: str, run: str) -> None:
         os.open(os.devnull, os.O_RDONLY)
     async with board_of(url, run) as board, sending(board, WIRE, tensors) as sender:
         for version in count(1):
-            await sender.needed(version)
+            await sender.wait_for_members_behind(version)
             await sender.push(version, tensors)
             await sender.flip(version)
             sender.records.pop(version - 1, None)  # its memory is used again

@@ -12,11 +12,11 @@ from wire_board import StageBoard
 from async_rl.config import WireConfig
 from async_rl.protocols import GroupStores
 from async_rl.transport.digest import specs_of
-from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import PushReport, WeightSender
-from async_rl.transport.wire.rendezvous import STORE, WireRendezvous
+from async_rl.transport.wire.rendezvous import WIRE_STORE, WireRendezvous
 from async_rl.types import VersionRecord
 
 Weights = dict[str, torch.Tensor]
@@ -43,19 +43,21 @@ def held(tensors: Mapping[str, torch.Tensor]) -> dict[Box, torch.Tensor]:
 class Sender:
     """A learner of one rank that is told what to send."""
 
-    def __init__(self, sender: WeightSender, depot: RankSender, timeline: str) -> None:
-        self._sender, self.depot, self._timeline = sender, depot, timeline
-        self.needed, self.needy = sender.needed, sender.needy
+    def __init__(self, sender: WeightSender, rank_sender: RankSender, timeline: str) -> None:
+        self._sender, self.rank_sender, self._timeline = sender, rank_sender, timeline
+        self.wait_for_members_behind, self.members_behind = sender.wait_for_members_behind, sender.members_behind
         self.records: dict[int, VersionRecord] = {}
 
     def pack(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         keep = [*self.records]
-        digest = self.depot.complete(version, [self.depot.pack(version, held(tensors), keep=keep)], keep=keep)
+        digest = self.rank_sender.register_version(
+            version, [self.rank_sender.pack_parcel(version, held(tensors), keep=keep)], keep=keep
+        )
         self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
 
     def flip_a_bit(self, version: int) -> None:
         """Of what is packed, behind the back of its digests."""
-        self.depot.parcel(version)[5] ^= 1
+        self.rank_sender.parcel(version)[5] ^= 1
 
     async def push(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PushReport:
         if version not in self.records:
@@ -66,14 +68,14 @@ class Sender:
         await self._sender.flip(self.records[version])
 
 
-def depot_of(
+def open_rank_sender(
     stores: GroupStores, wire: WireConfig, like: Mapping[str, torch.Tensor], *, fence: int = 1, snapshots: Path | None = None
 ) -> RankSender:
     """A learner of one rank. `like`: what every version's weights look like."""
-    layout = lay_out(specs_of(like), {0: list(held(like))})
-    meeting = WireRendezvous.at(wire.host, stores.open(STORE))
-    errands = WireOrders(stores.open(WIRE_ORDERS), 0, fence=fence)
-    return RankSender(meeting, errands, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
+    layout = plan_layout(specs_of(like), {0: list(held(like))})
+    rendezvous = WireRendezvous.listening_at(wire.host, stores.open(WIRE_STORE))
+    orders = WireOrders(stores.open(WIRE_ORDERS), 0, fence=fence)
+    return RankSender(rendezvous, orders, layout, 0, torch.device("cpu"), wire, snapshots=snapshots)
 
 
 @asynccontextmanager
@@ -92,7 +94,7 @@ async def sending(
         fence = current if current is not None else 1
     if fence != current:
         await board.take_over(fence)
-    depot = depot_of(board.stores, wire, like, fence=fence, snapshots=snapshots)
-    async with WeightSender(board, wire, depot, "cpu", fence=fence) as sender:
-        yield Sender(sender, depot, timeline)
-    depot.close()
+    rank_sender = open_rank_sender(board.stores, wire, like, fence=fence, snapshots=snapshots)
+    async with WeightSender(board, wire, rank_sender, "cpu", fence=fence) as sender:
+        yield Sender(sender, rank_sender, timeline)
+    rank_sender.close()

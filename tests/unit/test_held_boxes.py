@@ -14,7 +14,7 @@ from async_rl.megatron.parameters.full_parameters import boxes_of, slice_for, sp
 from async_rl.megatron.parameters.table import EMBEDDING, Parameter, table
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.plan import Box, WireLayout, lay_out
+from async_rl.transport.plan import Box, WireLayout, plan_layout
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def held_by_all(shape: ModelShape, division: Division, tensors: Mapping[str, tor
 
 
 def laid_out(shape: ModelShape, held: Held) -> WireLayout:
-    return lay_out(specs(shape, torch.float32), {rank: list(boxes) for rank, boxes in held.items()})
+    return plan_layout(specs(shape, torch.float32), {rank: list(boxes) for rank, boxes in held.items()})
 
 
 @st.composite
@@ -93,12 +93,12 @@ def test_what_ranks_send_is_the_model(case: tuple[ModelShape, Division]) -> None
     layout = laid_out(shape, held)
     parcels: list[torch.Tensor] = []
     for parcel in layout.parcels:
-        outbox = PackedVersions(layout, parcel, CPU, shared=False)
-        outbox.pack(1, held[parcel.sender], keep=())
-        parcels.append(outbox.parcel(1))
-    landed = ReceivedWeights(layout, parcels)
-    assert [*landed] == [*tensors]
-    assert [name for name, tensor in tensors.items() if not torch.equal(landed[name], tensor)] == []
+        versions = PackedVersions(layout, parcel, CPU, shared=False)
+        versions.add(1, held[parcel.sender], keep=())
+        parcels.append(versions.parcel(1))
+    received = ReceivedWeights(layout, parcels)
+    assert [*received] == [*tensors]
+    assert [name for name, tensor in tensors.items() if not torch.equal(received[name], tensor)] == []
     assert sum(each.num_bytes for parcel in layout.parcels for each in parcel.slices) == layout.num_bytes
 
 

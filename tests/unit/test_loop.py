@@ -66,7 +66,7 @@ class FakeRanks:
 
 
 class NoWorkers:
-    async def needed(self, version: int) -> list[str]:
+    async def wait_for_members_behind(self, version: int) -> list[str]:
         return await asyncio.Future()
 
     async def push(self, record: VersionRecord) -> PushReport:

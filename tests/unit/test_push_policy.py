@@ -76,8 +76,8 @@ async def run(
 
 
 def held(publisher: Publisher) -> Progress:
-    assert publisher.reached is not None
-    return publisher.reached
+    assert publisher.progress is not None
+    return publisher.progress
 
 
 async def until(reached: Callable[[], bool]) -> None:
@@ -91,13 +91,13 @@ async def until(reached: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("policy", "steps", "seconds", "is_due"),
     [
-        (PushPolicy(most_steps=3), 1, 0.0, True),
-        (PushPolicy(every_steps=2, most_steps=3), 1, 1e9, False),
-        (PushPolicy(every_steps=2, most_steps=3), 2, 0.0, True),
-        (PushPolicy(every_s=10, most_steps=3), 1, 9.9, False),
-        (PushPolicy(every_s=10, most_steps=3), 1, 10.0, True),
-        (PushPolicy(every_s=10, most_steps=3), 3, 0.0, True),
-        (PushPolicy(every_steps=2, every_s=10, most_steps=4), 2, 9.0, False),
+        (PushPolicy(max_steps=3), 1, 0.0, True),
+        (PushPolicy(every_steps=2, max_steps=3), 1, 1e9, False),
+        (PushPolicy(every_steps=2, max_steps=3), 2, 0.0, True),
+        (PushPolicy(every_s=10, max_steps=3), 1, 9.9, False),
+        (PushPolicy(every_s=10, max_steps=3), 1, 10.0, True),
+        (PushPolicy(every_s=10, max_steps=3), 3, 0.0, True),
+        (PushPolicy(every_steps=2, every_s=10, max_steps=4), 2, 9.0, False),
     ],
 )
 def test_due(policy: PushPolicy, steps: int, seconds: float, is_due: bool):
@@ -108,7 +108,7 @@ def test_due(policy: PushPolicy, steps: int, seconds: float, is_due: bool):
 def test_what_the_age_bound_cannot_wait_for_is_refused(max_age: float, most: int):
     tree = yaml.safe_load(CONFIG.read_text()) | {"staleness": {"max_age": max_age}}
     fits = Config.model_validate(tree | {"wire": {"push_every_steps": most}})
-    assert PushPolicy.of(fits) == PushPolicy(every_steps=most, most_steps=most)
+    assert PushPolicy.of(fits) == PushPolicy(every_steps=most, max_steps=most)
     with pytest.raises(ValidationError, match=rf"push_every_steps \({most + 1}\) is never reached.*can train {most} steps"):
         Config.model_validate(tree | {"wire": {"push_every_steps": most + 1}})
 
@@ -121,9 +121,9 @@ def test_what_the_age_bound_cannot_wait_for_is_refused(max_age: float, most: int
     ("policy", "packed"),
     [
         (PushPolicy(), [0, 1, 2, 3, 4, 5]),
-        (PushPolicy(every_steps=2, most_steps=3), [0, 2, 4, 5]),
-        (PushPolicy(every_steps=3, most_steps=3), [0, 3, 5]),
-        (PushPolicy(every_s=1e9, most_steps=3), [0, 3, 5]),
+        (PushPolicy(every_steps=2, max_steps=3), [0, 2, 4, 5]),
+        (PushPolicy(every_steps=3, max_steps=3), [0, 3, 5]),
+        (PushPolicy(every_s=1e9, max_steps=3), [0, 3, 5]),
     ],
 )
 async def test_only_what_is_pushed_is_packed_and_the_last_version_always_is(policy: PushPolicy, packed: list[int]):
@@ -138,7 +138,7 @@ async def test_only_what_is_pushed_is_packed_and_the_last_version_always_is(poli
 @pytest.mark.timeout(30)
 async def test_a_checkpoint_is_pushed_as_its_groups_are_spent_only_then():
     packer = Packer()
-    _, _, buffer = await run(packer, PushPolicy(every_steps=3, most_steps=3), checkpoint_every=2)
+    _, _, buffer = await run(packer, PushPolicy(every_steps=3, max_steps=3), checkpoint_every=2)
     assert packer.packed == [0, 2, 4, 5]
     assert (await buffer.stats()).taken == 0
 
@@ -146,7 +146,7 @@ async def test_a_checkpoint_is_pushed_as_its_groups_are_spent_only_then():
 @pytest.mark.timeout(30)
 async def test_a_skipped_step_gives_its_slots_back_though_versions_are_held_back():
     packer = Packer(skips=[2, 3])
-    end, _, _ = await run(packer, PushPolicy(every_steps=3, most_steps=3))
+    end, _, _ = await run(packer, PushPolicy(every_steps=3, max_steps=3))
     assert (end.step, end.version) == (STEPS, STEPS - 2)
     assert packer.packed == [0, 1, 2, 3], "1 when step 2 is skipped, 2 as three steps have passed, 3 as it is the last"
 
@@ -155,7 +155,7 @@ async def test_a_skipped_step_gives_its_slots_back_though_versions_are_held_back
 async def test_a_policy_that_waits_for_more_than_there_are_slots_does_not_stop_the_run():
     """As when the bound is lowered while the run goes on."""
     packer = Packer()
-    end, _, _ = await run(packer, PushPolicy(every_steps=4, most_steps=4), max_age=2)
+    end, _, _ = await run(packer, PushPolicy(every_steps=4, max_steps=4), max_age=2)
     assert end.step == STEPS
     assert packer.packed == [0, 3, 5]
 
@@ -170,10 +170,10 @@ async def test_an_operator_requests_a_push():
     async def meddle(publisher: Publisher, _stop: asyncio.Event) -> None:
         await packer.waits.wait()
         assert publisher.is_held_back
-        publisher.hurry()
+        publisher.request_push()
         packer.may_go_on.set()
 
-    await run(packer, PushPolicy(every_steps=3, most_steps=3), meddle=meddle)
+    await run(packer, PushPolicy(every_steps=3, max_steps=3), meddle=meddle)
     assert packer.packed == [0, 2, 5]
 
 
@@ -223,7 +223,7 @@ async def test_a_rollback_goes_out_above_every_version_and_training_goes_on_abov
     async def meddle(publisher: Publisher, _stop: asyncio.Event) -> None:
         await packer.waits.wait()
         await publisher.until_live(1)
-        await publisher.roll_back(Rollback(checkpoint=Path(name), step=0))
+        await publisher.request_rollback(Rollback(checkpoint=Path(name), step=0))
         packer.may_go_on.set()
         await until(lambda: len(packer.stored) > 0 if name == "damaged" else publisher.live_version == 3)
         assert publisher.pinned

@@ -29,7 +29,7 @@ from learner.versions.publish import Publisher, Rollback
 from learner.versions.push_policy import PushPolicy
 from learner.versions.requests import WeightRequests
 
-SLOW = PushPolicy(every_steps=100, most_steps=100)
+SLOW = PushPolicy(every_steps=100, max_steps=100)
 
 
 class Learner:
@@ -42,17 +42,17 @@ class Learner:
         self.requests = WeightRequests(self.board, self.publisher, run_folder)
 
     def holds(self, step: int) -> None:
-        self.publisher.reached = Progress(step=step, version=step, timeline="t")
+        self.publisher.progress = Progress(step=step, version=step, timeline="t")
 
     async def serves(self, step: int) -> None:
         self.publisher.offer(VersionRecord(version=step, timeline="t", step=step, digest="d"), releases=step)
         await self.publisher.until_live(step)
 
-    async def asked(self, wish: WeightAction, **about: int) -> tuple[bool, str]:
+    async def asked(self, action: WeightAction, **about: int) -> tuple[bool, str]:
         """Whether it was granted, and the sentence."""
-        answer = await ask(self.board, wish, 5.0, **about)
+        answer = await ask(self.board, action, 5.0, **about)
         assert answer is not None
-        return not answer.is_refusal, answer.said
+        return not answer.is_refusal, answer.text
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.packed_source import PackedSource
-from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
@@ -38,12 +38,12 @@ class Learner:
     """Two ranks: one has the upper rows of the matrix, the other the lower rows and the bias."""
 
     def __init__(self, wire: WireConfig, snapshots: Path) -> None:
-        self.store, told = HashStore(), HashStore()
-        layout = lay_out(SPECS, dict(enumerate(map(list, HELD))))
-        self.depots = [
+        self.store, orders_store = HashStore(), HashStore()
+        layout = plan_layout(SPECS, dict(enumerate(map(list, HELD))))
+        self.rank_senders = [
             RankSender(
-                WireRendezvous.at(wire.host, self.store),
-                WireOrders(told, rank, fence=1),
+                WireRendezvous.listening_at(wire.host, self.store),
+                WireOrders(orders_store, rank, fence=1),
                 layout,
                 rank,
                 CPU,
@@ -52,7 +52,7 @@ class Learner:
             )
             for rank in range(2)
         ]
-        self.depots[1].follow()
+        self.rank_senders[1].follow_orders()
         self.snapshots = snapshots
         self._versions = count(1)
 
@@ -60,20 +60,20 @@ class Learner:
         """The next version, which takes the place of all before it."""
         version = next(self._versions)
         packed = [
-            depot.pack(version, {box: tensor + plus for box, tensor in held.items()})
-            for depot, held in zip(self.depots, HELD, strict=True)
+            rank_sender.pack_parcel(version, {box: tensor + plus for box, tensor in held.items()})
+            for rank_sender, held in zip(self.rank_senders, HELD, strict=True)
         ]
-        digest = self.depots[0].complete(version, packed)
+        digest = self.rank_senders[0].register_version(version, packed)
         return VersionRecord(version=version, timeline="a", step=version, digest=digest)
 
     @property
     def source(self) -> PackedSource:
         """As it stands on the board."""
-        first = self.depots[0]
+        first = self.rank_senders[0]
         return PackedSource(fence=1, host="127.0.0.1", layout=first.layout, versions=first.packed)
 
-    def shelve(self, record: VersionRecord) -> None:
-        self.depots[0].shelve(record)
+    def write_snapshot(self, record: VersionRecord) -> None:
+        self.rank_senders[0].write_snapshot(record)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["memory", "apart"])
@@ -86,8 +86,8 @@ def wire(request: pytest.FixtureRequest) -> WireConfig:
 def learner(wire: WireConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     learner = Learner(wire, tmp_path_factory.mktemp("run") / "snapshots")
     yield learner
-    for depot in learner.depots:
-        depot.close()
+    for rank_sender in learner.rank_senders:
+        rank_sender.close()
 
 
 def catch_up(wire: WireConfig, snapshots: Path | None = None) -> CatchUp:
@@ -96,30 +96,30 @@ def catch_up(wire: WireConfig, snapshots: Path | None = None) -> CatchUp:
 
 def test_what_is_easier_on_the_others_comes_first(learner: Learner, wire: WireConfig) -> None:
     record = learner.pack()
-    learner.shelve(record)
+    learner.write_snapshot(record)
     with_snapshots, without = catch_up(wire, learner.snapshots), catch_up(wire)
     ways: list[str] = []
     for worker, known in ((with_snapshots, learner.source), (without, learner.source), (with_snapshots, None)):
-        landing, way = worker.fetch(record, known, Event())
-        assert landing.expected.record == record
-        assert all(torch.equal(landing.weights[name], tensor) for name, tensor in TENSORS.items())
-        landing.expected.let_go()
+        received, way = worker.fetch(record, known, Event())
+        assert received.expected.record == record
+        assert all(torch.equal(received.weights[name], tensor) for name, tensor in TENSORS.items())
+        received.expected.unlock()
         ways.append(way)
     first, second = ("the learner's memory",) * 2 if wire.shared_memory else ("a snapshot", "the learner")
     assert ways == [first, second, "a snapshot"]
 
 
 def test_what_it_has_stays_as_it_is_until_it_lets_go(learner: Learner, wire: WireConfig) -> None:
-    landing, _ = catch_up(wire).fetch(learner.pack(), learner.source, Event())
+    received, _ = catch_up(wire).fetch(learner.pack(), learner.source, Event())
     for _ in range(2):
         learner.pack(plus=1)
-    assert torch.equal(landing.weights["matrix"], TENSORS["matrix"])
-    landing.expected.let_go()
+    assert torch.equal(received.weights["matrix"], TENSORS["matrix"])
+    received.expected.unlock()
 
 
 def test_a_version_that_is_nowhere_is_refused_for_all_reasons(learner: Learner, wire: WireConfig) -> None:
     record = learner.pack()
-    learner.shelve(record)
+    learner.write_snapshot(record)
     worker = catch_up(wire, learner.snapshots)
     with pytest.raises(WireError) as nowhere:
         worker.fetch(replace(record, version=99), learner.source, Event())
@@ -132,11 +132,11 @@ def test_a_version_that_is_nowhere_is_refused_for_all_reasons(learner: Learner, 
 
 
 def test_one_that_nobody_waits_for_gives_up(learner: Learner, wire: WireConfig) -> None:
-    released = Event()
-    released.set()
+    abandoned = Event()
+    abandoned.set()
     if not wire.shared_memory:
-        with pytest.raises(WireError, match="nobody waits for it any more"):
-            catch_up(wire).fetch(learner.pack(), learner.source, released)
+        with pytest.raises(WireError, match="it was cancelled"):
+            catch_up(wire).fetch(learner.pack(), learner.source, abandoned)
 
 
 def test_a_worker_with_another_model_hears_how_it_differs(learner: Learner, wire: WireConfig) -> None:
@@ -150,7 +150,7 @@ def test_a_version_that_is_given_up_before_it_is_written_leaves_no_snapshot(lear
     first = learner.pack()
     learner.pack()
     with pytest.raises(WireError, match=f"version {first.version} has been given up for newer ones"):
-        learner.shelve(first)
+        learner.write_snapshot(first)
     assert not list(learner.snapshots.glob(f"*version-{first.version:08d}*"))
 
 
@@ -159,5 +159,5 @@ def test_a_folder_that_cannot_be_written_to_is_named(learner: Learner) -> None:
     shutil.rmtree(learner.snapshots, ignore_errors=True)
     learner.snapshots.write_text("a file where the folder should be")
     with pytest.raises(WireError, match=r"cannot write to .*snapshots: "):
-        learner.shelve(record)
+        learner.write_snapshot(record)
     learner.snapshots.unlink()

@@ -97,29 +97,31 @@ def test_any_bits_arrive(update: tuple[Bits, Bits, str]) -> None:
 @relaxed
 @given(st.lists(st.lists(st.integers(0, 2**33 - 1) | st.integers(0, 9), min_size=30, max_size=30), min_size=1, max_size=3))
 def test_numbers_arrive(lists: list[list[int]]) -> None:
-    from async_rl.transport.delta.numbers import pack, unpack
+    from async_rl.transport.delta.integer_coder import decode_integers, encode_integers
 
     decisions, rests = np.empty(9000, np.uint8), np.empty(9000, np.uint8)
-    num_decisions, num_rests = pack(np.array(lists, np.int64), decisions, rests)
+    num_decisions, num_rests = encode_integers(np.array(lists, np.int64), decisions, rests)
     found = np.zeros((len(lists), len(lists[0])), np.int64)
-    assert unpack(decisions[:num_decisions], rests[:num_rests], found)
+    assert decode_integers(decisions[:num_decisions], rests[:num_rests], found)
     assert found.tolist() == lists
-    assert not unpack(decisions[: num_decisions - 1], rests[:num_rests], found)
-    assert pack(np.array(lists, np.int64), decisions[:39], rests) == (-1, -1)
+    assert not decode_integers(decisions[: num_decisions - 1], rests[:num_rests], found)
+    assert encode_integers(np.array(lists, np.int64), decisions[:39], rests) == (-1, -1)
 
 
 def test_streams_are_not_read_beyond_their_end() -> None:
-    from async_rl.transport.delta.numbers import pack, unpack
+    from async_rl.transport.delta.integer_coder import decode_integers, encode_integers
 
     numbers = np.random.default_rng(6).geometric(0.01, (1, 10_000))
     decisions, rests = np.empty(1 << 16, np.uint8), np.empty(1 << 16, np.uint8)
-    num_decisions, num_rests = pack(numbers, decisions, rests)
+    num_decisions, num_rests = encode_integers(numbers, decisions, rests)
     for enough_decisions, enough_rests in ((num_decisions // 2, num_rests), (num_decisions, num_rests // 2), (3, num_rests)):
         found = np.full_like(numbers, -1)
-        assert not unpack(decisions[:enough_decisions], rests[:enough_rests], found)  # what was cut off still lies there
+        assert not decode_integers(
+            decisions[:enough_decisions], rests[:enough_rests], found
+        )  # what was cut off still lies there
         assert np.count_nonzero(found == -1) > 4000
     found[:] = -1
-    assert not unpack(np.zeros(9000, np.uint8), np.full(9000, 255, np.uint8), found)  # numbers of 63 bits
+    assert not decode_integers(np.zeros(9000, np.uint8), np.full(9000, 255, np.uint8), found)  # numbers of 63 bits
     assert np.all(found == -1)
 
 
@@ -210,10 +212,10 @@ def test_a_forged_delta_reaches_no_other_memory(data: st.DataObject) -> None:
 
 
 def test_a_step_beyond_the_largest_number_is_refused() -> None:
-    from async_rl.transport.delta.numbers import pack
+    from async_rl.transport.delta.integer_coder import encode_integers
 
     decisions, rests = np.empty(99, np.uint8), np.empty(99, np.uint8)
-    ends = pack(np.array([[1], [0]]), decisions, rests)  # the second element moves by 1
+    ends = encode_integers(np.array([[1], [0]]), decisions, rests)  # the second element moves by 1
     old = np.array([0x7FFF] * 2 + [0] * 126, np.uint16)
     exponents = bytes([255]) + struct.pack("<I", 1)
     streams = decisions[: ends[0]].tobytes() + rests[: ends[1]].tobytes()

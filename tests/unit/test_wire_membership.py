@@ -33,41 +33,41 @@ def membership(listing: Listing) -> Membership:
 
 
 async def test_the_silent_are_needy_again_when_they_speak(membership: Membership) -> None:
-    membership.silent("w")
-    assert await membership.needy(5) == []
-    membership.spoke("w", failed_at=None)
-    assert await membership.needy(5) == ["w"]
+    membership.mark_silent("w")
+    assert await membership.members_behind(5) == []
+    membership.mark_spoke("w", failed_at=None)
+    assert await membership.members_behind(5) == ["w"]
     assert membership.is_trusted("w")
 
 
 async def test_the_silent_that_speak_only_of_failure_are_not(membership: Membership) -> None:
-    membership.silent("w")
-    membership.spoke("w", failed_at=5)
-    assert await membership.needy(6) == []
+    membership.mark_silent("w")
+    membership.mark_spoke("w", failed_at=5)
+    assert await membership.members_behind(6) == []
 
 
 async def test_who_failed_is_counted_on_when_it_asks_but_not_trusted_until_it_succeeds(membership: Membership) -> None:
-    membership.failed("w", 5)
-    assert await membership.needy(6) == []
-    membership.hello("w")
-    assert await membership.needy(6) == ["w"]
+    membership.mark_failed("w", 5)
+    assert await membership.members_behind(6) == []
+    membership.mark_started("w")
+    assert await membership.members_behind(6) == ["w"]
     assert not membership.is_trusted("w")
-    membership.staged("w", 6)
+    membership.mark_staged("w", 6)
     assert membership.is_trusted("w")
-    assert await membership.needy(7) == ["w"]
+    assert await membership.members_behind(7) == ["w"]
 
 
 async def test_who_failed_is_counted_on_when_it_came_by_the_version_alone(membership: Membership, listing: Listing) -> None:
-    membership.failed("w", 5)
+    membership.mark_failed("w", 5)
     listing.serves(5)
-    assert await membership.needy(6) == ["w"]
+    assert await membership.members_behind(6) == ["w"]
 
 
 async def test_who_fails_again_rests_whatever_it_says(membership: Membership, listing: Listing) -> None:
-    membership.failed("w", 5)
-    membership.hello("w")
-    membership.failed("w", 6)
-    membership.hello("w")
-    assert await membership.needy(7) == []
+    membership.mark_failed("w", 5)
+    membership.mark_started("w")
+    membership.mark_failed("w", 6)
+    membership.mark_started("w")
+    assert await membership.members_behind(7) == []
     listing.serves(6)
-    assert await membership.needy(7) == []
+    assert await membership.members_behind(7) == []

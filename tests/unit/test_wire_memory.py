@@ -18,14 +18,14 @@ def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
     memory.data[:] = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
     reader = MappedMemory.open(memory.address, 4096, CPU)
     assert reader is not None
-    assert reader.hold()
-    assert not memory.claim(), "somebody reads it"
+    assert reader.lock_shared()
+    assert not memory.lock_exclusively(), "somebody reads it"
     assert torch.equal(reader.data, memory.data)
-    reader.let_go()
-    assert memory.claim()
-    assert not reader.hold(), "it is being written"
+    reader.unlock()
+    assert memory.lock_exclusively()
+    assert not reader.lock_shared(), "it is being written"
     memory.release()
-    assert reader.hold()
+    assert reader.lock_shared()
 
 
 def test_what_is_not_offered_is_not_opened() -> None:

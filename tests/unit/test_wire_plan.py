@@ -16,7 +16,7 @@ from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport.digest import digest_of, specs_of, version_digest
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.plan import ALIGNMENT, Box, WireLayout, lay_out, model_difference, size_of
+from async_rl.transport.plan import ALIGNMENT, Box, WireLayout, describe_mismatch, plan_layout, size_of
 from async_rl.transport.receiving.received_weights import ReceivedWeights
 
 CPU = torch.device("cpu")
@@ -30,11 +30,11 @@ def carried(layout: WireLayout, tensors: Mapping[str, torch.Tensor], held: Mappi
     """Packed by every rank from what it holds, and put together by a worker."""
     parcels: list[torch.Tensor] = []
     for parcel in layout.parcels:
-        outbox = PackedVersions(layout, parcel, CPU, shared=False)
+        versions = PackedVersions(layout, parcel, CPU, shared=False)
         own = {box: _part(tensors[box.name], box) for box in held[parcel.sender]}
-        digests, _ = outbox.pack(1, own, keep=())
+        digests, _ = versions.add(1, own, keep=())
         assert len(digests) == parcel.num_chunks
-        parcels.append(outbox.parcel(1))
+        parcels.append(versions.parcel(1))
     return ReceivedWeights(layout, parcels)
 
 
@@ -69,7 +69,7 @@ def divided(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], dict[int, list[Bo
 @given(divided())
 def test_every_element_arrives_exactly_once(case: tuple[dict[str, torch.Tensor], dict[int, list[Box]]]) -> None:
     tensors, held = case
-    layout = lay_out(specs_of(tensors), held)
+    layout = plan_layout(specs_of(tensors), held)
     assume(layout.parcels)
     assert WireLayout.from_json(layout.to_json()) == layout
     for parcel in layout.parcels:
@@ -78,15 +78,15 @@ def test_every_element_arrives_exactly_once(case: tuple[dict[str, torch.Tensor],
         assert all(any(each.box.row_within(box) is not None for box in held[parcel.sender]) for each in parcel.slices)
     sent = sum(each.num_bytes for parcel in layout.parcels for each in parcel.slices)
     assert sent == layout.num_bytes == sum(size_of(each) for each in layout.specs)
-    landed = carried(layout, tensors, held)
-    assert all(torch.equal(landed[name], tensor) for name, tensor in tensors.items())
-    assert list(landed) == list(tensors)
+    received = carried(layout, tensors, held)
+    assert all(torch.equal(received[name], tensor) for name, tensor in tensors.items())
+    assert list(received) == list(tensors)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 8])
 def test_replicas_send_equal_shares(replicas: int) -> None:
     specs = [spec("embedding", 1000, 64), *(spec(f"{layer}.fc", 256, 64) for layer in range(6)), spec("norm", 64)]
-    layout = lay_out(specs, {rank: [Box.whole(each) for each in specs] for rank in range(replicas)})
+    layout = plan_layout(specs, {rank: [Box.whole(each) for each in specs] for rank in range(replicas)})
     fair = sum(size_of(each) for each in specs) / replicas
     assert len(layout.parcels) == replicas
     assert all(abs(parcel.num_bytes - fair) <= 64 * 4 * 2 for parcel in layout.parcels), "within two rows"
@@ -95,7 +95,7 @@ def test_replicas_send_equal_shares(replicas: int) -> None:
 def test_what_many_hold_evens_out_what_few_hold() -> None:
     """Rank 0 alone has a large matrix; what all three share is sent by the others."""
     alone, shared = spec("alone", 100, 16), spec("shared", 100, 16)
-    layout = lay_out(
+    layout = plan_layout(
         [alone, shared], {0: [Box.whole(alone), Box.whole(shared)], 1: [Box.whole(shared)], 2: [Box.whole(shared)]}
     )
     senders = {parcel.sender: {each.box.name for each in parcel.slices} for parcel in layout.parcels}
@@ -109,7 +109,7 @@ def test_nobody_sends_what_somebody_with_less_to_do_could(parameters: list[tuple
     holders = {spec(f"p{number}", rows): ranks for number, (rows, ranks) in enumerate(parameters)}
     held = {rank: [Box.whole(each) for each, ranks in holders.items() if rank in ranks] for rank in range(6)}
     sent: dict[int, Counter[str]] = {rank: Counter() for rank in held}
-    for parcel in lay_out([*holders], held).parcels:
+    for parcel in plan_layout([*holders], held).parcels:
         for each in parcel.slices:
             sent[parcel.sender][each.box.name] += each.box.rows
     for parameter, ranks in holders.items():
@@ -121,7 +121,7 @@ def test_nobody_sends_what_somebody_with_less_to_do_could(parameters: list[tuple
 def test_a_dtype_that_cannot_travel_is_named() -> None:
     phase = spec("phase", 2, dtype="complex64")
     with pytest.raises(WireError, match="phase has dtype complex64"):
-        lay_out([phase], {0: [Box.whole(phase)]})
+        plan_layout([phase], {0: [Box.whole(phase)]})
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
 )
 def test_models_that_differ_are_told_apart_and_the_difference_named(other: list[ParameterSpec]) -> None:
     ours = [spec("a", 2), spec("b", 2)]
-    assert model_difference(other, ours)
-    assert model_difference(ours, ours) == ""
+    assert describe_mismatch(other, ours)
+    assert describe_mismatch(ours, ours) == ""
 
 
 def test_the_digest_of_tensors_sees_every_byte_name_shape_and_dtype_and_no_order() -> None:

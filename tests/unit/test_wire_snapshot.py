@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
-from async_rl.transport.digest import chunk_digests, version_digest
+from async_rl.transport.digest import ChunkHasher, version_digest
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.snapshot import SnapshotManifest
 from async_rl.types import VersionRecord
 
@@ -28,17 +28,23 @@ SPECS = [
     for name, tensor in TENSORS.items()
 ]
 HELD = {Box.whole(spec): TENSORS[spec.name] for spec in SPECS}
-LAYOUT = lay_out(SPECS, {0: list(HELD), 1: list(HELD)})
+LAYOUT = plan_layout(SPECS, {0: list(HELD), 1: list(HELD)})
 
 
 def parcel(number: int) -> torch.Tensor:
-    outbox = PackedVersions(LAYOUT, LAYOUT.parcels[number], torch.device("cpu"), shared=False)
-    outbox.pack(0, HELD, keep=())
-    return outbox.parcel(0).clone()
+    versions = PackedVersions(LAYOUT, LAYOUT.parcels[number], torch.device("cpu"), shared=False)
+    versions.add(0, HELD, keep=())
+    return versions.parcel(0).clone()
+
+
+def digests(data: torch.Tensor) -> tuple[str, ...]:
+    hasher = ChunkHasher(data)
+    hasher.hash_up_to(len(data))
+    return tuple(hasher.digests)
 
 
 def manifest(version: int) -> SnapshotManifest:
-    chunks = tuple(tuple(chunk_digests(parcel(number))) for number in range(2))
+    chunks = tuple(digests(parcel(number)) for number in range(2))
     record = VersionRecord(version=version, timeline="a", step=version, digest=version_digest(LAYOUT.digest, chunks))
     return SnapshotManifest(record=record, layout=LAYOUT, chunks=chunks)
 

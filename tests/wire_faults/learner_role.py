@@ -9,7 +9,7 @@ from typing import Any
 from facts import tell
 from strike import Fate
 from wire_board import board_of, config_of
-from wire_weights import depot_of, held, weights
+from wire_weights import held, open_rank_sender, weights
 from worker_role import ROWS
 
 from async_rl.config import HEARTBEAT_S, WireConfig
@@ -42,18 +42,18 @@ async def _live(name: str, url: str, run: str, wire: WireConfig) -> None:
         fence = await buffer.acquire(name, config.limits)
         tell(name, "begins", fence=fence)
         like = weights(0, rows=ROWS)
-        depot = depot_of(board.stores, wire, like, fence=fence)
-        async with WeightSender(fate.watching(board), wire, depot, "cpu", fence=fence) as sender:
+        rank_sender = open_rank_sender(board.stores, wire, like, fence=fence)
+        async with WeightSender(fate.watching(board), wire, rank_sender, "cpu", fence=fence) as sender:
             lateness = _Lateness()
             publisher = Publisher(buffer=_Watched(buffer, fate), fence=fence, sender=sender, policy=PushPolicy())
             await run_with(
-                lambda: _train(name, buffer, fence, depot, publisher, lateness, stop),
+                lambda: _train(name, buffer, fence, rank_sender, publisher, lateness, stop),
                 lateness=lateness.run,
                 hold=lambda: _hold(buffer, fence),
                 publisher=publisher.run,
                 fate=lambda: fate.listen(board),
             )
-        depot.close()
+        rank_sender.close()
         await buffer.resign(fence)
 
 
@@ -90,7 +90,7 @@ async def _train(
     name: str,
     buffer: RedisBuffer,
     fence: int,
-    depot: RankSender,
+    rank_sender: RankSender,
     publisher: Publisher,
     lateness: _Lateness,
     stop: asyncio.Event,
@@ -101,9 +101,9 @@ async def _train(
         version = await buffer.issue(fence, after=version)
         tensors = weights(seed=version, rows=ROWS)
         tell(name, "packs", version=version, digest=digest_of(tensors))
-        keep = publisher.needed
-        packed = await asyncio.to_thread(depot.pack, version, held(tensors), keep=keep)
-        digest = depot.complete(version, [packed], keep=keep)
+        keep = publisher.versions_in_use
+        packed = await asyncio.to_thread(rank_sender.pack_parcel, version, held(tensors), keep=keep)
+        digest = rank_sender.register_version(version, [packed], keep=keep)
         record = VersionRecord(version=version, timeline=f"t{fence}", step=version, digest=digest)
         offered, late = time.monotonic(), lateness.seconds
         publisher.offer(record, releases=version)

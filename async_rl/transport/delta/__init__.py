@@ -1,1 +1,1 @@
-"""Versions as differences to the one before: how they travel (difference), how few bits they need (codec and what it uses)."""
+"""Deltas between versions: sent piece by piece (parcel_delta.py), encoded in few bits (codec.py and the files it uses)."""

@@ -1,15 +1,15 @@
-"""What changed between two images of weights, in a few bits for each change, for a receiver that holds the older one. Lossless.
+"""Lossless deltas between two images of weights, a few bits per change, for a receiver that holds the older image.
 
     old, new ──find──▶ which differ ──describe──▶ gaps, steps ──pack──▶ bytes
     bytes ──unpack──▶ gaps, steps ──locate (reads old)──▶ places ──move──▶ new, where old was
 
-Both ends know the exponents of the old weights, and these nearly decide which weights an update changes: rounding to a short
-float hides steps that are small beside the weight. A change is told as the number of unchanged weights of the same exponent
-before it, and as how many representable numbers the weight moved.
+Both ends know the exponents of the old weights, and these largely determine which weights an update changes: rounding to a
+short float hides steps that are small beside the weight. A change is encoded as a gap (the number of unchanged weights of the
+same exponent before it) and a step (by how many representable numbers the weight moved).
 
-A delta speaks of one chunk of elements of one dtype and does not depend on other chunks, so that threads can share them; nearly
-all of the work is done without the interpreter's lock. It does not name the image that it was made from. Applied to another one
-it gives other weights: whoever sends it says which it belongs to, and compares the digest of what came out.
+A delta covers one chunk of elements of one dtype and does not depend on other chunks, so threads can work in parallel; nearly
+all of the work is done without the GIL. A delta does not name the image that it was made from, and applied to another one it
+gives wrong weights: the sender says which version it belongs to, and the receiver verifies the digest of the result.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Image = npt.NDArray[np.uint8]
 """Elements as bytes."""
 
 CHUNK_BYTES = 4 << 20
-"""What one delta best speaks of: large enough to learn chances from, small enough to stay in a cache."""
+"""Best size for one delta: enough to adapt the coder's probabilities, small enough to stay in a cache."""
 
 _BLOCK = 64
 _SAMPLES = 1024
 _RARE = 128
-"""Where at most one change of so many has an exponent this low, all lower ones count as the same: fewer to look for."""
+"""The lowest exponents are merged into one while they make up at most one in this many changes: fewer to search for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def is_available() -> bool:
 
 
 def warm_up(dtype: str = "bfloat16") -> None:
-    """Compile, or load what was compiled before, so that the first delta need not wait. Takes seconds: call it on a thread."""
+    """Compile the kernels, or load them from disk, before the first delta. Takes seconds: call it on a thread."""
     old = np.arange(1 << 14, dtype=np.uint8)
     new = old.copy()
     new[::1024] ^= 1
@@ -75,7 +75,7 @@ def warm_up(dtype: str = "bfloat16") -> None:
 
 
 def encode(old: Image, new: Image, dtype: str, *, most_changed: float = 0.25) -> bytes | None:
-    """What `apply` makes `new` of `old` with. None for another dtype, if more elements changed, and if nothing is gained."""
+    """The delta from `old` to `new`. None for other dtypes, if more elements changed, or if it is not smaller."""
     kind = _KINDS.get(dtype)
     if kind is None or old.size == 0:
         return None
@@ -89,9 +89,9 @@ def encode(old: Image, new: Image, dtype: str, *, most_changed: float = 0.25) ->
 
 
 def apply(made: bytes, image: Image) -> int:
-    """Make the old image the new one, in place; the number of elements that changed.
+    """Turn the old image into the new one, in place; returns the number of elements that changed.
 
-    Raises WireError, and changes nothing, for what is damaged, made for an image of another size, or was never a delta.
+    Raises WireError, and changes nothing, when the bytes are damaged, no delta, or a delta for an image of another size.
     """
     delta = Delta.from_bytes(made)
     kind = _BY_CODE.get(delta.dtype_code)
@@ -99,24 +99,24 @@ def apply(made: bytes, image: Image) -> int:
         raise WireError(f"a delta for {delta.num_elements} elements arrived for an image of {image.size} bytes")
     if delta.num_changes == 0:
         return 0
-    from async_rl.transport.delta.numbers import unpack
+    from async_rl.transport.delta.integer_coder import decode_integers
     from async_rl.transport.delta.scan import locate, move
 
     lists = np.empty((2, delta.num_changes), np.int64)
-    if not unpack(delta.decisions, delta.rests, lists):
-        raise WireError("a delta's streams are not what its header promises")
+    if not decode_integers(delta.decisions, delta.rests, lists):
+        raise WireError("a delta's streams do not match its header")
     gaps, sizes = lists
     steps = np.where(np.unpackbits(delta.signs, count=gaps.size), -1 - sizes, 1 + sizes)
     elements, places = kind.elements(image), np.empty_like(gaps)
     is_found = locate(_whole_blocks(elements), kind.mantissa, delta.counts, gaps, places)
     if not is_found or not move(elements, kind.half, places, steps):
-        raise WireError("a delta speaks of elements that the image does not have: it was made from another one")
+        raise WireError("a delta changes elements that the image does not have: it was made from another image")
     return gaps.size
 
 
 def _changes(kind: _Kind, before: npt.NDArray[Any], after: npt.NDArray[Any], most: int) -> Delta | None:
-    """None if there are more, or they would take more bytes than the image."""
-    from async_rl.transport.delta.numbers import pack
+    """The changes as a Delta; None if there are more than `most`, or if they would take more bytes than the image."""
+    from async_rl.transport.delta.integer_coder import encode_integers
     from async_rl.transport.delta.scan import describe, find
 
     old, new = _whole_blocks(before), _whole_blocks(after)
@@ -135,7 +135,7 @@ def _changes(kind: _Kind, before: npt.NDArray[Any], after: npt.NDArray[Any], mos
         np.abs(steps, out=steps)
         steps -= 1
         decisions, rests = np.empty(old.nbytes, np.uint8), np.empty(old.nbytes, np.uint8)
-        num_decisions, num_rests = pack(lists, decisions, rests)
+        num_decisions, num_rests = encode_integers(lists, decisions, rests)
         if num_decisions < 0:
             return None
         decisions, rests = decisions[:num_decisions], rests[:num_rests]
@@ -145,14 +145,14 @@ def _changes(kind: _Kind, before: npt.NDArray[Any], after: npt.NDArray[Any], mos
 
 
 def _merge(counts: npt.NDArray[np.int64], most: int) -> None:
-    """The lowest exponents, as long as no more than so many changes have them, count as one."""
+    """Merge the lowest exponents into one as long as at most `most` changes have them."""
     merged = int(np.searchsorted(np.cumsum(counts), most, "right"))
     if merged > 0:
         counts[merged - 1], counts[: merged - 1] = counts[:merged].sum(), 0
 
 
 def _whole_blocks(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """For reading. What is put after the end is the same at both ends, and never changes."""
+    """A read-only view padded with zeros to whole blocks. Both ends pad alike, and padding never changes."""
     missing = -elements.size % _BLOCK
     read = np.concatenate([elements, np.zeros(missing, elements.dtype)]) if missing else elements.view()
     read.flags.writeable = False

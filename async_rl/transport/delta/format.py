@@ -1,10 +1,10 @@
-"""A delta as bytes, and what is checked before anything of it is believed.
+"""The byte format of a delta, and the checks made before it is used.
 
 header      format, dtype, how many elements and exponents, how long the streams are; a digest of this and all that follows
-exponents   those of changed elements, ascending, a byte each; then how many changed, 4 bytes each
-decisions   the one stream of numbers.pack, of all gaps and then of all steps less one
-rests       the other stream
-signs       a bit for each change, set where the number became smaller
+exponents   of changed elements, ascending, a byte each; then the number of changes of each, 4 bytes each
+decisions   the first stream of integer_coder.encode_integers: all gaps, then all steps less one
+rests       its second stream
+signs       a bit for each change, set where the weight became smaller
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Delta:
     dtype_code: int
     num_elements: int
     counts: npt.NDArray[np.int64]
-    """Of changes, for each of 256 exponents."""
+    """Number of changes for each of 256 exponents."""
     decisions: Bytes
     rests: Bytes
     signs: Bytes
@@ -51,9 +51,9 @@ class Delta:
 
     @staticmethod
     def from_bytes(sent: bytes) -> Delta:
-        """Raises WireError. Its sizes agree with each other; the streams may still hold anything."""
+        """Parse a delta. Raises WireError unless its sizes and digest agree; the streams' content is not checked here."""
         if len(sent) < _HEADER.size + _DIGEST.size:
-            raise WireError(f"a delta of {len(sent)} bytes is too short to be one")
+            raise WireError(f"a delta of {len(sent)} bytes is too short")
         found, dtype_code, num_exponents, num_elements, num_decisions, num_rests = _HEADER.unpack_from(sent)
         if found != _FORMAT:
             raise WireError(f"a delta of format {found} arrived, and this process reads format {_FORMAT}")
@@ -66,7 +66,7 @@ class Delta:
         exponents = np.frombuffer(rest, np.uint8, num_exponents).astype(np.int64)
         each = np.frombuffer(rest, "<u4", num_exponents, num_exponents).astype(np.int64)
         if np.any(np.diff(exponents) <= 0) or np.any(each == 0) or each.sum() > num_elements:
-            raise WireError("a delta's counts cannot be")
+            raise WireError("a delta's counts are impossible")
         streams = np.split(np.frombuffer(rest, np.uint8, offset=streams_at), [num_decisions, num_decisions + num_rests])
         counts = np.zeros(256, np.int64)
         counts[exponents] = each
@@ -75,7 +75,7 @@ class Delta:
             decisions=streams[0], rests=streams[1], signs=streams[2],
         )  # fmt: skip
         if len(delta.signs) != (delta.num_changes + 7) // 8:
-            raise WireError("a delta has not as many signs as changes")
+            raise WireError("a delta's signs and changes differ in number")
         return delta
 
 

@@ -1,10 +1,10 @@
-"""Where elements changed, said in the receiver's terms: how many elements of the same exponent are skipped between two changes.
+"""Finds changed elements and expresses each as a gap: the unchanged elements of the same exponent since the last change.
 
-Elements of one exponent have one distance to their neighbours, so about one chance to be moved by an update; the gaps between
-those that were are as even as gaps can be. Everything goes by blocks of 64 elements: which of them have a given exponent, or
-differ, is one word of 64 bits, and nearly all blocks are passed by after counting its ones.
+Elements of one exponent have the same distance to their neighbouring numbers, so about the same probability of being changed;
+the gaps are then geometrically distributed. Elements are processed in blocks of 64: which of them have a given exponent, or
+differ, is one 64-bit word, and most blocks need no more than a popcount.
 
-Needs numba; vectors of 64 are said to LLVM directly, which breaks them down to what the machine has.
+Needs numba. Vectors of 64 are given to LLVM directly, which splits them into the machine's registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import types
 
-from async_rl.transport.delta.numbers import Int64s, kernel
+from async_rl.transport.delta.integer_coder import Int64s, kernel
 
 intrinsic: Any = extending.intrinsic  # it adds arguments of its own, which pyright would miss in every call
 
@@ -25,7 +25,7 @@ Elements = npt.NDArray[Any]
 """uint16 or uint32; a multiple of 64 of them."""
 Words = npt.NDArray[np.uint64]
 
-TILE = 4096  # elements whose exponents are looked at together: they stay in the nearest cache
+TILE = 4096  # elements whose exponents are processed together: they stay in the L1 cache
 NEVER = 1 << 60
 ONE = np.uint64(1)
 
@@ -34,7 +34,7 @@ ONE = np.uint64(1)
 
 
 def _sixty_four(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> tuple[Any, Any]:
-    """The address of 64 elements from `at` on, and their type."""
+    """The address of 64 elements from `at` on, and their vector type."""
     vector = ir.VectorType(context.get_data_type(array_type.dtype), 64)
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), vector.as_pointer()), vector
@@ -100,7 +100,7 @@ def ones(_: Any, word: Any) -> Any:
 
 @intrinsic
 def lowest(_: Any, word: Any) -> Any:
-    """The place of the lowest one; 64 if there is none."""
+    """The index of the lowest set bit; 64 if there is none."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -115,9 +115,10 @@ def lowest(_: Any, word: Any) -> Any:
 def find(
     old: Elements, new: Elements, shift: int, half: int, words: Words, firsts: Int64s, in_order: Int64s, counts: Int64s
 ) -> int:
-    """How many elements changed, or -1 when the steps of one more block might not fit into `in_order`.
+    """The number of changed elements, or -1 when the steps of one more block might not fit into `in_order`.
 
-    Which ones, as bits; how many before each block; how far each went; and how many there are of each exponent.
+    Fills `words` (a bit per changed element), `firsts` (the number of changes before each block), `in_order` (the step of
+    each change) and `counts` (the number of changes for each exponent).
     """
     changed = 0
     for first in range(0, words.size, TILE >> 6):
@@ -128,7 +129,7 @@ def find(
             word = words[block] = differing(old, new, block << 6)
             firsts[block] = place = changed
             changed += ones(word)
-            # mostly there is one or none: asking which it is takes longer than to write two places that may be none
+            # usually there is one or none: branching takes longer than writing two places that may be unused
             for _ in range(2):
                 in_order[place] = (block << 6) + lowest(word)
                 word &= word - ONE
@@ -149,7 +150,7 @@ def find(
 def describe(
     old: Elements, shift: int, words: Words, firsts: Int64s, in_order: Int64s, counts: Int64s, gaps: Int64s, steps: Int64s
 ) -> None:
-    """Of every change, sorted by exponent: the gap before it, and how far it went."""
+    """Fill `gaps` and `steps`: for every change, sorted by exponent, the gap before it and its step."""
     exponents, tile = np.flatnonzero(counts), np.empty(TILE, np.uint8)
     since, places = np.zeros(256, np.int64), np.cumsum(counts) - counts
     for first in range(0, old.size, TILE):
@@ -176,7 +177,7 @@ def describe(
 
 @kernel
 def locate(old: Elements, shift: int, counts: Int64s, gaps: Int64s, places: Int64s) -> bool:
-    """Where the changes are. False when the image has no such places."""
+    """Fill `places` from `gaps`: the index of every change. False when the image has no such elements."""
     exponents, tile = np.flatnonzero(counts), np.empty(TILE, np.uint8)
     ends = np.cumsum(counts)
     nexts = ends - counts
@@ -207,7 +208,7 @@ def locate(old: Elements, shift: int, counts: Int64s, gaps: Int64s, places: Int6
 
 @kernel
 def move(image: Elements, half: int, places: Int64s, steps: Int64s) -> bool:
-    """Change the elements at `places`. False, and nothing is changed, when one would leave its range or the image."""
+    """Move the elements at `places` by `steps`. False, and nothing is changed, when one is outside its range or the image."""
     moved = np.empty(places.size, image.dtype)
     for change in range(places.size):
         place = places[change]
@@ -224,5 +225,5 @@ def move(image: Elements, half: int, places: Int64s, steps: Int64s) -> bool:
 
 @kernel
 def ordered(bits: int, half: int) -> int:
-    """Floating-point numbers as whole ones in the same order: neighbours differ by 1. -0 comes right before +0."""
+    """Map the bits of a float to an integer in the same order: neighbours differ by 1. -0 comes right before +0."""
     return bits if bits < half else half - 1 - bits

@@ -1,11 +1,11 @@
-"""How a worker that lacks the live version comes by it without the learner's doing: it started late, or missed a push.
+"""Fetches the live version without a push, for a worker that started late or missed one. Ways, in order of preference:
 
-    1. the learner's memory, when all of it is on this machine
-    2. a snapshot, when there is one of the live version: also while there is no learner
+    1. the learner's memory, if all parcels are on this machine
+    2. a snapshot of the live version, which needs no learner
     3. the learner's ranks over HTTP
-    else the learner's next push
+    otherwise wait for the learner's next push
 
-What is easier on the others comes first. Wherever the version comes from, its record says what it must be.
+The order is by the load on other processes. Every way is verified against the digest of the version's record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
 from async_rl.transport.packed_source import PackedParcel, PackedSource
-from async_rl.transport.receiving.intake import ExpectedVersion, FetchParcel, OnReceived, ParcelReceiver, ReceivedVersion
+from async_rl.transport.receiving.parcel_receiver import (
+    ExpectedVersion,
+    FetchParcel,
+    OnReceived,
+    ParcelReceiver,
+    ReceivedVersion,
+)
 from async_rl.transport.wire.http import pull
 from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
@@ -33,31 +39,31 @@ from async_rl.types import VersionRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
-    """Everything here blocks; it is called on a thread."""
+    """Everything here blocks; call it on a thread."""
 
     specs: Sequence[ParameterSpec]
-    """As they travel."""
+    """The parameters as they are sent (`wire.dtype`)."""
     device: torch.device
     wire: WireConfig
     store: Store
     snapshots: Path | None
 
-    def check(self, source: PackedSource | None) -> None:
-        """While nothing is live. Raises FleetMismatch when there is a learner, and it trains another model."""
+    def check_model(self, source: PackedSource | None) -> None:
+        """While no version is live: raise FleetMismatch when the learner, if there is one, trains another model."""
         if source is not None:
-            with suppress(WireError):  # it may be out of reach
-                self.intake().meet(source)
+            with suppress(WireError):  # it may be unreachable
+                self.new_receiver().check_model(source)
 
-    def fetch(self, live: VersionRecord, source: PackedSource | None, released: Event) -> tuple[ReceivedVersion, str]:
-        """The version, and where it came from. Raises WireError when there is no way, FleetMismatch when it is another model's.
+    def fetch(self, live: VersionRecord, source: PackedSource | None, abandoned: Event) -> tuple[ReceivedVersion, str]:
+        """Fetch the live version; returns it and a name for the way it came. `abandoned`: set it to stop the fetch.
 
-        `released` is set when nobody waits for it any more.
+        Raises WireError when all ways fail, FleetMismatch when the version is another model's.
         """
-        fetching = _Fetching(self, live, source, released)
+        fetch = _Fetch(self, live, source, abandoned)
         ways = {
-            "the learner's memory": fetching.in_place,
-            "a snapshot": fetching.from_snapshot,
-            "the learner": fetching.over_http,
+            "the learner's memory": fetch.from_memory,
+            "a snapshot": fetch.from_snapshot,
+            "the learner": fetch.over_http,
         }
         problems: list[str] = []
         for name, way in ways.items():
@@ -67,23 +73,23 @@ class CatchUp:
                 problems.append(f"{name}: {error}")
         raise WireError("; ".join(problems))
 
-    def intake(self) -> ParcelReceiver:
-        """A new one: what is left behind by one that is given up must disturb neither pushes nor other tries."""
+    def new_receiver(self) -> ParcelReceiver:
+        """A new receiver for each fetch: threads of an abandoned one must not disturb pushes or later fetches."""
         timeouts = WireTimeouts(rendezvous_s=self.wire.rendezvous_timeout_s, operation_s=self.wire.operation_timeout_s)
         return ParcelReceiver(self.specs, self.device, timeouts, self.store)
 
 
-class _Fetching:
-    def __init__(self, to: CatchUp, live: VersionRecord, source: PackedSource | None, released: Event) -> None:
-        self._to, self._live, self._source, self._released = to, live, source, released
+class _Fetch:
+    def __init__(self, to: CatchUp, live: VersionRecord, source: PackedSource | None, abandoned: Event) -> None:
+        self._to, self._live, self._source, self._abandoned = to, live, source, abandoned
         self._timeout_s = to.wire.operation_timeout_s
-        self._intake = to.intake()
+        self._receiver = to.new_receiver()
 
-    def in_place(self) -> ReceivedVersion:
-        expected = self._as_the_learner_says()
+    def from_memory(self) -> ReceivedVersion:
+        expected = self._expect()
         if len(expected.mapped) < len(expected.packed):
-            expected.let_go()
-            raise WireError("not all of it is on this machine")
+            expected.unlock()
+            raise WireError("not all parcels are on this machine")
         return self._fetch(expected, lambda *_: None)
 
     def from_snapshot(self) -> ReceivedVersion:
@@ -92,26 +98,27 @@ class _Fetching:
         if root is None or manifest is None:
             raise WireError(f"there is none of version {self._live.version}")
         packed = tuple(PackedParcel(chunks=chunks, address="", url="") for chunks in manifest.chunks)
-        expected = self._intake.expect_as_told(self._live, manifest.layout, packed)
+        expected = self._receiver.expect_from_snapshot(self._live, manifest.layout, packed)
         return self._fetch(expected, partial(snapshot.read_parcel, root, manifest))
 
     def over_http(self) -> ReceivedVersion:
-        expected = self._as_the_learner_says()
+        expected = self._expect()
         part_bytes = int(self._to.wire.bucket_mb * (1 << 20))
 
-        def take(number: int, data: torch.Tensor, landed: OnReceived) -> None:
-            pull(expected.packed[number].url, self._live.version, data, part_bytes, self._timeout_s, self._released, landed)
+        def fetch_parcel(number: int, data: torch.Tensor, on_received: OnReceived) -> None:
+            url, version = expected.packed[number].url, self._live.version
+            pull(url, version, data, part_bytes, self._timeout_s, self._abandoned, on_received)
 
-        return self._fetch(expected, take)
+        return self._fetch(expected, fetch_parcel)
 
-    def _as_the_learner_says(self) -> ExpectedVersion:
+    def _expect(self) -> ExpectedVersion:
         if self._source is None:
-            raise WireError("none has said where it is")
-        return self._intake.expect(self._live, self._source)
+            raise WireError("no learner has published an address")
+        return self._receiver.expect_from_learner(self._live, self._source)
 
-    def _fetch(self, expected: ExpectedVersion, take: FetchParcel) -> ReceivedVersion:
+    def _fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel) -> ReceivedVersion:
         try:
-            return self._intake.fetch(expected, take)
+            return self._receiver.fetch(expected, fetch_parcel)
         except WireError:
-            expected.let_go()
+            expected.unlock()
             raise

@@ -1,4 +1,4 @@
-"""Where a version lies at a worker before it is served: parcels as they travelled, read as full parameters."""
+"""A received version: its parcels as they were sent, read as full parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_rl.transport.plan import Slice, WireLayout
 
 
 class ReceivedWeights(StoredWeights):
-    """Most parameters are views of the parcels; what several ranks sent a part of is put together when it is asked for."""
+    """Most parameters are views of the parcels; those sent by several ranks are assembled on access."""
 
     def __init__(self, layout: WireLayout, parcels: Sequence[torch.Tensor]) -> None:
         """`parcels`: flat bytes, in the layout's order."""

@@ -1,11 +1,11 @@
 """A worker's end of the weight wire.
 
-PushOffer ─▶ PushReady ─▶ PushBegin ─▶ take the parcels in, verify (on threads) ─▶ PushStaged ─▶ VersionLive ─▶ swap ─▶ announce
-  │ another model             │ anything breaks
-  ▼                           ▼
-PushRefused                     PushFailed: what was written to is abandoned, the next offer starts afresh
+PushOffer ─▶ PushReady ─▶ PushBegin ─▶ receive parcels, verify (on threads) ─▶ PushStaged ─▶ VersionLive ─▶ swap ─▶ announce
+  │ another model            │ a failure
+  ▼                          ▼
+PushRefused                PushFailed: the buffers are abandoned, the next offer starts anew
 
-Whoever starts, or sees a version go live that it does not hold, first tries to come by it alone (catch_up.py).
+A worker that starts, or that lacks a version that went live, first tries to fetch it without the learner's help (catch_up.py).
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from async_rl.transport.messages import (
     WorkerLeft,
 )
 from async_rl.transport.packed_source import PackedSource, read_source
-from async_rl.transport.plan import on_the_wire
+from async_rl.transport.plan import wire_specs
 from async_rl.transport.receiving.catch_up import CatchUp
-from async_rl.transport.receiving.intake import ParcelReceiver, ReceivedVersion
+from async_rl.transport.receiving.parcel_receiver import ParcelReceiver, ReceivedVersion
 from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
 Swap = Callable[[int, Mapping[str, torch.Tensor]], Awaitable[None]]
-"""Makes the engine serve a version. The tensors are the receiver's own: they are overwritten once it has returned."""
+"""Makes the engine serve a version. The tensors belong to the receiver and are overwritten once it has returned."""
 
 _LEAVE_S = 2.0
-"""A farewell is a courtesy: without it the listing lapses by itself."""
+"""Time limit for leaving the board. It may fail: the listing expires by itself."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +70,7 @@ class _ReplyFields(TypedDict):
 
 
 @contextmanager
-def _naming_the_model() -> Iterator[None]:
+def _explain_mismatch() -> Iterator[None]:
     try:
         yield
     except FleetMismatch as error:
@@ -80,16 +80,18 @@ def _naming_the_model() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Taking:
-    """An attempt under way."""
+class _Attempt:
+    """A push that this worker takes part in."""
 
     offer: PushOffer
     task: asyncio.Task[None]
-    begun: asyncio.Future[PushBegin]
-    released: Event
+    begin_received: asyncio.Future[PushBegin]
+    abandoned: Event
 
 
 class WeightReceiver:
+    """Receives the versions of the run's learner and hands them to the engine, until cancelled."""
+
     def __init__(
         self,
         board: Board,
@@ -101,39 +103,39 @@ class WeightReceiver:
         lease_s: float,
         snapshots: Path | None = None,
     ) -> None:
-        """`store`: where process groups meet (meeting.STORE)."""
+        """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE)."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
         timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
-        device, wanted = torch.device(member.device), on_the_wire(specs, wire.dtype)
-        self._intake = ParcelReceiver(wanted, device, timeouts, store)
-        self._catching_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
-        self._patience_s = wire.rendezvous_timeout_s
-        """After a failure to come by a version alone it is left to the learner for so long."""
-        self._alone_from = -math.inf
+        device, wanted = torch.device(member.device), wire_specs(specs, wire.dtype)
+        self._parcels = ParcelReceiver(wanted, device, timeouts, store)
+        self._catch_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
+        self._retry_after_s = wire.rendezvous_timeout_s
+        """Pause after a failed catch-up; meanwhile the learner's next push may bring the version."""
+        self._next_catch_up_at = -math.inf
         self._lease_s = lease_s
         self._fence: int | None = None
-        """The learner's, as last seen in the buffer."""
+        """The current learner's fencing token, as last read from the buffer."""
         self._source: PackedSource | None = None
-        """The last learner that was read of; its layout need not be read again."""
+        """The last source read; its layout is not read again."""
         self._newest = (-1, -1)
-        """Fence and generation of the newest offer: what is older comes from an attempt that is over."""
-        self._taking: _Taking | None = None
+        """Fence and generation of the newest offer. Older messages belong to attempts that ended."""
+        self._attempt: _Attempt | None = None
         self._staged: ReceivedVersion | None = None
         self._is_behind = asyncio.Event()
-        self._fetching = Event()
-        """Set when what is fetched alone is of no more use."""
+        self._fetch_abandoned = Event()
+        """Set to stop a catch-up whose result is not needed any more."""
         self._swapping = asyncio.Lock()
         self._timeline = ""
-        """Of the weights that the engine serves."""
+        """Timeline of the version that the engine serves."""
 
     @property
     def version(self) -> int:
-        """What the engine serves; -1 before the first weights."""
+        """The version that the engine serves; -1 before the first."""
         return self._member.version
 
     async def run(self, swap: Swap) -> None:
-        """Follow the learner, and every learner after it, until cancelled.
+        """Receive versions from the learner, and from any learner that replaces it, until cancelled.
 
         Raises FleetMismatch when the learner trains a model of other names, shapes or dtypes.
         """
@@ -141,7 +143,7 @@ class WeightReceiver:
         await self._announce()
         try:
             async with asyncio.TaskGroup() as services:
-                services.create_task(self._stay_listed(swap), name="weight-heartbeat")
+                services.create_task(self._send_heartbeats(swap), name="weight-heartbeat")
                 services.create_task(self._stay_current(swap), name="weight-catch-up")
                 self._is_behind.set()
                 await self._follow(inbox, swap, services)
@@ -153,52 +155,56 @@ class WeightReceiver:
 
     async def _follow(self, inbox: Inbox[ToWorkers], swap: Swap, services: asyncio.TaskGroup) -> None:
         """
-        consumes: what the learner says        waits for:    a message
-        produces: versions, handed to `swap`   unblocked by: the sender's push and flip
+        consumes: the learner's messages       waits for:    a message
+        produces: versions, handed to `swap`   unblocked by: the sender's `push` and `flip`
         """
         while True:
             for message in await inbox.read():
-                if not await self._is_the_learners(message.fence):
+                if not await self._is_current_learner(message.fence):
                     continue
                 match message:
                     case PushOffer():
-                        await self._consider(message, services)
+                        await self._on_offer(message, services)
                     case PushBegin():
-                        self._begin(message)
+                        self._on_begin(message)
                     case PushCancel():
-                        await self._cancel(message)
+                        await self._on_cancel(message)
                     case VersionLive():
-                        await self._flip(message.record, swap)
-                        if self._lacks(message.record):
+                        await self._serve(message.record, swap)
+                        if self._needs(message.record):
                             self._is_behind.set()
 
-    async def _is_the_learners(self, fence: int) -> bool:
-        """Only the buffer says who the learner is: a message may say anything."""
+    async def _is_current_learner(self, fence: int) -> bool:
+        """Whether the fence is the current one in the buffer. The fence in a message is not trusted."""
         if fence != self._fence:
             self._fence = await self._board.fence()
         return fence == self._fence
 
     async def _read_source(self) -> PackedSource | None:
-        """The learner that holds the run, if it has packed anything."""
+        """The current learner's packed versions; None when it has packed none."""
         source = await read_source(self._board, self._source.layout if self._source is not None else None)
         if source is not None:
             self._source = source
         return source
 
-    async def _stay_listed(self, swap: Swap) -> None:
+    async def _send_heartbeats(self, swap: Swap) -> None:
+        """
+        consumes: the live version in Redis       waits for:    a heartbeat interval
+        produces: the listing; a late `swap`      unblocked by: the clock
+        """
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await self._announce()
             # The live version in Redis decides; VersionLive only announces it sooner, and a learner may die before it.
             if (live := await self._board.live_version()) is not None:
-                self._raise_if_set_back(live)
-                await self._flip(live, swap)
-                if self._lacks(live) and time.monotonic() >= self._alone_from:
+                self._raise_if_run_was_lost(live)
+                await self._serve(live, swap)
+                if self._needs(live) and time.monotonic() >= self._next_catch_up_at:
                     self._is_behind.set()
 
-    def _raise_if_set_back(self, live: VersionRecord) -> None:
-        """Another learner counts from below what is served here: Redis and the run's folder were both lost. No version goes
-        back in a living worker, so it starts again and takes whatever is live then.
+    def _raise_if_run_was_lost(self, live: VersionRecord) -> None:
+        """Raise ServiceStopped when a new timeline counts from below the version served here: Redis and the run's folder were
+        both lost. A running worker never goes back to an older version, so it is restarted and takes the live one.
         """
         if live.version <= self.version and self._timeline not in ("", live.timeline):
             raise ServiceStopped(
@@ -206,54 +212,56 @@ class WeightReceiver:
                 f"version {live.version} of another is live now"
             )
 
-    async def _consider(self, offer: PushOffer, services: asyncio.TaskGroup) -> None:
+    async def _on_offer(self, offer: PushOffer, services: asyncio.TaskGroup) -> None:
         is_old = offer.fence == self._newest[0] and offer.generation <= self._newest[1]
         if self._member.id not in offer.to or is_old:
             return
         self._newest = offer.attempt
-        await self._let_go()
+        await self._abandon()
         if self.version >= offer.record.version:
             reason = f"already serves version {self.version}"
             await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=reason))
             return
-        begun: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
-        released = Event()
-        task = services.create_task(self._take(offer, begun, released), name="weight-intake")
-        self._taking = _Taking(offer=offer, task=task, begun=begun, released=released)
+        begin_received: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
+        abandoned = Event()
+        task = services.create_task(self._receive(offer, begin_received, abandoned), name="weight-intake")
+        self._attempt = _Attempt(offer=offer, task=task, begin_received=begin_received, abandoned=abandoned)
 
-    def _begin(self, begin: PushBegin) -> None:
-        taking = self._taking
-        if taking is None or begin.attempt != taking.offer.attempt or taking.begun.done():
+    def _on_begin(self, begin: PushBegin) -> None:
+        attempt = self._attempt
+        if attempt is None or begin.attempt != attempt.offer.attempt or attempt.begin_received.done():
             return
         if self._member.id in begin.members:
-            taking.begun.set_result(begin)
+            attempt.begin_received.set_result(begin)
         else:
-            taking.begun.cancel()
+            attempt.begin_received.cancel()
 
-    async def _take(self, offer: PushOffer, begun: asyncio.Future[PushBegin], released: Event) -> None:
-        # While a thread runs, what it writes to is its alone. If this task is cancelled that is left to it and to its timeouts:
-        # nothing can stop a blocked gloo operation, so nothing may wait for one.
+    async def _receive(self, offer: PushOffer, begin_received: asyncio.Future[PushBegin], abandoned: Event) -> None:
+        # A running thread owns the buffers that it writes to. When this task is cancelled, the thread is left to its timeouts:
+        # a blocked gloo operation cannot be stopped, so nothing may wait for it.
         try:
             source = await self._read_source()
             if source is None or source.fence != offer.fence:
-                raise WireError("the learner that offers it does not hold the run")
-            with _naming_the_model():
-                expected = await in_daemon_thread(lambda: self._intake.expect(offer.record, source), name="weight-offer")
+                raise WireError("the offer is not from the run's current learner")
+            with _explain_mismatch():
+                expected = await in_daemon_thread(
+                    lambda: self._parcels.expect_from_learner(offer.record, source), name="weight-offer"
+                )
             by_memory = tuple(expected.mapped)
             ready = PushReady(
                 **self._reply_to(offer),
                 by_memory=by_memory,
-                holds=self._intake.holds,
+                holds=self._parcels.holds,
                 is_short_of_descriptors=descriptors_are_scarce(),
             )
             await post(self._board, TO_LEARNER, ready)
             try:
-                begin = await begun
+                begin = await begin_received
                 self._staged = await in_daemon_thread(
-                    lambda: self._intake.receive(expected, begin, self._member.id, released), name="weight-intake"
+                    lambda: self._parcels.receive(expected, begin, self._member.id, abandoned), name="weight-intake"
                 )
             except BaseException:
-                expected.let_go()
+                expected.unlock()
                 raise
         except FleetMismatch as error:
             await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=str(error)))
@@ -263,95 +271,95 @@ class WeightReceiver:
         else:
             await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
 
-    async def _cancel(self, cancel: PushCancel) -> None:
+    async def _on_cancel(self, cancel: PushCancel) -> None:
         if cancel.attempt != self._newest or self._staged is not None:
             return
-        await self._let_go()
+        await self._abandon()
         failed = PushFailed(
-            fence=cancel.fence, generation=cancel.generation, member=self._member.id, reason="the attempt broke"
+            fence=cancel.fence, generation=cancel.generation, member=self._member.id, reason="the attempt was cancelled"
         )
         await post(self._board, TO_LEARNER, failed)
 
-    async def _let_go(self) -> None:
-        """Forget the attempt under way, what is being fetched alone, and whatever is staged but not served."""
-        self._fetching.set()
-        if self._taking is not None:
-            self._taking.released.set()
-            self._taking.task.cancel()
-            await asyncio.wait([self._taking.task])
-            self._taking = None
+    async def _abandon(self) -> None:
+        """Abandon the current attempt, the current catch-up, and a version that is staged but not served."""
+        self._fetch_abandoned.set()
+        if self._attempt is not None:
+            self._attempt.abandoned.set()
+            self._attempt.task.cancel()
+            await asyncio.wait([self._attempt.task])
+            self._attempt = None
         async with self._swapping:
             if self._staged is not None:
-                self._intake.recycle(self._staged)
+                self._parcels.recycle(self._staged)
                 self._staged = None
 
-    async def _flip(self, live: VersionRecord, swap: Swap) -> None:
+    async def _serve(self, live: VersionRecord, swap: Swap) -> None:
         async with self._swapping:
-            landing = self._staged
-            if landing is None or landing.expected.record != live or live.version <= self.version:
+            received = self._staged
+            if received is None or received.expected.record != live or live.version <= self.version:
                 return
-            await swap(live.version, landing.weights)
-            self._intake.recycle(landing)
+            await swap(live.version, received.weights)
+            self._parcels.recycle(received)
             self._staged = None
             self._member = replace(self._member, version=live.version)
             self._timeline = live.timeline
         await self._announce()
         _log.debug("serves new weights", member=self._member.id, version=live.version)
 
-    # -- alone ---------------------------------------------------------------------------------------------------------
+    # -- catching up -----------------------------------------------------------------------------------------------------
 
-    def _lacks(self, live: VersionRecord) -> bool:
-        on_its_way = self._staged is not None or (self._taking is not None and not self._taking.task.done())
-        return self.version < live.version and not on_its_way
+    def _needs(self, live: VersionRecord) -> bool:
+        is_coming = self._staged is not None or (self._attempt is not None and not self._attempt.task.done())
+        return self.version < live.version and not is_coming
 
     async def _stay_current(self, swap: Swap) -> None:
         """
-        consumes: signs of being behind                   waits for:    the start; a version that is live and not here
-        produces: the live version if it can; a WorkerHello     unblocked by: the learner's flip; a heartbeat
+        consumes: `_is_behind`                        waits for:    the start; a live version that is not served here
+        produces: the live version, a WorkerHello     unblocked by: VersionLive; a heartbeat
         """
         while True:
             await self._is_behind.wait()
             self._is_behind.clear()
-            if time.monotonic() >= self._alone_from and not await self._catch_up(swap):
-                self._alone_from = time.monotonic() + self._patience_s
-            await self._hello()  # either way: to whoever knew it before, it may have died
+            if time.monotonic() >= self._next_catch_up_at and not await self._try_catch_up(swap):
+                self._next_catch_up_at = time.monotonic() + self._retry_after_s
+            await self._hello()  # in either case: to the learner, this worker may have died
 
-    async def _catch_up(self, swap: Swap) -> bool:
-        """Whether the live version is here now, or on its way."""
+    async def _try_catch_up(self, swap: Swap) -> bool:
+        """Whether the live version is served or staged now, or a push is bringing it."""
         live, source = await self._board.live_version(), await self._read_source()
         if live is None:
             caught_up = False
-            with _naming_the_model():
-                await in_daemon_thread(lambda: self._catching_up.check(source), name="weight-catch-up")
+            with _explain_mismatch():
+                await in_daemon_thread(lambda: self._catch_up.check(source), name="weight-catch-up")
         else:
-            caught_up = not self._lacks(live) or await self._fetch(live, source, swap)
+            caught_up = not self._needs(live) or await self._fetch(live, source, swap)
         await self._announce(catches_up="")
         return caught_up
 
     async def _fetch(self, live: VersionRecord, source: PackedSource | None, swap: Swap) -> bool:
         await self._announce(catches_up=f"with version {live.version}")
         newest = self._newest
-        self._fetching = released = Event()
+        self._fetch_abandoned = abandoned = Event()
         try:
-            with _naming_the_model():
-                landing, where = await in_daemon_thread(
-                    lambda: self._catching_up.fetch(live, source, released), name="weight-catch-up"
+            with _explain_mismatch():
+                received, where = await in_daemon_thread(
+                    lambda: self._catch_up.fetch(live, source, abandoned), name="weight-catch-up"
                 )
         except WireError as error:
-            _log.info(f"waits for the learner to send weights: cannot come by version {live.version} alone ({error})")
+            _log.info(f"waiting for the learner to send weights: cannot fetch version {live.version} ({error})")
             return False
-        if self._newest != newest:  # an offer came meanwhile: the learner brings what is newest
-            self._intake.recycle(landing)
+        if self._newest != newest:  # an offer came meanwhile: the push brings the newest version
+            self._parcels.recycle(received)
             return True
-        self._staged = landing
+        self._staged = received
         now_live = await self._board.live_version()
         if now_live is not None:
-            await self._flip(now_live, swap)
+            await self._serve(now_live, swap)
         if self.version == live.version:
             _log.info(f"serves version {live.version}, from {where}")
-        if self._staged is not landing:
+        if self._staged is not received:
             return True
-        await self._let_go()  # the live version is newer by now
+        await self._abandon()  # a newer version is live by now
         return False
 
     async def _hello(self) -> None:

@@ -1,4 +1,4 @@
-"""Who needs weights: what the board lists, corrected by what this sender has seen of each member."""
+"""Which workers need weights: those that the board lists, corrected by what this sender has seen of each member."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from async_rl.protocols import Board, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspicion:
-    """Of a member that speaks, but did not take a version in when others could."""
+class _FailureRecord:
+    """A member that replies, but failed to receive a version that others received."""
 
     version: int
     failures: int
-    """In a row."""
+    """Consecutive ones."""
     not_before: float
-    is_out: bool = True
-    """Not counted on: until it asks for weights, or came by that version some other way."""
+    is_excluded: bool = True
+    """Not sent to, until it asks for weights, or has fetched that version some other way."""
 
 
 class Membership:
-    """A member needs a version when it serves an older one, is not settled for it, and can be counted on."""
+    """A member needs a version when it serves an older one, has no result for this one yet, and is expected to reply."""
 
     def __init__(self, board: Board, *, rest_s: float) -> None:
-        """`rest_s`: how long a member that failed twice in a row is left to itself; three times, twice as long."""
+        """`rest_s`: pause after two consecutive failures of a member; each further failure adds as much."""
         self._board = board
         self._rest_s = rest_s
         self._gpus: dict[str, str] = {}
-        """Of the members that were listed when somebody last asked who needs a version."""
+        """GPU of each member, from the last call of `members_behind`."""
         self._settled: dict[str, int] = {}
-        """The newest version that each member holds staged, or that was given up for it."""
+        """The newest version that each member has staged, or that was given up for it."""
         self._silent: set[str] = set()
-        """Did not answer when it should have. Listed until their lease runs out, and worth no further timeout."""
-        self._suspects: dict[str, _Suspicion] = {}
+        """Members that did not reply in time. They stay listed until their lease expires, but no push waits for them again."""
+        self._failures: dict[str, _FailureRecord] = {}
 
-    async def needy(self, version: int) -> list[str]:
+    async def members_behind(self, version: int) -> list[str]:
         members = await self._board.members()
         self._gpus = {member.id: member.gpu for member in members}
         return [
@@ -46,52 +46,52 @@ class Membership:
             and not member.catches_up
             and self._settled.get(member.id, -1) < version
             and member.id not in self._silent
-            and not self._is_out(member)
+            and not self._is_excluded(member)
         ]
 
     def gpus_of(self, members: Collection[str]) -> list[str]:
         return [self._gpus.get(member, "") for member in members]
 
     def is_trusted(self, member: str) -> bool:
-        """Worth waiting for. Who failed last time must be quick."""
-        return member not in self._suspects
+        """Whether to wait the full timeout for its reply; a member that failed last time gets a short one."""
+        return member not in self._failures
 
-    def staged(self, member: str, version: int) -> None:
+    def mark_staged(self, member: str, version: int) -> None:
         self._settled[member] = version
-        self._suspects.pop(member, None)
+        self._failures.pop(member, None)
 
-    def given_up(self, member: str, version: int) -> None:
+    def mark_given_up(self, member: str, version: int) -> None:
         self._settled[member] = version
 
-    def silent(self, member: str) -> None:
+    def mark_silent(self, member: str) -> None:
         self._silent.add(member)
 
-    def failed(self, member: str, version: int) -> None:
+    def mark_failed(self, member: str, version: int) -> None:
         self._silent.discard(member)
-        before = self._suspects.get(member)
+        before = self._failures.get(member)
         failures = before.failures + 1 if before is not None else 1
         rest_s = self._rest_s * (failures - 1)
-        self._suspects[member] = _Suspicion(version=version, failures=failures, not_before=time.monotonic() + rest_s)
+        self._failures[member] = _FailureRecord(version=version, failures=failures, not_before=time.monotonic() + rest_s)
 
-    def hello(self, member: str) -> None:
-        """It started (perhaps again, under the same id), or missed a version: it holds nothing of what we sent."""
+    def mark_started(self, member: str) -> None:
+        """The member started (perhaps again, under the same id) or missed a version: forget what was sent to it."""
         self._settled.pop(member, None)
         self._silent.discard(member)
-        suspicion = self._suspects.get(member)
+        suspicion = self._failures.get(member)
         if suspicion is not None and time.monotonic() >= suspicion.not_before:
-            self._suspects[member] = replace(suspicion, is_out=False)
+            self._failures[member] = replace(suspicion, is_excluded=False)
 
-    def spoke(self, member: str, *, failed_at: int | None) -> None:
-        """One that was silent until now may try again, unless all it says is that it could not keep up."""
+    def mark_spoke(self, member: str, *, failed_at: int | None) -> None:
+        """A silent member replied: send to it again, unless the reply was a failure (of version `failed_at`)."""
         if member not in self._silent:
             return
         if failed_at is None:
-            self.hello(member)
+            self.mark_started(member)
         else:
-            self.failed(member, failed_at)
+            self.mark_failed(member, failed_at)
 
-    def _is_out(self, member: Member) -> bool:
-        suspicion = self._suspects.get(member.id)
-        if suspicion is None or not suspicion.is_out:
+    def _is_excluded(self, member: Member) -> bool:
+        suspicion = self._failures.get(member.id)
+        if suspicion is None or not suspicion.is_excluded:
             return False
         return member.version < suspicion.version or time.monotonic() < suspicion.not_before

@@ -1,8 +1,8 @@
-"""What rank 0 has the other ranks do, over a store in the run's Redis.
+"""Orders from rank 0 to the other learner ranks, over a store in the run's Redis.
 
 rank 0                                  the store                                  rank k
-give(jobs) ───────────────────────────▶ FENCE/errands/N ─────────────────────────▶ follow
-outcome ◀────────────────────────────── FENCE/done/N/k ◀────────────────────────── what became of it
+post(orders) ─────────────────────────▶ FENCE/errands/N ─────────────────────────▶ follow
+wait_for_result ◀────────────────────── FENCE/done/N/k ◀────────────────────────── empty, or what failed
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from async_rl.supervision import ServiceThread
 from async_rl.transport.messages import Backend
 from async_rl.transport.wire.rendezvous import as_wire_error
 
-define("wire.errand")
+define("wire.order")
 
 WIRE_ORDERS = "errands"
-"""The name of their store among the run's (`GroupStores.open`). Workers have no business there."""
+"""Name of the orders' store among the run's stores (`GroupStores.open`). Workers may not open it."""
 
 _LOOK_UP = timedelta(seconds=2)
-"""How long a rank waits for an errand before it looks whether it should end: rank 0 may be gone without a word."""
+"""How long a rank waits for an order before it checks whether it should end: rank 0 may have died."""
 
 _AGAIN_S = 0.1
-"""After which an errand that cannot be read is read again: rank 0 writes over what somebody else has written."""
+"""Pause before an invalid order is read again: rank 0 overwrites what another process has written there."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteParcel:
-    """Write a parcel down, for workers that come when nobody can send it. Where: every rank's configuration says."""
+    """Write a parcel to the snapshot folder, which is part of every rank's configuration."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     parcel: int
@@ -50,45 +50,45 @@ class WriteParcel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendParcel:
-    """Bring a parcel to a cohort of workers."""
+    """Send a parcel to the members of a process group."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     parcel: int
     version: int
     group: str
     size: Annotated[int, Field(ge=2, le=100_000)]
-    """Of the group: the workers, and their sender."""
+    """Ranks of the group: the workers and their sender."""
     backend: Backend
     base: int
-    """The version that all of them hold, to which a difference may be sent; -1 if there is none."""
+    """The version that all members hold, so that a delta may be sent; -1: none."""
 
 
 WireOrder = SendParcel | WriteParcel
-_TOLD: TypeAdapter[list[WireOrder] | None] = TypeAdapter(list[WireOrder] | None)
-"""None: there will be no more."""
+_ORDERS: TypeAdapter[list[WireOrder] | None] = TypeAdapter(list[WireOrder] | None)
+"""None: no more orders will follow."""
 
 
 class WireOrders:
-    """One rank's end."""
+    """One rank's end of the store of orders."""
 
     def __init__(self, store: Store, rank: int, *, fence: int) -> None:
         self._store, self._rank, self._fence = store, rank, fence
         self._numbers = count()
-        """Two threads may give some out at the same time."""
+        """An iterator, because two threads may post at the same time."""
         self._following: ServiceThread | None = None
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
-    def give(self, errands: Sequence[WireOrder] | None) -> int:
-        """Returns the number to ask for their outcome with."""
+    def post(self, orders: Sequence[WireOrder] | None) -> int:
+        """Write orders to the store; returns the number for `wait_for_result`. None: no more will follow."""
         number = next(self._numbers)
-        with as_wire_error("the other ranks cannot be told"):
-            self._store.set(self._errand(number), _TOLD.dump_json(None if errands is None else list(errands)).decode())
+        with as_wire_error("orders cannot be written for the other learner ranks"):
+            self._store.set(self._order_key(number), _ORDERS.dump_json(None if orders is None else list(orders)).decode())
         return number
 
-    def outcome(self, number: int, rank: int, within_s: float) -> None:
-        """Returns when the rank has done its part; raises WireError when it could not."""
-        key = self._done(number, rank)
+    def wait_for_result(self, number: int, rank: int, within_s: float) -> None:
+        """Block until the rank has carried out its orders. Raises WireError when it failed, or after `within_s`."""
+        key = self._result_key(number, rank)
         with as_wire_error(f"learner rank {rank} does not answer"):
             self._store.wait([key], timedelta(seconds=within_s))
             problem = self._store.get(key).decode(errors="replace")
@@ -98,58 +98,62 @@ class WireOrders:
     # -- the others ----------------------------------------------------------------------------------------------------
 
     def follow(self, parcel: int | None, run: Callable[[WireOrder], None]) -> None:
-        """Run what rank 0 wants done with this rank's parcel, on a thread, until `close`."""
-        self._following = ServiceThread(lambda thread: self._follow(thread, parcel, run), name="weight-errands").start()
+        """Carry out the orders for this rank's parcel, on background threads, until `close`."""
+        self._following = ServiceThread(lambda thread: self._follow(thread, parcel, run), name="weight-orders").start()
 
     def close(self) -> None:
-        """Rank 0 has said before that there will be no more, so this does not wait; if it is gone, `_LOOK_UP` at most."""
+        """Stop. Call rank 0's first, then the others return at once; without rank 0 they take up to `_LOOK_UP`."""
         if self._following is not None:
             self._following.stop()
-            self._following.join()  # a process that ends while a thread of its is in the store is aborted
+            self._following.join()  # a process that ends while one of its threads uses the store is aborted
         elif self._rank == 0:
             with suppress(WireError):
-                self.give(None)
+                self.post(None)
 
     def _follow(self, thread: ServiceThread, parcel: int | None, run: Callable[[WireOrder], None]) -> None:
-        number, is_told_of = 0, -1
+        """
+        consumes: orders (the store)     waits for:    the next order
+        produces: results (the store)    unblocked by: rank 0; `close` within `_LOOK_UP`
+        """
+        number, last_invalid = 0, -1
         while not thread.is_stopping:
             try:
-                self._store.wait([self._errand(number)], _LOOK_UP)
-                text = self._store.get(self._errand(number))
-            except Exception:  # nothing to do for a while; or no Redis answers, and rank 0 decides what that means
+                self._store.wait([self._order_key(number)], _LOOK_UP)
+                text = self._store.get(self._order_key(number))
+            except Exception:  # no order for a while; or Redis is unreachable, which rank 0 handles
                 thread.pause(_AGAIN_S)
                 continue
             try:
-                told = _TOLD.validate_json(text)
+                orders = _ORDERS.validate_json(text)
             except ValidationError as error:
-                if is_told_of != number:
-                    is_told_of = number
-                    _log.warning("ignored what is no errand", number=number, problem=str(error).partition("\n")[0])
+                if last_invalid != number:
+                    last_invalid = number
+                    _log.warning("ignored an invalid order", number=number, problem=str(error).partition("\n")[0])
                 thread.pause(_AGAIN_S)
                 continue
-            if told is None:
+            if orders is None:
                 while not thread.pause(_LOOK_UP.total_seconds()):
                     pass
                 return
-            for errand in told:
-                if errand.parcel == parcel:  # on its own thread: one that waits for the dead delays no other
-                    threading.Thread(target=self._report, args=(number, errand, run), name="weight-errand", daemon=True).start()
+            for order in orders:
+                if order.parcel == parcel:  # on its own thread: an order that waits for dead workers must not delay the next
+                    threading.Thread(target=self._report, args=(number, order, run), name="weight-order", daemon=True).start()
             number += 1
 
-    def _report(self, number: int, errand: WireOrder, run: Callable[[WireOrder], None]) -> None:
-        failpoint("wire.errand")
+    def _report(self, number: int, order: WireOrder, run: Callable[[WireOrder], None]) -> None:
+        failpoint("wire.order")
         problem = ""
         try:
-            run(errand)
+            run(order)
         except Exception as error:
             problem = f"learner rank {self._rank}: {error}"
             if not isinstance(error, WireError):
-                _log.exception("an errand failed")
-        with suppress(Exception):  # no Redis answers: rank 0 hears that, or the silence
-            self._store.set(self._done(number, self._rank), problem)
+                _log.exception("an order failed")
+        with suppress(Exception):  # Redis is unreachable: rank 0 notices that itself, or times out
+            self._store.set(self._result_key(number, self._rank), problem)
 
-    def _errand(self, number: int) -> str:
+    def _order_key(self, number: int) -> str:
         return f"{self._fence}/errands/{number}"
 
-    def _done(self, number: int, rank: int) -> str:
+    def _result_key(self, number: int, rank: int) -> str:
         return f"{self._fence}/done/{number}/{rank}"

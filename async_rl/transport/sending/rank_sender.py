@@ -1,12 +1,12 @@
-"""Where a learner's versions leave from: every rank packs and sends its own parcel, rank 0 says when.
+"""One learner rank's end of the wire: every rank packs and sends its own parcel, on orders of rank 0.
 
     rank 0                                                        rank k
-    pack ── own parcel                                            pack ── own parcel
-    complete ◀───────────── what it packed, gathered by the learner ◀──┘
-    deliver, shelve ─────── errands, over the wire's store ──────▶ follow
+    pack_parcel                                                   pack_parcel
+    register_version ◀───── PackedParcel, gathered by the learner ─────┘
+    run_orders, write_snapshot ── orders, over the run's store ──▶ follow_orders
 
-Packing happens where the model is, between two steps; all else on threads, while training goes on. Every rank also serves what
-it packed to whoever comes for it (wire/http.py).
+Packing happens on the model's thread between two steps; everything else on other threads, during training. Every rank also
+serves its packed parcels to workers that pull them (wire/http.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
 from async_rl.transport import snapshot
-from async_rl.transport.delta.difference import pieces
+from async_rl.transport.delta.parcel_delta import split_parcel
 from async_rl.transport.digest import version_digest
 from async_rl.transport.packed_source import PackedParcel
 from async_rl.transport.packed_versions import PackedVersions
@@ -29,18 +29,18 @@ from async_rl.transport.parcel_transfer import ParcelSender
 from async_rl.transport.plan import WireLayout
 from async_rl.transport.sending.rank_orders import WireOrder, WireOrders, WriteParcel
 from async_rl.transport.wire.http import ParcelServer
-from async_rl.transport.wire.process_group import GroupRank, LinkPool, WireTimeouts
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool, WireTimeouts
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 
 
 class RankSender:
-    """One rank's end. `pack` and `complete` belong on the thread that owns the model; everything else on others."""
+    """Call `pack_parcel` and `register_version` on the thread that owns the model, everything else on others."""
 
     def __init__(
         self,
-        meeting: WireRendezvous,
-        errands: WireOrders,
+        rendezvous: WireRendezvous,
+        orders: WireOrders,
         layout: WireLayout,
         rank: int,
         device: torch.device,
@@ -49,107 +49,109 @@ class RankSender:
         snapshots: Path | None = None,
     ) -> None:
         self.layout = layout
-        self._meeting, self._errands = meeting, errands
+        self._rendezvous, self._orders = rendezvous, orders
         self._device = device
         self._timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
-        self._number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
-        self._outbox: PackedVersions | None = None
-        if self._number is not None:
-            self._outbox = PackedVersions(layout, layout.parcels[self._number], device, shared=wire.shared_memory)
-            self._courier = ParcelSender(self._outbox, pieces(layout, layout.parcels[self._number]), wire)
-            self._serving = ParcelServer(meeting.address, self._outbox.reading, self._timeouts.operation_s)
+        self._parcel_number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
+        self._versions: PackedVersions | None = None
+        if self._parcel_number is not None:
+            self._versions = PackedVersions(layout, layout.parcels[self._parcel_number], device, shared=wire.shared_memory)
+            self._parcel_sender = ParcelSender(self._versions, split_parcel(layout, layout.parcels[self._parcel_number]), wire)
+            self._server = ParcelServer(rendezvous.address, self._versions.open_version, self._timeouts.operation_s)
         self.snapshots = snapshots
-        """Where live versions are written down; None where they are not."""
+        """Folder for snapshots of live versions; None: no snapshots."""
         self._links = LinkPool(self._timeouts)
         self._closed = Event()
         self.packed: Mapping[int, tuple[PackedParcel, ...]] = {}
-        """By version, all parcels; rank 0's alone is filled. Replaced, never changed: other threads read it."""
+        """For each version all parcels; filled on rank 0 only. Replaced, never changed: other threads read it."""
 
-    def pack(self, version: int, held: HeldBoxes, *, keep: Collection[int] = ()) -> PackedParcel | None:
-        """Copy this rank's parcel of a version. Of the versions before it, only those in `keep` can still be delivered.
+    def pack_parcel(self, version: int, held: HeldBoxes, *, keep: Collection[int] = ()) -> PackedParcel | None:
+        """Copy this rank's parcel of a version. Of earlier versions, only those in `keep` can still be sent.
 
-        Returns what rank 0 needs for `complete`; None where the rank sends nothing.
+        Returns what rank 0 needs for `register_version`; None on a rank that sends nothing.
         """
-        if self._outbox is None:
+        if self._versions is None:
             return None
-        chunks, address = self._outbox.pack(version, held, keep=keep)
-        return PackedParcel(chunks=chunks, address=address, url=self._serving.url)
+        chunks, address = self._versions.add(version, held, keep=keep)
+        return PackedParcel(chunks=chunks, address=address, url=self._server.url)
 
     def parcel(self, version: int) -> torch.Tensor:
-        """This rank's, as it leaves."""
-        assert self._outbox is not None
-        return self._outbox.parcel(version)
+        """This rank's parcel of a version."""
+        assert self._versions is not None
+        return self._versions.parcel(version)
 
     @property
-    def num_differences(self) -> int:
-        """That this rank has sent instead of whole parcels."""
-        return self._courier.num_differences
+    def num_deltas(self) -> int:
+        """Deltas that this rank has sent instead of whole parcels."""
+        return self._parcel_sender.num_deltas
 
-    def follow(self) -> None:
-        """A rank above 0: start doing what rank 0 says, on a thread of its own, until `close`."""
-        self._errands.follow(self._number, lambda errand: self._run(errand, self._closed))
+    def follow_orders(self) -> None:
+        """For ranks above 0: carry out rank 0's orders on background threads, until `close`."""
+        self._orders.follow(self._parcel_number, lambda order: self._run_order(order, self._closed))
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
-    def complete(self, version: int, packed: Sequence[PackedParcel | None], *, keep: Collection[int] = ()) -> str:
-        """`packed`: what each rank's `pack` returned, in their order. Returns what `VersionRecord.digest` must be."""
+    def register_version(self, version: int, packed: Sequence[PackedParcel | None], *, keep: Collection[int] = ()) -> str:
+        """Make a version known that all ranks have packed; returns its digest, for `VersionRecord.digest`.
+
+        `packed`: what each rank's `pack_parcel` returned, in rank order.
+        """
         parcels = tuple(each for each in packed if each is not None)
         self.packed = {known: each for known, each in self.packed.items() if known in keep} | {version: parcels}
         return version_digest(self.layout.digest, [each.chunks for each in parcels])
 
-    def shelve(self, record: VersionRecord) -> None:
-        """Leave a snapshot of a version that is packed. Raises WireError when that fails."""
+    def write_snapshot(self, record: VersionRecord) -> None:
+        """Write a snapshot of a packed version, with the other ranks' help; blocks. Raises WireError when that fails."""
         assert self.snapshots is not None
         parcels = self.packed.get(record.version)
         if parcels is None:
             raise WireError(f"version {record.version} has been given up for newer ones")
         try:
             with snapshot.drafting(self.snapshots, record.version) as draft:
-                self.deliver(
-                    [WriteParcel(parcel=parcel, version=record.version) for parcel in range(len(parcels))], self._closed
-                )
+                orders = [WriteParcel(parcel=parcel, version=record.version) for parcel in range(len(parcels))]
+                self.run_orders(orders, self._closed)
                 chunks = tuple(each.chunks for each in parcels)
                 snapshot.commit(draft, snapshot.SnapshotManifest(record=record, layout=self.layout, chunks=chunks))
         except OSError as error:
             raise WireError(f"cannot write to {self.snapshots}: {error.strerror}") from error
 
-    def deliver(self, errands: Sequence[WireOrder], released: Event) -> None:
-        """All of them at once. Returns when everybody has everything; raises WireError when somebody has not."""
-        others = [errand for errand in errands if self._sender(errand) != 0]
-        number = self._errands.give(others) if others else -1
-        for errand in errands:
-            if self._sender(errand) == 0:
-                self._run(errand, released)
-        for sender in {self._sender(errand) for errand in others}:
-            self._errands.outcome(number, sender, self._timeouts.rendezvous_s)
+    def run_orders(self, orders: Sequence[WireOrder], abandoned: Event) -> None:
+        """Carry out orders on all ranks concurrently; blocks until all are done. Raises WireError when one failed."""
+        others = [order for order in orders if self._sender(order) != 0]
+        number = self._orders.post(others) if others else -1
+        for order in orders:
+            if self._sender(order) == 0:
+                self._run_order(order, abandoned)
+        for sender in {self._sender(order) for order in others}:
+            self._orders.wait_for_result(number, sender, self._timeouts.rendezvous_s)
 
     def close(self) -> None:
         self._closed.set()
-        self._errands.close()
-        if self._outbox is not None:
-            self._serving.close()
+        self._orders.close()
+        if self._versions is not None:
+            self._server.close()
         self._links.close()
 
     # -- every rank ----------------------------------------------------------------------------------------------------
 
-    def _run(self, errand: WireOrder, released: Event) -> None:
-        if isinstance(errand, WriteParcel):
-            self._shelve(errand)
+    def _run_order(self, order: WireOrder, abandoned: Event) -> None:
+        if isinstance(order, WriteParcel):
+            self._write_parcel(order)
             return
-        seat = GroupRank(group=errand.group, rank=0, size=errand.size, device=self._device, backend=errand.backend)
-        self._links.keep_only({errand.group})
-        with self._links.use(self._meeting, seat, released) as link:
-            self._courier.send(link, errand.version, errand.base)
+        place = GroupPlace(group=order.group, rank=0, size=order.size, device=self._device, backend=order.backend)
+        self._links.keep_only({order.group})
+        with self._links.use(self._rendezvous, place, abandoned) as link:
+            self._parcel_sender.send(link, order.version, order.base)
 
-    def _shelve(self, errand: WriteParcel) -> None:
-        """Into this rank's own folder: an errand names a version, never a path."""
-        if self._outbox is None or self.snapshots is None:
+    def _write_parcel(self, order: WriteParcel) -> None:
+        """Write to the folder of this rank's configuration: an order names a version, never a path."""
+        if self._versions is None or self.snapshots is None:
             raise WireError("this rank's configuration names no folder for snapshots (wire.snapshots)")
         try:
-            with self._outbox.reading(errand.version) as data:
-                snapshot.write_parcel(snapshot.draft_of(self.snapshots, errand.version), errand.parcel, self.layout, data)
+            with self._versions.open_version(order.version) as data:
+                snapshot.write_parcel(snapshot.draft_of(self.snapshots, order.version), order.parcel, self.layout, data)
         except OSError as error:
             raise WireError(f"cannot write to {self.snapshots}: {error.strerror}") from error
 
-    def _sender(self, errand: WireOrder) -> int:
-        return self.layout.parcels[errand.parcel].sender
+    def _sender(self, order: WireOrder) -> int:
+        return self.layout.parcels[order.parcel].sender

@@ -1,4 +1,4 @@
-"""What a learner hears of its workers: their last word in the attempt under way, and whose voice is gone."""
+"""The workers' replies to the sender: the last reply of each member in the current attempt, and which members are gone."""
 
 from __future__ import annotations
 
@@ -29,67 +29,73 @@ class Replies:
         self._version = -1
         self._left: set[str] = set()
         self._lapsed: set[str] = set()
-        """Members of the attempt that are not listed any more."""
-        self._news = asyncio.Condition()
-        self.replies: dict[str, Reply] = {}
-        """The last word of each member in the attempt."""
-        self.num_heard = 0
+        """Members of the attempt whose listing expired."""
+        self._changed = asyncio.Condition()
+        self.last: dict[str, Reply] = {}
+        """The last reply of each member in the attempt."""
+        self.num_messages = 0
 
-    def begin(self, attempt: tuple[int, int], record: VersionRecord) -> None:
-        """From here on what belongs to an attempt before this one counts no more."""
+    def start_attempt(self, attempt: tuple[int, int], record: VersionRecord) -> None:
+        """Start an attempt: replies to earlier ones are ignored from here on."""
         self._attempt, self._version = attempt, record.version
-        self.replies, self._lapsed = {}, set()
+        self.last, self._lapsed = {}, set()
 
-    async def until(self, reached: Callable[[], bool], wait_s: float | None = None) -> None:
-        """Or until the time is up."""
+    async def wait_until(self, reached: Callable[[], bool], wait_s: float | None = None) -> None:
+        """Wait until `reached()` holds, `wait_s` at most; it is checked at every message."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s), self._news:
-                await self._news.wait_for(reached)
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(reached)
 
-    def said_goodbye(self, member: str) -> bool:
+    def has_left(self, member: str) -> bool:
         return member in self._left
 
     def is_gone(self, member: str) -> bool:
-        """There will be no answer: it left, or its listing ran out."""
+        """Whether no reply will come: the member left, or its listing expired."""
         return member in self._left or member in self._lapsed
 
     def has_failed(self, member: str) -> bool:
-        return isinstance(self.replies.get(member), PushFailed)
+        return isinstance(self.last.get(member), PushFailed)
 
     def all_answered(self, members: Collection[str]) -> bool:
-        return all(member in self.replies or self.is_gone(member) for member in members)
+        return all(member in self.last or self.is_gone(member) for member in members)
 
     def all_reported(self, members: Collection[str]) -> bool:
-        return all(isinstance(self.replies.get(member), PushStaged | PushFailed) or self.is_gone(member) for member in members)
+        return all(isinstance(self.last.get(member), PushStaged | PushFailed) or self.is_gone(member) for member in members)
 
     async def listen(self, inbox: Inbox[ToLearner]) -> None:
-        """consumes: what members say     produces: news, for whoever waits on it     unblocked by: any message"""
+        """
+        consumes: workers' messages        waits for:    a message
+        produces: replies, wake-ups        unblocked by: any worker
+        """
         while True:
             for message in await inbox.read():
-                async with self._news:
-                    self._hear(message)
-                    self.num_heard += 1
-                    self._news.notify_all()
+                async with self._changed:
+                    self._record(message)
+                    self.num_messages += 1
+                    self._changed.notify_all()
 
     async def watch_listing(self, members: Collection[str]) -> None:
-        """consumes: the list of members     produces: news of those that fell off it     unblocked by: a heartbeat"""
+        """
+        consumes: the board's members      waits for:    a heartbeat interval
+        produces: expired listings         unblocked by: the clock
+        """
         while True:
             listed = {member.id for member in await self._board.members()}
-            async with self._news:
+            async with self._changed:
                 self._lapsed = set(members) - listed
-                self._news.notify_all()
+                self._changed.notify_all()
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _hear(self, message: ToLearner) -> None:
+    def _record(self, message: ToLearner) -> None:
         if isinstance(message, WorkerLeft):
             self._left.add(message.member)
-            self._membership.silent(message.member)
+            self._membership.mark_silent(message.member)
             return
         if isinstance(message, WorkerHello):
             self._left.discard(message.member)
-            self._membership.hello(message.member)
+            self._membership.mark_started(message.member)
             return
-        self._membership.spoke(message.member, failed_at=self._version if isinstance(message, PushFailed) else None)
-        # The first failure says why; a later one only that the attempt was called off.
+        self._membership.mark_spoke(message.member, failed_at=self._version if isinstance(message, PushFailed) else None)
+        # The first failure has the cause; a later one only says that the attempt was cancelled.
         if message.attempt == self._attempt and not self.has_failed(message.member):
-            self.replies[message.member] = message
+            self.last[message.member] = message

@@ -1,4 +1,4 @@
-"""When live versions are written down."""
+"""Writes snapshots of live versions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _log = structlog.get_logger(__name__)
 
 
 class SnapshotService:
-    def __init__(self, depot: RankSender, every: int) -> None:
-        self._depot, self._every = depot, every
+    def __init__(self, rank_sender: RankSender, every: int) -> None:
+        self._rank_sender, self._every = rank_sender, every
         self._live: VersionRecord | None = None
         self._num_live = 0
         self._is_due = asyncio.Event()
 
     def went_live(self, record: VersionRecord) -> None:
-        """Repeating it is harmless."""
-        if self._depot.snapshots is None or record == self._live:
+        """Note a live version; a repeated call has no effect."""
+        if self._rank_sender.snapshots is None or record == self._live:
             return
         self._live, self._num_live = record, self._num_live + 1
         if (self._num_live - 1) % self._every == 0:
@@ -31,8 +31,8 @@ class SnapshotService:
 
     async def run(self) -> None:
         """
-        consumes: live versions    waits for:    every so-manyth of them
-        produces: snapshots        unblocked by: `went_live`; what is live by the time that the last one is written
+        consumes: live versions    waits for:    every Nth live version (`wire.snapshot_every`)
+        produces: snapshots        unblocked by: `went_live`; a snapshot takes the version that is live when it begins
         """
         while True:
             await self._is_due.wait()
@@ -41,11 +41,13 @@ class SnapshotService:
                 await self._write(record)
 
     async def _write(self, record: VersionRecord) -> None:
-        writing = asyncio.ensure_future(in_daemon_thread(lambda: self._depot.shelve(record), name="weight-snapshot"))
+        writing = asyncio.ensure_future(
+            in_daemon_thread(lambda: self._rank_sender.write_snapshot(record), name="weight-snapshot")
+        )
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])  # a process that ends while a thread of its is in a store is aborted
+            await asyncio.wait([writing])  # a process that ends while one of its threads uses a store is aborted
             raise
         except WireError as error:
-            _log.warning("left no snapshot", version=record.version, reason=str(error))
+            _log.warning("could not write a snapshot", version=record.version, reason=str(error))

@@ -1,1 +1,1 @@
-"""How bytes travel: process groups, HTTP, shared memory, CUDA IPC."""
+"""Transports for parcels: process groups, HTTP, shared memory, CUDA IPC."""

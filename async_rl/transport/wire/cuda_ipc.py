@@ -1,7 +1,7 @@
-"""A GPU's memory in another process that uses the same GPU: CUDA's own handles, written down as data.
+"""Shares a GPU's memory with other processes on the same GPU, with CUDA IPC handles serialized as JSON.
 
-The handles come from torch, which keeps the memory from being given to somebody else while a process has it open. Nothing here
-orders reads and writes: the owner is done writing when it tells of the memory, and its readers hold a lock (memory.py).
+The handles come from torch, which does not reuse the memory while another process has it open. Nothing here orders reads and
+writes: the owner has finished writing when it publishes the address, and readers hold a lock (shared_memory.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict
 from async_rl.transport.wire.gpus import gpu_of
 
 
-class _Card(BaseModel):
-    """What another process needs to know."""
+class _CudaHandle(BaseModel):
+    """Everything another process needs to open the memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     gpu: str
@@ -29,17 +29,17 @@ class _Card(BaseModel):
 
 
 def describe(data: torch.Tensor) -> bytes:
-    """Raises RuntimeError where the system does not let processes share a GPU's memory."""
+    """A handle to the memory, as JSON. Raises RuntimeError where the system cannot share a GPU's memory."""
     storage: Any = data.untyped_storage()  # torch's stubs leave these methods out
     _, handle, num_bytes, offset, counter, counter_offset, event, wait_for_event = storage._share_cuda_()
     fields = {"handle": handle, "num_bytes": num_bytes, "offset": offset, "counter": counter}
     fields |= {"counter_offset": counter_offset, "event": event, "wait_for_event": wait_for_event}
-    return _Card.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
+    return _CudaHandle.model_construct(gpu=gpu_of(data.device), **fields).model_dump_json().encode()
 
 
-def opened(card: bytes, device: torch.device) -> torch.Tensor | None:
-    """The same bytes, seen from here; None on another GPU. Raises RuntimeError or ValueError where it cannot be opened."""
-    told = _Card.model_validate_json(card)
+def open_handle(handle: bytes, device: torch.device) -> torch.Tensor | None:
+    """The shared memory as a tensor; None on another GPU. Raises RuntimeError or ValueError when it cannot be opened."""
+    told = _CudaHandle.model_validate_json(handle)
     if device.type != "cuda" or told.gpu != gpu_of(device):
         return None
     torch.cuda.init()

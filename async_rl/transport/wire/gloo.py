@@ -1,11 +1,11 @@
-"""Process groups over gloo that nobody else reaches once they are built.
+"""gloo process groups that stop listening once they are connected.
 
-gloo listens at a port for as long as a group lives. It asks nobody who connects for anything, keeps a descriptor for each
-connection that never says what it is for, and ends the process when there are no more descriptors: a port scan is enough. But
-all members of a group are connected to each other when it is built, and then the listener is of no more use. torch has no way
-to close it. So another socket, which has no address, is put in its place: under the same number, in the same epoll.
+gloo listens on a port for as long as a group lives. It authenticates no connection, keeps a descriptor for each one that sends
+nothing, and ends the process when descriptors run out: a port scan is enough. But all members of a group are connected to
+each other once it is built, and the listener is not needed any more. torch cannot close it. So this module replaces it by a
+socket without an address: under the same descriptor, in the same epoll.
 
-Only Linux says what an epoll watches (/proc/self/fdinfo). Elsewhere the listeners stay.
+Only Linux lists what an epoll watches (/proc/self/fdinfo). On other systems the listeners stay open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from torch.distributed import ProcessGroupGloo, Store  # pyright: ignore[reportPrivateImportUsage]
 
 _OPENING = Lock()
-"""What appears while one device is opened is that device's."""
+"""Held while one device is opened, so that a new listener is known to be that device's."""
 
 _OURS = Path("/proc/self")
 
@@ -35,10 +35,10 @@ _OURS = Path("/proc/self")
 def connect(
     store: Store, rank: int, size: int, *, host: str, timeout: timedelta, connections: int = 1, threads: int = 2
 ) -> ProcessGroupGloo:
-    """Build a group with the members that call this over the same store.
+    """Build a group with the other members that call this with the same store; blocks until all are connected.
 
-    `host` is the address at which this end listens until all are connected. Each pair of members has `connections`, each with
-    a thread that serves it; gloo takes them in turn. `threads` run the operations.
+    `host`: the address at which this end listens meanwhile. `connections`: per pair of members, each with a thread of its own;
+    gloo uses them round-robin. `threads`: run the operations.
     """
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._timeout = timeout
@@ -53,7 +53,7 @@ def connect(
 
 @contextmanager
 def closed_listeners() -> Iterator[None]:
-    """For groups that are built within by torch's own means, as Megatron's are: in the end they do not listen any more.
+    """Close the listeners of gloo groups that torch itself builds inside the context, as Megatron's are.
 
     Not for groups that connect later (TORCH_GLOO_LAZY_INIT).
     """
@@ -67,16 +67,16 @@ def closed_listeners() -> Iterator[None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
     device: Any
-    """gloo's: a listener, and a thread that waits on an epoll."""
+    """gloo's device: a listener, and a thread that waits on an epoll."""
     listener: _Listener | None
-    """None where it is not known."""
+    """None: it was not found."""
 
     @classmethod
     def open(cls, host: str) -> _Device:
         with _OPENING:
             before = {each.inode for each in _watched_listeners()}
             device = ProcessGroupGloo.create_device(hostname=host)
-            # The other thing that it watches wakes its thread up.
+            # The epoll watches two descriptors: the listener, and one that wakes the thread.
             found = [each for each in _watched_listeners() if each.inode not in before and each.num_watched == 2]
         return cls(device=device, listener=found[0] if len(found) == 1 else None)
 
@@ -90,21 +90,21 @@ class _Listener:
     epoll: int
     """The descriptor of the epoll that watches it."""
     number: int
-    """Its own."""
+    """The listener's descriptor."""
     inode: str
-    """Which socket it is."""
+    """Identifies the socket."""
     num_watched: int
-    """By its epoll."""
+    """Descriptors that the epoll watches."""
 
     def close(self) -> None:
         with _unreachable() as other:
-            os.dup2(other.fileno(), self.number, inheritable=False)  # closes gloo's, which so leaves the epoll
+            os.dup2(other.fileno(), self.number, inheritable=False)  # closes gloo's socket, which removes it from the epoll
         with select.epoll.fromfd(os.dup(self.epoll)) as epoll:
-            epoll.register(self.number, 0)  # gloo takes it out in the end, and aborts the process if it is not there
+            epoll.register(self.number, 0)  # gloo removes it at the end, and aborts the process if it is missing
 
 
 def _epolls() -> set[int]:
-    """Their descriptors; none where the system does not say."""
+    """The process' epoll descriptors; empty on systems that do not list them."""
     found: set[int] = set()
     with suppress(OSError):
         for link in (_OURS / "fd").iterdir():
@@ -115,7 +115,7 @@ def _epolls() -> set[int]:
 
 
 def _watched_listeners() -> list[_Listener]:
-    """Of each epoll that watches one listener."""
+    """The listeners of all epolls that watch exactly one."""
     found: list[_Listener] = []
     for epoll in _epolls():
         with suppress(OSError):
@@ -140,13 +140,15 @@ def _is_listening(number: int) -> bool:
 
 
 def _unreachable() -> socket.socket:
-    """Listens, as gloo expects of it, under a name that is gone."""
+    """A listening Unix socket, as gloo expects, whose name is already deleted."""
     other = socket.socket(socket.AF_UNIX)
     other.setblocking(False)
     with TemporaryDirectory(prefix="async-rl-") as folder:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            other.bind(f"/proc/self/fd/{handle}/none")  # a name may have 107 bytes only, and the folder's may be longer
+            other.bind(
+                f"/proc/self/fd/{handle}/none"
+            )  # a socket's name has at most 107 bytes, and the folder's path may be longer
         finally:
             os.close(handle)
     other.listen(0)

@@ -1,4 +1,4 @@
-"""Which GPUs are one and the same: device numbers depend on what each process may see."""
+"""Identifies GPUs across processes: device numbers depend on what each process may see, UUIDs do not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from async_rl.transport.messages import Backend
 
 
 def gpu_of(device: torch.device) -> str:
-    """What `Member.gpu` holds."""
+    """The GPU's UUID (`Member.gpu`); empty for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def backend_among(gpus: Sequence[str]) -> Backend:
-    """For ranks with these GPUs: NCCL refuses two on one GPU, and has no place for a rank without one."""
+    """The backend for ranks with these GPUs: NCCL refuses two ranks on one GPU, and ranks without a GPU."""
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"

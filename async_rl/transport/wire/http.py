@@ -1,11 +1,11 @@
-"""Packed parcels over HTTP, for workers that come between two pushes: nobody waits for them and they disturb no push.
+"""Serves packed parcels over HTTP, for workers that join between two pushes. No push waits for them.
 
-    GET /SECRET/VERSION   Range: bytes=0-33554431   ──▶   206, straight from the memory where the rank packed it
-                                                    ──▶   404, when the version has been given up for newer ones
+    GET /SECRET/VERSION   Range: bytes=0-33554431   ──▶   206, straight from the rank's packed memory
+                                                    ──▶   404, when the version was dropped for newer ones
 
-A version cannot be written over while a part of it is being sent, and a part has one operation timeout to get through: so a
-slow reader keeps its memory no longer than that. What it has pulled until then it throws away. So do those of a crowd that is
-too large to be served in that time: the next push serves any number at once.
+A version is not overwritten while a part of it is being sent, and a part must be sent within one operation timeout: a slow
+reader blocks the memory no longer than that, then starts over. The same happens to readers that are too many to be served in
+that time; the next push serves any number of them at once.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from async_rl.supervision import ServiceThread
 from async_rl.transport.wire.rendezvous import as_wire_error
 
 Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
-"""Of a version. Raises WireError when it is not there any more."""
+"""Opens a version's parcel for reading. Raises WireError when the version was dropped."""
 
 _AT_ONCE = 8
-"""Parts on their way at the same time; more would only make each slower."""
+"""Parts sent concurrently; more would only make each slower."""
 
 _CONNECTIONS = 64
-"""More are closed at once: each costs a thread and a descriptor before it has said anything."""
+"""Open connections; further ones are closed at once. Each costs a thread and a descriptor before it is authenticated."""
 
 _REQUEST_S = 2.0
-"""Within which a connection says what it wants: who knows the secret says it at once."""
+"""Time limit for receiving a request; workers send theirs at once."""
 
 _NO_DESCRIPTORS_S = 0.1
-"""Until the next try to accept a connection, when there are no descriptors left."""
+"""Pause before accepting again when file descriptors have run out."""
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class ParcelServer:
-    """One rank's server, on threads of its own, until `close`."""
+    """Serves one rank's parcels on background threads until `close`."""
 
     def __init__(self, address: str, reading: Reading, timeout_s: float) -> None:
-        """Listens at `address` only, at a port of the system's choice."""
+        """Listens at `address` only, at a port chosen by the system. Raises WireError when it cannot."""
         self._address, secret = address, secrets.token_urlsafe(16)
         try:
             self._server = _Server(address, secret, reading, timeout_s)
@@ -61,13 +61,13 @@ class ParcelServer:
             raise WireError(f"cannot serve weights at {address}: {error}") from error
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/{secret}"
-        """Whoever knows it can read the weights, and nobody else."""
+        """Contains the secret: knowing the URL is necessary and sufficient to read the weights."""
         self._thread = ServiceThread(lambda _: self._server.accept(), name="weight-serving").start()
 
     def close(self) -> None:
         self._server.closing.set()
         self._thread.stop()
-        socket.create_connection((self._address, self._server.server_port)).close()  # wakes it up
+        socket.create_connection((self._address, self._server.server_port)).close()  # wakes the accepting thread
         self._thread.join()
         self._server.server_close()
 
@@ -128,7 +128,7 @@ class _ParcelRequestHandler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(secret.encode(), self._served_by.secret.encode()) or not version.isdecimal():
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        self.connection.settimeout(self._served_by.timeout_s)  # for all of the answer
+        self.connection.settimeout(self._served_by.timeout_s)  # for the whole response
         with self._served_by.places:
             try:
                 with self._served_by.reading(int(version)) as parcel:
@@ -159,28 +159,31 @@ def pull(
     data: torch.Tensor,
     part_bytes: int,
     timeout_s: float,
-    released: Event,
-    landed: Callable[[int], None],
+    abandoned: Event,
+    on_received: Callable[[int], None],
 ) -> None:
-    """A parcel into `data`, part by part. `landed` hears how many bytes have arrived so far."""
+    """Pull a parcel into `data`, part by part. `on_received` is called with the bytes received so far.
+
+    Raises WireError when the version is gone, when a part takes longer than `timeout_s`, or once `abandoned` is set.
+    """
     where = urlsplit(url)
     for start in range(0, len(data), part_bytes):
-        if released.is_set():
-            raise WireError("nobody waits for it any more")
+        if abandoned.is_set():
+            raise WireError("it was cancelled")
         part = data[start : start + part_bytes]
         with as_wire_error(f"cannot pull version {version} from {where.hostname}"):
             host = part if part.device.type == "cpu" else torch.empty_like(part, device="cpu")
             _get(where.hostname or "", where.port or 0, f"{where.path}/{version}", start, host, timeout_s)
             if host is not part:
                 part.copy_(host)
-        landed(start + len(part))
+        on_received(start + len(part))
 
 
 def _get(host: str, port: int, path: str, start: int, part: torch.Tensor, timeout_s: float) -> None:
     connection = HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers={"Range": f"bytes={start}-{start + len(part) - 1}"})
-        with connection.getresponse() as answer:  # which holds the socket, also when the connection is closed
+        with connection.getresponse() as answer:  # the response keeps the socket open even when the connection is closed
             if answer.status != HTTPStatus.PARTIAL_CONTENT:
                 raise RuntimeError(answer.reason)
             view, filled = part.numpy().data, 0

@@ -1,11 +1,11 @@
-"""One sender's parcels to many workers over a torch process group of its own: NCCL where each has a GPU to himself, else gloo.
+"""Broadcasts a sender's parcel to many workers over a torch process group: NCCL if each rank has its own GPU, else gloo.
 
     sender, rank 0                        workers, rank 1 ... n
-    Link.open ◀────── rendezvous ───────▶ Link.open       once, for as long as the cohort stays the same
-    send_parcel ───── broadcasts ───────▶ receive_parcel  for every version; ends with an all-reduce: all have all
+    Link.open ◀────── rendezvous ───────▶ Link.open       once, reused while the members stay the same
+    send_whole ────── broadcasts ───────▶ receive_whole   for every version; ends with a barrier
 
-After any failure a link is poison: it is aborted, and the next attempt meets under a new name. The groups are built directly,
-never registered: the process's default group is somebody else's. Everything here blocks; it is called on a thread.
+After any failure a link is aborted, and the next attempt builds a group of another name. The groups are built directly and
+never registered: the process's default group belongs to Megatron. Everything here blocks; call it on a thread.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from async_rl.transport.wire import gloo
 from async_rl.transport.wire.rendezvous import WireRendezvous, as_wire_error
 
 _DEPTH = 3
-"""Transfers under way at once, each over a connection of its own where gloo carries them: one alone does not fill the way."""
+"""Transfers in flight; with gloo each has its own connection, because one does not use the whole bandwidth."""
 
 _SMALL = 8
-"""Members, with the sender, of a group that has so many connections for each pair. In larger ones a pair has one: gloo connects
-everybody with everybody before anything can be sent, and a tree of receivers keeps the way filled.
+"""Ranks up to which a group has `_DEPTH` connections per pair. Larger groups have one: gloo connects every pair before anything
+can be sent, and a broadcast tree uses the whole bandwidth anyway.
 """
 
 _WATCHDOG = timedelta(days=1)
@@ -49,11 +49,11 @@ class WireTimeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRank:
-    """One end's place in a group."""
+class GroupPlace:
+    """One end's rank in a process group."""
 
     group: str
-    """Its name in the store: no other group ever has it."""
+    """The group's name in the store, never used again."""
     rank: int
     size: int
     device: torch.device
@@ -61,34 +61,34 @@ class GroupRank:
 
 
 OnReceived = Callable[[int], None]
-"""Told how many bytes of a parcel have arrived so far, in order: they are verified while the next are on their way."""
+"""Called with the number of bytes of a parcel received so far, in order: they are verified while the next are in flight."""
 
 
 class Link:
-    """A process group that turns whatever torch raises into WireError, with a deadline on every operation."""
+    """A process group with a deadline on every operation, whose failures are raised as WireError."""
 
-    def __init__(self, group: Any, seat: GroupRank, timeouts: WireTimeouts, released: Event) -> None:
+    def __init__(self, group: Any, place: GroupPlace, timeouts: WireTimeouts, abandoned: Event) -> None:
         self._group = group
-        self._seat = seat
+        self._place = place
         self._operation_s = timeouts.operation_s
-        self.released = released
-        """Set when nobody waits for this end any more."""
+        self.abandoned = abandoned
+        """Set once no caller waits for the result; pending NCCL operations then fail at once."""
         self.bytes_per_s = 0.0
-        """At which the last whole parcel travelled; 0 before the first."""
+        """Speed of the last whole parcel; 0 before the first."""
 
     @classmethod
-    def open(cls, meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts, released: Event) -> Link:
+    def open(cls, rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts, abandoned: Event) -> Link:
         with as_wire_error("rendezvous"):
-            _call_the_roll(meeting, seat, timeouts)
-            group = _nccl(meeting, seat, timeouts) if seat.backend == "nccl" else _gloo(meeting, seat, timeouts)
-        link = cls(group, seat, timeouts, released)
-        if seat.backend == "nccl":  # it builds its communicator at the first operation
-            link.wait(link.begin_agreement(timeouts.rendezvous_s), timeouts.rendezvous_s)
+            _wait_for_members(rendezvous, place, timeouts)
+            group = _nccl(rendezvous, place, timeouts) if place.backend == "nccl" else _gloo(rendezvous, place, timeouts)
+        link = cls(group, place, timeouts, abandoned)
+        if place.backend == "nccl":  # it builds its communicator at the first operation
+            link.wait(link.begin_barrier(timeouts.rendezvous_s), timeouts.rendezvous_s)
         return link
 
-    def number(self, value: int) -> torch.Tensor:
-        """To be broadcast."""
-        return torch.tensor([value], device=self._seat.device if self._seat.backend == "nccl" else "cpu")
+    def scalar(self, value: int) -> torch.Tensor:
+        """A one-element tensor on the device that the backend broadcasts from."""
+        return torch.tensor([value], device=self._place.device if self._place.backend == "nccl" else "cpu")
 
     def broadcast(self, data: torch.Tensor) -> Work:
         options = BroadcastOptions()
@@ -99,15 +99,15 @@ class Link:
 
     def wait(self, work: Work, within_s: float | None = None) -> None:
         with as_wire_error("transfer"):
-            if self._seat.backend == "nccl":
+            if self._place.backend == "nccl":
                 self._wait_on_host(work, within_s if within_s is not None else self._operation_s)
             work.wait()
 
-    def begin_agreement(self, within_s: float | None = None) -> Work:
-        """Complete once every rank has come here."""
+    def begin_barrier(self, within_s: float | None = None) -> Work:
+        """Start an all-reduce that completes once every rank has called this."""
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=within_s if within_s is not None else self._operation_s)
-        where = self._seat.device if self._seat.backend == "nccl" else "cpu"
+        where = self._place.device if self._place.backend == "nccl" else "cpu"
         with as_wire_error("all-reduce"):
             return self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=where)], options)
 
@@ -121,31 +121,31 @@ class Link:
         # NCCL's wait() returns once the operation is queued; only the host can give up on one that never ends.
         deadline = time.monotonic() + within_s
         while not work.is_completed():
-            if self.released.is_set() or time.monotonic() > deadline:
+            if self.abandoned.is_set() or time.monotonic() > deadline:
                 raise RuntimeError(f"not complete after {within_s:g} s")
             time.sleep(0.0005)
 
 
 class LinkPool:
-    """The groups of one end, kept from version to version as long as its cohorts stay the same."""
+    """One end's links, kept from version to version while their groups keep their members."""
 
     def __init__(self, timeouts: WireTimeouts) -> None:
         self._timeouts = timeouts
         self._idle: dict[str, Link] = {}
 
     @contextmanager
-    def use(self, meeting: WireRendezvous, seat: GroupRank, released: Event) -> Iterator[Link]:
-        """Whoever fails within, ends the link."""
-        link = self._idle.pop(seat.group, None)
+    def use(self, rendezvous: WireRendezvous, place: GroupPlace, abandoned: Event) -> Iterator[Link]:
+        """An idle link of that group, or a new one. An exception inside the context aborts the link."""
+        link = self._idle.pop(place.group, None)
         if link is None:
-            link = Link.open(meeting, seat, self._timeouts, released)
-        link.released = released
+            link = Link.open(rendezvous, place, self._timeouts, abandoned)
+        link.abandoned = abandoned
         try:
             yield link
         except BaseException:
             link.abort()
             raise
-        self._idle[seat.group] = link
+        self._idle[place.group] = link
 
     def keep_only(self, groups: Collection[str]) -> None:
         for name in self._idle.keys() - set(groups):
@@ -155,16 +155,16 @@ class LinkPool:
         self.keep_only(())
 
 
-def send_parcel(link: Link, data: torch.Tensor, transfer_bytes: int) -> None:
+def send_whole(link: Link, data: torch.Tensor, transfer_bytes: int) -> None:
     _move(link, data, transfer_bytes, lambda _: None)
 
 
-def receive_parcel(link: Link, data: torch.Tensor, transfer_bytes: int, landed: Callable[[int], None]) -> None:
-    """`landed` hears how many bytes have arrived so far, while the next are on the wire."""
-    _move(link, data, transfer_bytes, landed)
+def receive_whole(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: Callable[[int], None]) -> None:
+    """`on_received` is called with the bytes received so far, while the next are in flight."""
+    _move(link, data, transfer_bytes, on_received)
 
 
-def _move(link: Link, data: torch.Tensor, transfer_bytes: int, landed: Callable[[int], None]) -> None:
+def _move(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: Callable[[int], None]) -> None:
     under_way: deque[tuple[Work, int]] = deque()
     stop = 0
 
@@ -178,37 +178,37 @@ def _move(link: Link, data: torch.Tensor, transfer_bytes: int, landed: Callable[
             stop = finish_oldest()
         part = data[start : start + transfer_bytes]
         under_way.append((link.broadcast(part), start + len(part)))
-        landed(stop)  # with as much under way as there can be
+        on_received(stop)  # with the pipeline full
     while under_way:
-        landed(stop)
+        on_received(stop)
         stop = finish_oldest()
-    agreement = link.begin_agreement()  # nobody takes a group apart that another still receives from
-    landed(stop)
-    link.wait(agreement)
+    barrier = link.begin_barrier()  # no end closes the group while another still receives
+    on_received(stop)
+    link.wait(barrier)
 
 
-def _call_the_roll(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> None:
-    # Building a group may rightly take long (NCCL) and cannot be interrupted: so first see, quickly, that everybody is there.
-    meeting.store.set(f"{seat.group}/here/{seat.rank}", "")
-    there = [f"{seat.group}/here/{rank}" for rank in range(seat.size)]
-    meeting.store.wait(there, timedelta(seconds=timeouts.operation_s))
+def _wait_for_members(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> None:
+    # Building an NCCL group may take long and cannot be interrupted, so first check that all members are present.
+    rendezvous.store.set(f"{place.group}/here/{place.rank}", "")
+    present = [f"{place.group}/here/{rank}" for rank in range(place.size)]
+    rendezvous.store.wait(present, timedelta(seconds=timeouts.operation_s))
 
 
-def _gloo(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> ProcessGroupGloo:
-    store = PrefixStore(seat.group, meeting.store)
-    # Everybody answered the roll call, so the mesh is a matter of milliseconds.
+def _gloo(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> ProcessGroupGloo:
+    store = PrefixStore(place.group, rendezvous.store)
+    # All members are present, so connecting them takes milliseconds.
     timeout = timedelta(seconds=timeouts.operation_s)
-    connections = _DEPTH if seat.size <= _SMALL else 1
-    return _built_within(
+    connections = _DEPTH if place.size <= _SMALL else 1
+    return _build_within(
         timeouts.operation_s,
         lambda: gloo.connect(
-            store, seat.rank, seat.size, host=meeting.address, timeout=timeout, connections=connections, threads=_DEPTH
+            store, place.rank, place.size, host=rendezvous.address, timeout=timeout, connections=connections, threads=_DEPTH
         ),
     )
 
 
-def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> ProcessGroupGloo:
-    """gloo takes its timeout for each of several tries to connect; the thread that goes on with them is left to itself."""
+def _build_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> ProcessGroupGloo:
+    """Bound the whole build: gloo applies its timeout to each of several tries. A thread that is still trying is abandoned."""
     built: Future[ProcessGroupGloo] = Future()
 
     def run() -> None:
@@ -224,32 +224,32 @@ def _built_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> Proc
         raise RuntimeError(f"the group was not connected within {seconds:g} s") from None
 
 
-def _nccl(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # absent from CPU builds of torch
+def _nccl(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> Any:
+    from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
 
-    torch.cuda.set_device(seat.device)  # the current device belongs to the thread
+    torch.cuda.set_device(place.device)  # the current device belongs to the thread
     options = ProcessGroupNCCL.Options()
     options._timeout = _WATCHDOG
     options.config.blocking = 0
-    return ProcessGroupNCCL(_store_for_nccl(meeting, seat, timeouts), seat.rank, seat.size, options)
+    return ProcessGroupNCCL(_store_for_nccl(rendezvous, place, timeouts), place.rank, place.size, options)
 
 
-def _store_for_nccl(meeting: WireRendezvous, seat: GroupRank, timeouts: WireTimeouts) -> Store:
-    """One of torch's own, for this group's rendezvous alone: NCCL's threads ask it from C++ for as long as the group lives.
+def _store_for_nccl(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> Store:
+    """A TCPStore for this group alone: NCCL's threads use it from C++ for as long as the group lives.
 
-    The sender keeps it, at an address that the others learn from the run's Redis. It asks for no password, as NCCL's own
-    sockets do not: see docs/weights.md. This has not run on GPUs since the wire's other keys moved to Redis.
+    The sender hosts it, at an address that the others read from the run's Redis. It has no password, like NCCL's own
+    sockets: see docs/weights.md. Not tested on GPUs since the wire's other keys are in Redis.
     """
-    where, wait = f"{seat.group}/nccl", timedelta(seconds=timeouts.rendezvous_s)
-    if seat.rank > 0:
-        meeting.store.wait([where], wait)
-        host, _, port = meeting.store.get(where).decode().rpartition(" ")
+    where, wait = f"{place.group}/nccl", timedelta(seconds=timeouts.rendezvous_s)
+    if place.rank > 0:
+        rendezvous.store.wait([where], wait)
+        host, _, port = rendezvous.store.get(where).decode().rpartition(" ")
         return TCPStore(host, int(port), wait_for_workers=False, timeout=wait)
-    family = socket.getaddrinfo(meeting.address, 0, type=socket.SOCK_STREAM)[0][0]
-    listening = socket.create_server((meeting.address, 0), family=family)  # not at every interface, as torch would
+    family = socket.getaddrinfo(rendezvous.address, 0, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.create_server((rendezvous.address, 0), family=family)  # torch would listen at every interface
     port = listening.getsockname()[1]
     store = TCPStore(
-        meeting.address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listening.detach()
+        rendezvous.address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listening.detach()
     )
-    meeting.store.set(where, f"{meeting.address} {port}")
+    rendezvous.store.set(where, f"{rendezvous.address} {port}")
     return store

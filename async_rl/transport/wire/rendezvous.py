@@ -1,4 +1,4 @@
-"""Where the ends of the wire find each other."""
+"""How the ends of the wire find each other: a store in the run's Redis, and the address at which each end listens."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import BufferUnreachable, ConfigError, WireError
 
-STORE = "wire"
-"""The name of the wire's store among the run's (`GroupStores.open`)."""
+WIRE_STORE = "wire"
+"""Name of the wire's store among the run's stores (`GroupStores.open`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRendezvous:
     store: Store
-    """For the addresses of process groups. It lies in the run's Redis, behind its users and passwords."""
+    """Holds the addresses of process groups. It is in the run's Redis, protected by its users and passwords."""
     address: str
-    """At which this end listens: while a process group forms, and a rank for workers that pull parcels."""
+    """Where this end listens while a process group is built; a learner rank also serves parcels over HTTP there."""
 
     @classmethod
-    def at(cls, host: str, store: Store) -> WireRendezvous:
-        """Rank 0's: `host` is its own `wire.host`."""
+    def listening_at(cls, host: str, store: Store) -> WireRendezvous:
+        """For rank 0, which listens at its own `wire.host`. Raises WireError when it cannot."""
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
             with socket.create_server((host, 0), family=family) as probe:
@@ -35,8 +35,11 @@ class WireRendezvous:
             ) from error
 
     @classmethod
-    def towards(cls, host: str, store: Store) -> WireRendezvous:
-        """At the interface that leads to the learner's `wire.host`: a machine's host name may mean another, or nothing."""
+    def facing(cls, host: str, store: Store) -> WireRendezvous:
+        """For every other process, which listens at the interface that leads to the learner's `wire.host`.
+
+        The machine's own host name would not do: it may resolve to another interface, or not at all.
+        """
         with as_wire_error(f"wire.host: {host!r} is no address that this machine reaches"):
             family, kind, protocol, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind, protocol) as probe:
@@ -49,7 +52,8 @@ _ANY_PORT = 9
 
 @contextmanager
 def as_wire_error(doing: str) -> Iterator[None]:
+    """Raise torch's, Redis' and the system's errors inside the context as WireError."""
     try:
         yield
-    except (RuntimeError, OSError, BufferUnreachable, ConfigError) as error:  # the last two: what a store on Redis says
+    except (RuntimeError, OSError, BufferUnreachable, ConfigError) as error:  # the last two come from a store on Redis
         raise WireError(f"{doing}: {str(error).partition(chr(10))[0]}") from error

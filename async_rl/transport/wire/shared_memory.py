@@ -1,9 +1,8 @@
-"""Where a version's parcel lies at its sender: memory that processes of the same machine can read in place.
+"""A sender's memory for a packed parcel, which processes of the same machine can read in place.
 
-On a CPU it is anonymous shared memory, which others open through the owner's file descriptors: it has no name that could be
-left behind, and is gone with the last process that holds it. Whoever reads holds a shared lock; the owner writes only when it
-can have the lock alone. The kernel frees the locks of processes that died. A GPU's memory is described in such a file, which
-lends it address and lock.
+On a CPU it is a memfd, which other processes open through /proc/PID/fd: it has no name that could be left behind, and is freed
+with the last process that has it open. Readers hold a shared flock; the owner writes only under an exclusive one. The kernel
+releases the locks of processes that died. For a GPU's memory such a file holds the CUDA IPC handle, and serves as its lock.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ _ON_GPU = "async-rl-gpu-weights"
 
 
 class ParcelMemory:
-    """A sender's own."""
+    """The sender's side: memory that it owns and writes."""
 
     def __init__(self, num_bytes: int, device: torch.device, *, shared: bool) -> None:
         self._fd: int | None = None
         if device.type == "cuda":
             self.data = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-            self._fd = _described(self.data) if shared else None
+            self._fd = _cuda_handle_file(self.data) if shared else None
         elif shared and (fd := _reserve(num_bytes)) is not None:
             self._fd = fd
-            # Its views keep it alive: it is unmapped when the last of them is gone.
+            # The tensor's views keep the mapping alive.
             self.data = torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
         else:
             self.data = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     @property
     def address(self) -> str:
-        """Under which a process of this machine opens it; empty when none can."""
+        """Path under which processes of this machine open it; empty when they cannot."""
         return "" if self._fd is None else f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    def claim(self) -> bool:
-        """Whether nobody reads it; then nobody begins to until `release`."""
+    def lock_exclusively(self) -> bool:
+        """Take the writer's lock without waiting: False when there are readers. New readers are kept out until `unlock`."""
         return self._fd is None or _lock(self._fd, fcntl.LOCK_EX)
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         if self._fd is not None:
             _lock(self._fd, fcntl.LOCK_UN)
 
@@ -54,7 +53,7 @@ class ParcelMemory:
 
 
 class MappedMemory:
-    """A sender's memory in a process that reads it."""
+    """The reader's side: a sender's memory, mapped into this process."""
 
     def __init__(self, address: str, fd: int, data: torch.Tensor) -> None:
         self.address = address
@@ -63,7 +62,7 @@ class MappedMemory:
 
     @classmethod
     def open(cls, address: str, num_bytes: int, device: torch.device) -> MappedMemory | None:
-        """None when it is on another machine or GPU, or closed to us: the same path may mean something else there."""
+        """None when the memory is on another machine or GPU or may not be read. The same path may name another file here."""
         with suppress(OSError):
             kind = str(Path(address).readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
             if kind not in (_ON_HOST, _ON_GPU):
@@ -77,16 +76,16 @@ class MappedMemory:
 
     @property
     def is_current(self) -> bool:
-        """Whether the address still leads here: its owner may have ended, and another process have its number."""
+        """Whether the address still names this memory: its owner may have ended, and its process id may be reused."""
         with suppress(OSError):
             return os.path.samestat(Path(self.address).stat(), os.fstat(self._fd))
         return False
 
-    def hold(self) -> bool:
-        """Keep it from being written to. False while it is."""
+    def lock_shared(self) -> bool:
+        """Take the reader's lock without waiting: False while the memory is being written."""
         return _lock(self._fd, fcntl.LOCK_SH)
 
-    def let_go(self) -> None:
+    def unlock(self) -> None:
         _lock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
@@ -94,7 +93,10 @@ class MappedMemory:
 
 
 def _reserve(num_bytes: int) -> int | None:
-    """None where the system has no such memory, or too little: better now than at the first write to a missing page."""
+    """A memfd with its pages allocated; None where the system has none, or too little memory.
+
+    Without allocation, the first write to a missing page would kill the process.
+    """
     if not hasattr(os, "memfd_create"):
         return None
     fd = os.memfd_create(_ON_HOST, os.MFD_CLOEXEC)
@@ -109,20 +111,20 @@ def _reserve(num_bytes: int) -> int | None:
 def _mapped(fd: int, num_bytes: int) -> torch.Tensor | None:
     if os.fstat(fd).st_size != num_bytes:
         return None
-    # Private: a stray write of ours would never reach the sender.
+    # Private: a stray write in this process cannot reach the sender.
     mapping = mmap.mmap(fd, num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-def _described(data: torch.Tensor) -> int | None:
-    from async_rl.transport.wire import cuda_ipc as gpu_memory  # reached with CUDA only
+def _cuda_handle_file(data: torch.Tensor) -> int | None:
+    from async_rl.transport.wire import cuda_ipc as gpu_memory  # imported with CUDA only
 
     try:
-        card = gpu_memory.describe(data)
-    except RuntimeError:  # not every system and allocator lets processes share it
+        handle = gpu_memory.describe(data)
+    except RuntimeError:  # not every system and allocator can share it
         return None
     fd = os.memfd_create(_ON_GPU, os.MFD_CLOEXEC)
-    os.write(fd, card)
+    os.write(fd, handle)
     return fd
 
 
@@ -130,7 +132,7 @@ def _on_gpu(fd: int, num_bytes: int, device: torch.device) -> torch.Tensor | Non
     from async_rl.transport.wire import cuda_ipc as gpu_memory
 
     with suppress(RuntimeError, ValueError):
-        data = gpu_memory.opened(os.pread(fd, os.fstat(fd).st_size, 0), device)
+        data = gpu_memory.open_handle(os.pread(fd, os.fstat(fd).st_size, 0), device)
         if data is not None and len(data) == num_bytes:
             return data
     return None

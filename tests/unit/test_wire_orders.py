@@ -1,4 +1,4 @@
-"""What ranks above 0 do with what lies in the store of errands: also with what rank 0 never put there."""
+"""What ranks above 0 do with what lies in the store of orders: also with what rank 0 never put there."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_what_rank_0_wants_is_done_and_answered() -> None:
     ranks = Ranks()
     ranks.follow()
     wanted = WriteParcel(parcel=1, version=3)
-    number = ranks.first.give([wanted, WriteParcel(parcel=0, version=3)])
-    ranks.first.outcome(number, 1, WITHIN_S)
+    number = ranks.first.post([wanted, WriteParcel(parcel=0, version=3)])
+    ranks.first.wait_for_result(number, 1, WITHIN_S)
     assert ranks.done.get(timeout=WITHIN_S) == wanted
     assert ranks.done.empty(), "the other parcel is not its own"
     ranks.close()
@@ -51,12 +51,12 @@ def test_what_rank_0_wants_is_done_and_answered() -> None:
     ],
     ids=["text", "deep", "number", "folder", "size"],
 )
-def test_what_is_no_errand_is_left_and_the_next_one_done(forged: str) -> None:
+def test_an_invalid_order_is_ignored_and_the_next_one_carried_out(forged: str) -> None:
     ranks = Ranks()
     ranks.store.set(f"{FENCE}/errands/0", forged)
     ranks.follow()
-    number = ranks.first.give([WriteParcel(parcel=1, version=2)])
-    ranks.first.outcome(number, 1, WITHIN_S)
+    number = ranks.first.post([WriteParcel(parcel=1, version=2)])
+    ranks.first.wait_for_result(number, 1, WITHIN_S)
     assert ranks.done.get(timeout=WITHIN_S) == WriteParcel(parcel=1, version=2)
     ranks.close()
 
@@ -64,14 +64,14 @@ def test_what_is_no_errand_is_left_and_the_next_one_done(forged: str) -> None:
 def test_a_failure_is_told_to_rank_0_and_ends_nothing() -> None:
     ranks = Ranks()
 
-    def fail(errand: WireOrder) -> None:
-        raise WireError("the disk is full") if errand.version == 1 else ValueError("a bug")
+    def fail(order: WireOrder) -> None:
+        raise WireError("the disk is full") if order.version == 1 else ValueError("a bug")
 
     ranks.second.follow(1, fail)
     for version, said in ((1, "learner rank 1: the disk is full"), (2, "learner rank 1: a bug")):
-        number = ranks.first.give([WriteParcel(parcel=1, version=version)])
+        number = ranks.first.post([WriteParcel(parcel=1, version=version)])
         with pytest.raises(WireError, match=said):
-            ranks.first.outcome(number, 1, WITHIN_S)
+            ranks.first.wait_for_result(number, 1, WITHIN_S)
     ranks.close()
 
 
@@ -79,4 +79,4 @@ def test_who_is_told_that_there_is_no_more_ends_when_it_is_closed() -> None:
     ranks = Ranks()
     ranks.follow()
     ranks.close()
-    assert "weight-errands" not in [thread.name for thread in threading.enumerate()]
+    assert "weight-orders" not in [thread.name for thread in threading.enumerate()]

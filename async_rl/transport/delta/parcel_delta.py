@@ -1,10 +1,10 @@
-"""A parcel as its difference to one that the receivers hold: made, sent and applied piece by piece, all at the same time.
+"""Sends a parcel as a delta to one that the receivers hold. Pieces are encoded, sent and applied concurrently.
 
     sender      pieces ──encode, on threads──▶ batch n ──┐ sizes, bytes
     receivers                                            └──▶ batch n ──apply in place, on threads──▶ verified
 
-A piece that its difference would not make smaller travels whole. Whether differences are worth their computing is decided for
-every push, from a sample of the pieces and from the speed at which the wire carried the last whole parcel.
+A piece whose delta is not smaller than the piece is sent whole. `is_faster_as_delta` decides for every push, from a sample of
+the pieces and from the speed at which the last whole parcel was sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
 
 _BATCH = 8
-"""Pieces that travel together: enough that a round trip does not count, few enough that receivers begin early."""
+"""Pieces per broadcast: enough that latency does not matter, few enough that receivers begin early."""
 
 _SAMPLES = 3
 _MAX_THREADS = 8
@@ -39,7 +39,8 @@ class DeltaPiece:
     dtype: str
 
 
-def pieces(layout: WireLayout, parcel: Parcel) -> tuple[DeltaPiece, ...]:
+def split_parcel(layout: WireLayout, parcel: Parcel) -> tuple[DeltaPiece, ...]:
+    """The parcel in pieces of at most `codec.CHUNK_BYTES`, none across two dtypes."""
     return tuple(_pieces(layout, parcel))
 
 
@@ -56,60 +57,60 @@ def _pieces(layout: WireLayout, parcel: Parcel) -> Iterator[DeltaPiece]:
             begun = stop
 
 
-def pays(cut: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
-    """Whether the difference is there sooner than the whole parcel, on a wire of this speed."""
-    sampled = cut[:: max(1, len(cut) // _SAMPLES)][:_SAMPLES]
+def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
+    """Whether the delta is expected to arrive sooner than the whole parcel at this transfer speed."""
+    sampled = pieces[:: max(1, len(pieces) // _SAMPLES)][:_SAMPLES]
     num_bytes = sum(piece.stop - piece.start for piece in sampled)
     started = time.perf_counter()
     size = sum(len(_encoded(piece, old, new)) for piece in sampled)
     computing_s = (time.perf_counter() - started) / _num_threads()
-    # Both ends compute at about this speed, and at the same time, as the bytes travel.
+    # Both ends compute at about this speed, and concurrently with the transfer.
     return max(computing_s, size / bytes_per_s) < num_bytes / bytes_per_s
 
 
-def send_difference(link: Link, cut: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor) -> int:
-    """Returns how many bytes travelled."""
+def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor) -> int:
+    """Send `new` to receivers that hold `old`; returns the number of bytes sent."""
     sent = 0
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
-        encoding = [threads.submit(_encoded, piece, old, new) for piece in cut]
-        for first in range(0, len(cut), _BATCH):
+        encoding = [threads.submit(_encoded, piece, old, new) for piece in pieces]
+        for first in range(0, len(pieces), _BATCH):
             batch = [future.result() for future in encoding[first : first + _BATCH]]
             link.wait(link.broadcast(torch.tensor([len(each) for each in batch])))
             link.wait(link.broadcast(torch.frombuffer(bytearray(b"".join(batch)), dtype=torch.uint8)))
             sent += sum(map(len, batch))
-    link.wait(link.begin_agreement())
+    link.wait(link.begin_barrier())
     return sent
 
 
-def receive_difference(link: Link, cut: Sequence[DeltaPiece], image: torch.Tensor, landed: Callable[[int], None]) -> None:
-    """Make the old parcel in `image` the new one, in place. `landed` hears up to where it is new."""
+def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor, on_received: Callable[[int], None]) -> None:
+    """Update the old parcel in `image` in place. `on_received` is called with the end of what is updated. Raises WireError."""
     with ThreadPoolExecutor(_num_threads(), thread_name_prefix="weight-delta") as threads:
         applying: list[tuple[DeltaPiece, Future[None]]] = []
-        for first in range(0, len(cut), _BATCH):
-            batch = cut[first : first + _BATCH]
+        for first in range(0, len(pieces), _BATCH):
+            batch = pieces[first : first + _BATCH]
             sizes = torch.zeros(len(batch), dtype=torch.int64)
             link.wait(link.broadcast(sizes))
             if any(not 0 < size <= piece.stop - piece.start for size, piece in zip(sizes.tolist(), batch, strict=True)):
-                raise WireError(f"the sizes of a difference's pieces cannot be true: {sizes.tolist()}")
+                raise WireError(f"the sizes of a delta's pieces are impossible: {sizes.tolist()}")
             made = torch.empty(int(sizes.sum()), dtype=torch.uint8)
             link.wait(link.broadcast(made))
             for piece, part in zip(batch, made.split(sizes.tolist()), strict=True):
                 applying.append((piece, threads.submit(_apply, piece, part, image)))
             while applying and applying[0][1].done():
-                _land(applying.pop(0), landed)
+                _land(applying.pop(0), on_received)
         for each in applying:
-            _land(each, landed)
-    link.wait(link.begin_agreement())
+            _land(each, on_received)
+    link.wait(link.begin_barrier())
 
 
-def _land(applied: tuple[DeltaPiece, Future[None]], landed: Callable[[int], None]) -> None:
+def _land(applied: tuple[DeltaPiece, Future[None]], on_received: Callable[[int], None]) -> None:
     piece, future = applied
     future.result()
-    landed(piece.stop)
+    on_received(piece.stop)
 
 
 def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
-    """As long as the piece itself when it is the piece itself."""
+    """The piece's delta, or the piece itself; then the length is that of the piece."""
     before, after = (each[piece.start : piece.stop].numpy() for each in (old, new))
     made = codec.encode(before, after, piece.dtype)
     return made if made is not None else after.tobytes()

@@ -1,8 +1,8 @@
-"""Lists of natural numbers in as many bits as they are worth: an adaptive arithmetic coder that expects geometric ones.
+"""An adaptive arithmetic coder for lists of natural numbers that are about geometrically distributed.
 
-The mean of a number's predecessors gives a k. How often 2^k fits into the number is counted up in yes-or-no decisions, each of
-which costs as much as it surprises; the rest of k bits is as good as random and is kept as it is. Mean and chances follow what
-they see, so nothing about a list need be said in advance.
+As in an adaptive Golomb-Rice code, the mean of the preceding numbers gives a k. The quotient by 2^k is written in unary, as
+yes-or-no decisions that are arithmetic-coded with adaptive probabilities; the remainder of k bits is stored as it is. Mean and
+probabilities adapt to the numbers, so no parameters are transmitted.
 
 Needs numba. Kernels are compiled on first use and kept on disk where that is possible.
 """
@@ -21,25 +21,25 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compiled for whatever it is called with; other threads run meanwhile."""
+    """Compile with numba for the argument types of each call; the GIL is released while it runs."""
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # there is no folder to keep the result in
+    except RuntimeError:  # no folder is writable for the cache
         return njit(nogil=True)(function)
 
 
-CONTEXTS = 16  # the first decision about a number has a chance of its own, and so on
-CERTAIN = 65536  # chances are in 65536ths, means in 256ths
-CHANCE_SPEED, MEAN_SPEED = 6, 5  # the newest counts 1 / 2^speed
+CONTEXTS = 16  # each of the first decisions about a number has a probability of its own
+CERTAIN = 65536  # probabilities are in 65536ths, means in 256ths
+CHANCE_SPEED, MEAN_SPEED = 6, 5  # weight of the newest: 1 / 2^speed
 LARGEST_K = 33  # the bits of a step between two float32 numbers
-PATIENCE = 20  # when 2^k fits so often, the number follows in full: its length in 6 bits, and itself
-ROOM = 40  # bytes that no number exceeds in either stream
+PATIENCE = 20  # from this quotient on the number is stored in full: its length in 6 bits, then itself
+ROOM = 40  # bytes that one number needs at most in either stream
 ALL_ONES = 0xFFFFFFFF
 
 
 @kernel
 def k_of(mean: int) -> int:
-    """Above half the mean and at most all of it: more would cost bits, and less time."""
+    """2^k is between half the mean and the mean: a larger k would cost bits, a smaller one time."""
     return min(bits_of(mean >> 9), LARGEST_K)
 
 
@@ -53,8 +53,8 @@ def bits_of(number: int) -> int:
 
 
 @kernel
-def pack(lists: Int64s, decisions: Bytes, rests: Bytes) -> tuple[int, int]:
-    """The rows of `lists` into two streams, and how long these became; (-1, -1) when they are too short."""
+def encode_integers(lists: Int64s, decisions: Bytes, rests: Bytes) -> tuple[int, int]:
+    """Encode the rows of `lists` into two streams; returns their lengths, (-1, -1) when the buffers are too short."""
     low, high, at = 0, ALL_ONES, 0
     held, num_held, rest_at = 0, 0, 0
     for row in range(lists.shape[0]):
@@ -101,7 +101,7 @@ def pack(lists: Int64s, decisions: Bytes, rests: Bytes) -> tuple[int, int]:
 
 @kernel
 def take(wanted: int, rests: Bytes, held: int, num_held: int, rest_at: int) -> tuple[int, int, int, int]:
-    """So many bits, and what is left; `rest_at` is beyond the end when there were not enough."""
+    """Read `wanted` bits; returns them and the new state. `rest_at` is beyond the end when there were not enough."""
     while num_held < wanted:
         if rest_at >= rests.size:
             return 0, 0, 0, rests.size + 1
@@ -113,8 +113,8 @@ def take(wanted: int, rests: Bytes, held: int, num_held: int, rest_at: int) -> t
 
 
 @kernel
-def unpack(decisions: Bytes, rests: Bytes, lists: Int64s) -> bool:
-    """Fills `lists`. False when the streams are not exactly what `pack` makes of lists of this shape."""
+def decode_integers(decisions: Bytes, rests: Bytes, lists: Int64s) -> bool:
+    """Fill `lists`. False when the streams are not exactly what `encode_integers` writes for lists of this shape."""
     if decisions.size < 4:
         return False
     low, high, code, at = 0, ALL_ONES, 0, 4

@@ -13,7 +13,7 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.replay_protocol import Limits
 from async_rl.transport.digest import specs_of
 from async_rl.transport.packed_source import LAYOUT_NOTE, PACKED_NOTE, PackedSource, read_source, write_layout, write_source
-from async_rl.transport.plan import Box, lay_out
+from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import WireRendezvous
@@ -27,14 +27,18 @@ def test_a_long_run_remembers_what_it_still_needs() -> None:
     wire = WireConfig(rendezvous_timeout_s=5)
     tensors = {"weight": torch.randn(3, 4)}
     held = {Box.whole(spec): tensors[spec.name] for spec in specs_of(tensors)}
-    layout = lay_out(specs_of(tensors), {0: list(held)})
+    layout = plan_layout(specs_of(tensors), {0: list(held)})
     store = HashStore()
-    depot = RankSender(WireRendezvous.at(wire.host, store), WireOrders(store, 0, fence=1), layout, 0, torch.device("cpu"), wire)
+    rank_sender = RankSender(
+        WireRendezvous.listening_at(wire.host, store), WireOrders(store, 0, fence=1), layout, 0, torch.device("cpu"), wire
+    )
     for version in range(200):
-        digest = depot.complete(version, [depot.pack(version, held, keep=[7, version - 1])], keep=[7, version - 1])
+        digest = rank_sender.register_version(
+            version, [rank_sender.pack_parcel(version, held, keep=[7, version - 1])], keep=[7, version - 1]
+        )
         assert len(digest) > 0
-    assert set(depot.packed) == {7, 198, 199}, "7 is pinned"
-    depot.close()
+    assert set(rank_sender.packed) == {7, 198, 199}, "7 is pinned"
+    rank_sender.close()
 
 
 async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() -> None:
@@ -43,7 +47,7 @@ async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() ->
         ParameterSpec(name=f"decoder.layers.{layer}.mlp.experts.{expert}.linear_fc1.weight", shape=(8, 4), dtype="bfloat16")
         for layer, expert in experts
     ]
-    layout = lay_out(specs, {0: [Box.whole(spec) for spec in specs]})
+    layout = plan_layout(specs, {0: [Box.whole(spec) for spec in specs]})
     assert len(layout.to_json()) > 8 << 20
     board, fence = await board_with_a_learner()
     await write_layout(board, layout, fence=fence)
@@ -57,7 +61,7 @@ async def test_the_layout_of_a_model_of_many_experts_gets_through_the_board() ->
 async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     board, fence = await board_with_a_learner()
     specs = [ParameterSpec(name="weight", shape=(3,), dtype="float32")]
-    layout = lay_out(specs, {0: [Box.whole(specs[0])]})
+    layout = plan_layout(specs, {0: [Box.whole(specs[0])]})
     await write_layout(board, layout, fence=fence)
     await write_source(board, PackedSource(fence=fence, host="127.0.0.1", layout=layout, versions={}))
     good = await board.note(PACKED_NOTE)
@@ -68,7 +72,7 @@ async def test_what_is_no_note_of_the_learners_is_nothing() -> None:
     await board.write_note(PACKED_NOTE, good, 60, fence=fence)
     assert await read_source(board) is not None
     await board.write_note(PACKED_NOTE, b"of another learner", 60, fence=fence + 1)
-    assert await read_source(board) is not None, "whoever does not hold the run leaves no note"
+    assert await read_source(board) is not None, "a note with another fence is not written"
     forged = PackedSource(fence=fence + 10**12, host="127.0.0.1", layout=layout, versions={})
     await board.write_note(PACKED_NOTE, zlib.compress(dumped(forged)), 60, fence=fence)
     assert await read_source(board) is None, "only the buffer says who the learner is"

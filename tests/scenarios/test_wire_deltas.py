@@ -79,7 +79,7 @@ class Training:
 
     async def until_differences(self, count: int) -> None:
         """Both ends must have compiled what they need."""
-        while self._sender.depot.num_differences < count:
+        while self._sender.rank_sender.num_deltas < count:
             await self.go_on()
 
 
@@ -102,7 +102,7 @@ async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: StageB
             assert set(report.staged) == {"first", "late"}
             await alone.everybody_serves()
             await late.serves(alone.version)
-            assert sender.depot.num_differences == 1
+            assert sender.rank_sender.num_deltas == 1
     assert late.served[-1] == first.served[-1]
 
 
@@ -115,7 +115,7 @@ async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whol
         sender.flip_a_bit(training.version - 1)  # of what the difference is made to: it will not fit what the worker holds
         assert "digest" in (await sender.push(training.version, training.weights)).dropped["w"]
         await sender.flip(training.version)
-        assert await sender.needed(training.version) == ["w"], "it asks for what it lacks"
+        assert await sender.wait_for_members_behind(training.version) == ["w"], "it asks for what it lacks"
         assert (await sender.push(training.version, training.weights)).staged == ("w",)
         await training.everybody_serves()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]

@@ -1,0 +1,278 @@
+"""Receives the parcels of a version: those in memory of the same machine are read in place, the others are fetched.
+
+Everything here blocks; call it on threads. Buffers of a failed attempt are never used again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import cpu_count
+from threading import Event
+
+import torch
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from async_rl.errors import FleetMismatch, WireError
+from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.transport.delta.parcel_delta import DeltaPiece, split_parcel
+from async_rl.transport.digest import chunk_digest, version_digest
+from async_rl.transport.messages import PushBegin
+from async_rl.transport.packed_source import PackedParcel, PackedSource
+from async_rl.transport.parcel_transfer import DELTA_COMPILER, benefits_from_deltas, receive_parcel
+from async_rl.transport.plan import CHUNK_BYTES, WireLayout, describe_mismatch
+from async_rl.transport.receiving.received_weights import ReceivedWeights
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived, WireTimeouts
+from async_rl.transport.wire.rendezvous import WireRendezvous
+from async_rl.transport.wire.shared_memory import MappedMemory
+from async_rl.types import VersionRecord
+
+_READERS = min(4, cpu_count())
+"""Threads that verify parcels read in place: one thread uses half of the memory's bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpectedVersion:
+    """A version to be received: its digests, and its parcels in memory of this machine."""
+
+    record: VersionRecord
+    layout: WireLayout
+    packed: tuple[PackedParcel, ...]
+    mapped: Mapping[int, MappedMemory]
+    """Parcels in the sender's memory, locked against being overwritten until `unlock`."""
+
+    def unlock(self) -> None:
+        for memory in self.mapped.values():
+            memory.unlock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReceivedVersion:
+    """A version that was received completely and verified."""
+
+    expected: ExpectedVersion
+    weights: ReceivedWeights
+    own: dict[int, torch.Tensor]
+    """The parcels in this process' own memory."""
+
+
+FetchParcel = Callable[[int, torch.Tensor, OnReceived], None]
+"""Fetches the parcel of a number into a tensor, and reports progress. Raises WireError."""
+
+
+@dataclass(slots=True, eq=False)
+class _KnownLearner:
+    """State kept between the versions of one learner."""
+
+    fence: int
+    rendezvous: WireRendezvous
+    layout: WireLayout
+    links: LinkPool
+    mapped: dict[str, MappedMemory] = field(default_factory=dict[str, MappedMemory])
+    _pieces: dict[int, tuple[DeltaPiece, ...]] = field(default_factory=dict[int, tuple[DeltaPiece, ...]])
+
+    def pieces_of(self, number: int) -> tuple[DeltaPiece, ...]:
+        if number not in self._pieces:
+            self._pieces[number] = split_parcel(self.layout, self.layout.parcels[number])
+        return self._pieces[number]
+
+
+class ParcelReceiver:
+    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: WireTimeouts, store: Store) -> None:
+        """`specs`: the parameters as sent. `store`: for the rendezvous of process groups."""
+        self._specs = tuple(specs)
+        self._store = store
+        self._device = device
+        self._timeouts = timeouts
+        self._learner: _KnownLearner | None = None
+        self._buffers: dict[int, torch.Tensor] = {}
+        """Memory for parcels, by number, that no thread writes to or reads from."""
+        self._held: VersionRecord | None = None
+        """The version whose unchanged parcels are in `_buffers`; None: unknown content."""
+
+    def check_model(self, source: PackedSource) -> None:
+        """Raise FleetMismatch when the learner trains another model."""
+        self._connect(source)
+
+    def expect_from_learner(self, record: VersionRecord, source: PackedSource) -> ExpectedVersion:
+        """A version that the learner has packed. Raises WireError when it has not, FleetMismatch for another model."""
+        learner = self._connect(source)
+        packed = source.versions.get(record.version)
+        if packed is None:
+            raise WireError(f"it has not packed version {record.version}")
+        _check_digest(record, learner.layout, packed)
+        return ExpectedVersion(record=record, layout=learner.layout, packed=packed, mapped=self._map(learner, packed))
+
+    def expect_from_snapshot(
+        self, record: VersionRecord, layout: WireLayout, packed: tuple[PackedParcel, ...]
+    ) -> ExpectedVersion:
+        """A version that is described by a snapshot. The description need not be trusted: it must match the record's digest."""
+        self._check_model(layout)
+        _check_digest(record, layout, packed)
+        return ExpectedVersion(record=record, layout=layout, packed=packed, mapped={})
+
+    @property
+    def holds(self) -> str:
+        """Digest of the version to which this end can apply a delta; empty: none."""
+        learner, held = self._learner, self._held
+        if learner is None or held is None or self._device.type != "cpu":
+            return ""
+        if not any(benefits_from_deltas(learner.pieces_of(number)) for number in self._buffers) or not DELTA_COMPILER.is_ready:
+            return ""
+        return held.digest
+
+    def receive(self, expected: ExpectedVersion, begin: PushBegin, member: str, abandoned: Event) -> ReceivedVersion:
+        """Receive the parcels over process groups. Raises WireError when a transfer fails or a digest does not match."""
+        assert self._learner is not None
+        learner = self._learner
+        learner.links.keep_only([group.group for group in begin.groups])
+        groups = {group.parcel: group for group in begin.groups if member in group.members}
+        with_base = set(self._buffers) if self._held is not None else set()
+
+        def fetch_parcel(number: int, data: torch.Tensor, on_received: OnReceived) -> None:
+            group = groups[number]
+            place = GroupPlace(
+                group=group.group,
+                rank=group.members.index(member) + 1,
+                size=len(group.members) + 1,
+                device=self._device,
+                backend=begin.backend,
+            )
+            with learner.links.use(learner.rendezvous, place, abandoned) as link:
+                receive_parcel(
+                    link,
+                    data,
+                    learner.pieces_of(number),
+                    may_be_delta=group.base >= 0,
+                    holds_base=number in with_base,
+                    transfer_bytes=begin.transfer_bytes,
+                    on_received=on_received,
+                )
+
+        return self.fetch(expected, fetch_parcel)
+
+    def fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel) -> ReceivedVersion:
+        """Receive all parcels concurrently, verifying each as it arrives. `fetch_parcel` fetches those not read in place.
+
+        Raises WireError.
+        """
+        self._held = None
+        own: dict[int, torch.Tensor] = {}
+        work: list[Callable[[], None]] = []
+        readers = max(1, _READERS // max(1, len(expected.mapped)))
+        for number in range(len(expected.packed)):
+            if number in expected.mapped:
+                data = expected.mapped[number].data
+                work += [
+                    partial(_ChunkVerifier(expected, number, data).verify_share, first, readers) for first in range(readers)
+                ]
+            else:
+                data = own[number] = self._memory(number, expected.layout)
+                check = _ChunkVerifier(expected, number, data)
+                work.append(lambda number=number, data=data, check=check: fetch_parcel(number, data, check.verify_up_to))
+        _run_in_parallel(work)
+        parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
+        return ReceivedVersion(expected=expected, weights=ReceivedWeights(expected.layout, parcels), own=own)
+
+    def recycle(self, received: ReceivedVersion) -> None:
+        """Return a version's memory once its weights are not read any more."""
+        received.expected.unlock()
+        self._buffers = dict(received.own)
+        self._held = received.expected.record
+
+    def close(self) -> None:
+        if self._learner is not None:
+            self._learner.links.close()
+
+    def _connect(self, source: PackedSource) -> _KnownLearner:
+        known = self._learner
+        if known is not None and known.fence == source.fence:
+            return known
+        self._check_model(source.layout)
+        rendezvous = WireRendezvous.facing(source.host, self._store)
+        self.close()
+        self._buffers.clear()
+        self._held = None
+        self._learner = _KnownLearner(
+            fence=source.fence, rendezvous=rendezvous, layout=source.layout, links=LinkPool(self._timeouts)
+        )
+        return self._learner
+
+    def _check_model(self, layout: WireLayout) -> None:
+        if reason := describe_mismatch(layout.specs, self._specs):
+            raise FleetMismatch(reason)
+
+    def _map(self, learner: _KnownLearner, packed: Sequence[PackedParcel]) -> dict[int, MappedMemory]:
+        mapped: dict[int, MappedMemory] = {}
+        for number, (parcel, each) in enumerate(zip(learner.layout.parcels, packed, strict=True)):
+            memory = learner.mapped.get(each.address)
+            if memory is None or not memory.is_current:
+                memory = MappedMemory.open(each.address, parcel.num_bytes, self._device) if each.address else None
+            if memory is not None and memory.lock_shared():
+                mapped[number] = memory
+        # Mappings of earlier versions are kept: senders reuse their memories in turn.
+        learner.mapped |= {memory.address: memory for memory in mapped.values()}
+        learner.mapped = {address: memory for address, memory in learner.mapped.items() if memory.is_current}
+        return mapped
+
+    def _memory(self, number: int, layout: WireLayout) -> torch.Tensor:
+        num_bytes = layout.parcels[number].num_bytes
+        spare = self._buffers.pop(number, None)
+        if spare is not None and len(spare) == num_bytes:  # it may be from another learner, with other parcels
+            return spare
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+def _check_digest(record: VersionRecord, layout: WireLayout, packed: Sequence[PackedParcel]) -> None:
+    if [len(each.chunks) for each in packed] != [parcel.num_chunks for parcel in layout.parcels]:
+        raise WireError(f"version {record.version} is described with more or fewer chunks than it has")
+    if (found := version_digest(layout.digest, [each.chunks for each in packed])) != record.digest:
+        raise WireError(f"the parcels of version {record.version} add up to {found}, not to {record.digest}")
+
+
+class _ChunkVerifier:
+    """Verifies the chunks of one parcel."""
+
+    def __init__(self, expected: ExpectedVersion, number: int, data: torch.Tensor) -> None:
+        self._chunks = expected.packed[number].chunks
+        self._what = f"parcel {number} of version {expected.record.version}"
+        self._data = data
+        self._checked = 0
+
+    def verify_up_to(self, arrived: int) -> None:
+        while self._checked < len(self._chunks) and min((self._checked + 1) * CHUNK_BYTES, len(self._data)) <= arrived:
+            self._verify_chunk(self._checked)
+            self._checked += 1
+
+    def verify_share(self, first: int, readers: int) -> None:
+        """Verify every `readers`-th chunk of a complete parcel."""
+        for number in range(first, len(self._chunks), readers):
+            self._verify_chunk(number)
+
+    def _verify_chunk(self, number: int) -> None:
+        found, packed = chunk_digest(self._data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]), self._chunks[number]
+        if found != packed:
+            raise WireError(f"chunk {number} of {self._what} has digest {found}, packed was {packed}")
+
+
+def _run_in_parallel(work: Sequence[Callable[[], None]]) -> None:
+    """Run all on daemon threads, which do not keep a process alive while they hang; raises the first failure."""
+    failures: list[BaseException] = []
+
+    def run(one: Callable[[], None]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            failures.append(error)
+
+    others = [threading.Thread(target=run, args=(one,), name="weight-parcel", daemon=True) for one in work[1:]]
+    for thread in others:
+        thread.start()
+    for one in work[:1]:
+        run(one)
+    for thread in others:
+        thread.join()
+    if failures:
+        raise failures[0]
