@@ -24,7 +24,7 @@ def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
     reader.unlock()
     assert memory.lock_exclusively()
     assert not reader.lock_shared(), "it is being written"
-    memory.release()
+    memory.unlock()
     assert reader.lock_shared()
 
 
