@@ -99,7 +99,7 @@ def wire(request: pytest.FixtureRequest) -> WireConfig:
     )
 
 
-async def test_everybody_serves_the_bits_that_were_pushed(board: StageBoard, wire: WireConfig) -> None:
+async def test_all_workers_serve_the_bits_that_were_pushed(board: StageBoard, wire: WireConfig) -> None:
     workers = [Worker(board, f"w{number}", weights(0), wire) for number in range(3)]
     async with running(*workers), sending(board, wire, weights(0)) as sender:
         await all_needy(sender, 1, *workers)
@@ -136,7 +136,7 @@ async def test_a_late_joiner_says_so_and_catches_up(board: StageBoard, wire: Wir
 async def test_a_worker_of_a_run_that_was_lost_starts_again(
     board: StageBoard, wire: WireConfig, redis_server: str, run_name: str
 ) -> None:
-    """Redis and the run's folder were emptied together, so another learner counts from 0: no version may go back in here."""
+    """Redis and the run's folder were emptied together, and a new learner counts from 0: no running worker goes back."""
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=5)
 
@@ -157,7 +157,7 @@ async def test_a_worker_of_a_run_that_was_lost_starts_again(
     assert worker.served == [(5, digest_of(pushed))]
 
 
-async def test_a_push_with_nobody_in_need_moves_nothing(board: StageBoard, wire: WireConfig) -> None:
+async def test_a_push_without_members_behind_sends_nothing(board: StageBoard, wire: WireConfig) -> None:
     worker = Worker(board, "w", weights(0), wire)
     pushed = weights(seed=2)
     async with running(worker), sending(board, wire, weights(0)) as sender:
@@ -315,7 +315,9 @@ async def test_malformed_and_foreign_messages_change_nothing(board: StageBoard, 
     assert worker.served == [(1, digest_of(pushed))]
 
 
-async def test_a_forged_offer_with_a_huge_fence_makes_nobody_ignore_the_learner(board: StageBoard, wire: WireConfig) -> None:
+async def test_a_forged_offer_with_a_huge_fence_does_not_make_workers_ignore_the_learner(
+    board: StageBoard, wire: WireConfig
+) -> None:
     worker = Worker(board, "w", weights(0), wire)
     pushed, hears = weights(seed=1), await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
     async with asyncio.timeout(60), running(worker), sending(board, wire, weights(0)) as sender:
@@ -328,7 +330,7 @@ async def test_a_forged_offer_with_a_huge_fence_makes_nobody_ignore_the_learner(
         await sender.flip(1)
         await worker.serves(1)
         said = [message for message in await hears.read() if isinstance(message, PushReady | PushFailed)]
-    assert [message.fence for message in said] == [1], "nobody answered the forger"
+    assert [message.fence for message in said] == [1], "the forged offer got no reply"
     assert worker.served == [(1, digest_of(pushed))]
 
 
@@ -359,7 +361,7 @@ async def test_the_process_groups_of_others_are_left_alone(board: StageBoard, wi
 
 
 class Astray:
-    """The board as a worker sees it for whom the learner's address leads nowhere, as behind a firewall."""
+    """A board on which the learner's address cannot be reached, as behind a firewall."""
 
     def __init__(self, board: StageBoard) -> None:
         self._board = board

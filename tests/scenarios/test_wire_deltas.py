@@ -1,4 +1,4 @@
-"""Workers that hold the version before get the difference to it: the same bits, in fewer bytes."""
+"""Workers that hold the previous version are sent deltas: the same bits, in fewer bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIRE = WireConfig(shared_memory=False, deltas="always", bucket_mb=1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """Else dozens of versions would go by until the first difference."""
+    """Otherwise dozens of versions would be pushed before the first delta."""
     codec.warm_up("bfloat16")
 
 
@@ -33,7 +33,7 @@ async def board(redis_server: str, run_name: str) -> AsyncIterator[StageBoard]:
 
 
 def policy(seed: int) -> Weights:
-    """Mostly bfloat16, with numbers between that no difference is made of."""
+    """Mostly bfloat16, with tensors in between that have no deltas."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "embedding": torch.randn(3000, 1024, generator=generator).bfloat16(),
@@ -44,7 +44,7 @@ def policy(seed: int) -> Weights:
 
 
 def trained(before: Weights, seed: int) -> Weights:
-    """As an update leaves it: one weight in a hundred is another, and the step counts are."""
+    """As an update leaves it: one weight in a hundred changes, and so do the step counts."""
     generator = torch.Generator().manual_seed(seed)
     after = {name: tensor.clone() for name, tensor in before.items()}
     for name in ("embedding", "layer"):
@@ -64,10 +64,10 @@ class Training:
     async def go_on(self) -> None:
         report = await self._sender.push(self.version, self.weights)
         assert set(report.staged) == {worker.name for worker in self._workers}
-        await self.everybody_serves()
+        await self.all_serve()
         self.learn()
 
-    async def everybody_serves(self) -> None:
+    async def all_serve(self) -> None:
         await self._sender.flip(self.version)
         for worker in self._workers:
             await worker.serves(self.version)
@@ -83,14 +83,14 @@ class Training:
             await self.go_on()
 
 
-async def test_differences_bring_the_same_bits(board: StageBoard) -> None:
+async def test_deltas_give_the_same_bits(board: StageBoard) -> None:
     workers = [Worker(board, f"w{number}", policy(0), WIRE) for number in range(2)]
     async with running(*workers), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, *workers)
         await Training(sender, *workers).until_differences(3)
 
 
-async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: StageBoard) -> None:
+async def test_a_member_without_the_base_makes_its_group_receive_whole_parcels(board: StageBoard) -> None:
     first, late = (Worker(board, name, policy(0), WIRE) for name in ("first", "late"))
     async with running(first), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, first)
@@ -100,13 +100,13 @@ async def test_one_that_holds_nothing_makes_everybody_get_it_whole(board: StageB
             await all_needy(sender, alone.version, first, late)
             report = await sender.push(alone.version, alone.weights)
             assert set(report.staged) == {"first", "late"}
-            await alone.everybody_serves()
+            await alone.all_serve()
             await late.serves(alone.version)
             assert sender.rank_sender.num_deltas == 1
     assert late.served[-1] == first.served[-1]
 
 
-async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whole(board: StageBoard) -> None:
+async def test_a_damaged_delta_is_never_served_and_the_parcel_is_sent_again_whole(board: StageBoard) -> None:
     worker = Worker(board, "w", policy(0), WIRE)
     async with running(worker), sending(board, WIRE, policy(0)) as sender:
         await all_needy(sender, 1, worker)
@@ -117,11 +117,11 @@ async def test_a_difference_that_is_damaged_is_never_served_and_comes_again_whol
         await sender.flip(training.version)
         assert await sender.wait_for_members_behind(training.version) == ["w"], "it asks for what it lacks"
         assert (await sender.push(training.version, training.weights)).staged == ("w",)
-        await training.everybody_serves()
+        await training.all_serve()
     assert [version for version, _ in worker.served] == [*range(1, training.version + 1)]
 
 
-async def test_who_insists_on_differences_needs_the_extra(board: StageBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deltas_always_need_the_extra(board: StageBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"wire.deltas: always needs the extra: pip install 'async-rl\[delta\]'"):
         async with sending(board, WIRE, policy(0)):

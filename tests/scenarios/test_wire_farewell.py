@@ -1,4 +1,4 @@
-"""A member that leaves says so: nobody waits for its answers."""
+"""A member that leaves says so, and no push waits for its reply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_push_does_not_wait_for_a_member_that_leaves_meanwhile(redis_ser
         assert await sender.members_behind(2) == [], "it is still listed, and worth no other offer"
 
 
-async def test_a_receiver_that_ends_says_goodbye_and_may_come_back(redis_server: str, run_name: str) -> None:
+async def test_a_receiver_that_ends_leaves_and_may_come_back(redis_server: str, run_name: str) -> None:
     async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
         for version in (1, 2):
             worker, pushed = Worker(board, "w", weights(0), PATIENT), weights(seed=version)

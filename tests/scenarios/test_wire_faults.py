@@ -28,7 +28,7 @@ def _play(report: Path, *arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("over", ["gloo", "memory"])
-def test_whoever_is_struck_is_alone_in_it(tmp_path: Path, over: str) -> None:
+def test_a_fault_affects_only_its_own_process(tmp_path: Path, over: str) -> None:
     """Those that need no network of their own, once, each at a moment of its own: the seed is printed with the command."""
     chosen = [word for fault in QUICK for word in ("--fault", fault)]
     played = _play(tmp_path / "report.json", "--trials", 1, "--over", over, "--seed", random.randrange(10**6), *chosen)

@@ -1,4 +1,4 @@
-"""Workers that come late, beside a push or while there is no learner: what they serve, and where they have it from."""
+"""Workers that join late, during a push or without a learner: which version they serve, and how they fetched it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_joiners_catch_up_alone_while_versions_flow(
                 await push(version)
                 joiners = [Worker(board, f"joined at {version}, {number}", versions[1], wire) for number in range(4)]
                 await workers.enter_async_context(running(*joiners))
-                await joiners[0].serves(version)  # nobody pushed it there; the others may meet the next push half-way
+                await joiners[0].serves(version)  # no push brought it there; the others may be sent the next one meanwhile
                 joined += joiners
             newcomers = asyncio.create_task(serve(sender, 5))
             for worker in joined:
@@ -124,7 +124,7 @@ async def test_joiners_catch_up_alone_while_versions_flow(
 
 
 async def serve(sender: Sender, version: int) -> None:
-    """As the publisher does, those that cannot help themselves."""
+    """Push to the members that cannot fetch the version, as the publisher does."""
     while True:
         await sender.wait_for_members_behind(version)
         await sender.push(version, {})
@@ -161,7 +161,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
     assert another.served == [(4, digest_of(pushed))]
 
 
-async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught_up(
+async def test_a_member_taken_for_dead_is_pushed_to_again_after_it_caught_up(
     board: StageBoard, redis_server: str, run_name: str
 ) -> None:
     wire = WireConfig(operation_timeout_s=1.0, bucket_mb=0.25)
@@ -185,7 +185,7 @@ async def test_one_that_was_given_up_for_dead_is_pushed_to_again_after_it_caught
             assert (await sender.push(2, weights(2, rows=40))).staged == ("w",)
 
 
-async def test_every_so_manyth_live_version_is_written_down(board: StageBoard, tmp_path: Path) -> None:
+async def test_every_nth_live_version_is_snapshotted(board: StageBoard, tmp_path: Path) -> None:
     wire = WireConfig(snapshot_every=2)
     async with asyncio.timeout(60), sending(board, wire, weights(0, rows=40), snapshots=tmp_path) as sender:
         for version in (1, 2, 3):
@@ -248,7 +248,7 @@ def test_what_was_packed_is_what_is_pulled() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/1", "/guess/1", "SECRET", "SECRET/", "SECRET/-1", "SECRET/one", "SECRET/1/2"])
-def test_who_does_not_know_the_way_finds_nothing(path: str) -> None:
+def test_a_url_without_the_secret_is_not_found(path: str) -> None:
     with serving(timeout_s=10.0) as (versions, server):
         versions.add(1, held(TENSORS), keep=())
         where = urlsplit(server.url)

@@ -144,7 +144,7 @@ def check(name: str, case: Case, root: Path) -> None:
         assert note["tokens"] >= len(note["staged"]) * len(PROMPTS)
         assert note["gap"] < (0.05 if case.model == "half" else 1e-5), "log-probabilities of what was sampled"
         assert note["in_memory"] == [case.shared] * len(note["senders"])
-        assert note["senders"] == [*range(case.ranks)], "everybody sends a share"
+        assert note["senders"] == [*range(case.ranks)], "every rank sends a share"
     first, second = (load_file(weights_file(root, case.model, note["version"])) for note in notes)
     assert any(not torch.equal(first[parameter], second[parameter]) for parameter in first), "there was something to push"
     assert not any("value_head" in parameter for parameter in first)

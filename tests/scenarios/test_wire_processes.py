@@ -1,4 +1,4 @@
-"""The weight wire when nobody is left to receive. What becomes of the others is in test_wire_faults.py."""
+"""The weight wire when its only receiver dies. Faults with other receivers left are in test_wire_faults.py."""
 
 from __future__ import annotations
 

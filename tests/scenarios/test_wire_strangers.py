@@ -1,4 +1,4 @@
-"""Processes that belong to nobody's run and reach every port of the wire: they find nothing, and stop nothing."""
+"""Processes outside the run that connect to every port of the wire: they learn nothing and stop nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def said_to(port: int, request: bytes) -> int:
 
 
 async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str, run_name: str) -> None:
-    """The ports that are open for a moment are hit too: whoever scans all of them without a pause."""
+    """A scan without pauses also hits ports that are open only while a group is built."""
     async with (
         asyncio.timeout(120),
         board_of(redis_server, run_name) as board,
@@ -112,7 +112,7 @@ async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str
 
         scanning = asyncio.create_task(asyncio.to_thread(scan_all))
         try:
-            for number in range(3):  # each makes everybody meet anew
+            for number in range(3):  # each makes all groups be built anew
                 async with running(joined := Worker(board, f"joined {number}", weights(0, rows=ROWS), WIRE)):
                     await joined.serves_more()
         finally:

@@ -23,7 +23,7 @@ WIRE = WireConfig(operation_timeout_s=4.0, rendezvous_timeout_s=4.0, bucket_mb=0
 async def main(url: str, run: str, snapshots: str, version: int) -> None:
     folder = Path(snapshots) if snapshots else None
     async with board_of(url, run) as board, sending(board, WIRE, weights(0), snapshots=folder) as sender:
-        await sender.push(version, weights(seed=version))  # to nobody
+        await sender.push(version, weights(seed=version))  # without workers
         await go_live(board, url, run, sender.records[version])
         await sender.flip(version)
         await asyncio.Future()

@@ -56,7 +56,7 @@ class Sender:
         self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
 
     def flip_a_bit(self, version: int) -> None:
-        """Of what is packed, behind the back of its digests."""
+        """Corrupt packed weights without updating their digests."""
         self.rank_sender.parcel(version)[5] ^= 1
 
     async def push(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PushReport:
@@ -88,7 +88,7 @@ async def sending(
     timeline: str = "a",
     snapshots: Path | None = None,
 ) -> AsyncIterator[Sender]:
-    """`like`: what every version's weights look like. Without `fence`, the learner is whoever holds the run, or the first."""
+    """`like`: what every version's weights look like. Without `fence`: that of the current learner, or 1."""
     current = await board.fence()
     if fence is None:
         fence = current if current is not None else 1

@@ -1,4 +1,4 @@
-"""Which versions the loop packs and pushes, over the reference buffer: by policy, and when people meddle."""
+"""Which versions the loop packs and pushes, over the reference buffer: by policy, and on operators' requests."""
 
 from __future__ import annotations
 

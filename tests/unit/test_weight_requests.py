@@ -1,4 +1,4 @@
-"""What people may ask of the learner about weights, and what it refuses in a sentence."""
+"""Operators' requests to the learner about weights, and its refusals."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_pushing_and_pinning(tmp_path: Path):
         assert "pinned already (by hand)" in (await one.asked("pin"))[1]
         assert "are pinned (by hand)" in (await one.asked("push"))[1]
         assert (await one.asked("unpin"))[0]
-        assert one.publisher.is_due, "whoever lets go wants the newest"
+        assert one.publisher.is_due, "unpinning pushes the newest"
 
 
 async def test_rolling_back_needs_a_checkpoint(tmp_path: Path):

@@ -131,7 +131,7 @@ def test_a_version_that_is_nowhere_is_refused_for_all_reasons(learner: Learner, 
         worker.fetch(replace(record, digest="another"), None, Event())
 
 
-def test_one_that_nobody_waits_for_gives_up(learner: Learner, wire: WireConfig) -> None:
+def test_a_cancelled_fetch_gives_up(learner: Learner, wire: WireConfig) -> None:
     abandoned = Event()
     abandoned.set()
     if not wire.shared_memory:

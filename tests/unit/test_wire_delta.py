@@ -76,7 +76,7 @@ def small_update(seed: int = 3, size: int = 5000) -> tuple[codec.Image, codec.Im
 
 
 def signed(head: bytes, rest: bytes) -> bytes:
-    """What somebody sends who knows the format, digest included."""
+    """A forged delta in the right format, with a valid digest."""
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head + rest)) + rest
 
 

@@ -1,4 +1,4 @@
-"""What a sender packed is read in place by whoever may, and stays as it is meanwhile."""
+"""A sender's memory is read in place by processes that may, and is not overwritten meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_reader_sees_the_bytes_and_keeps_them() -> None:
     reader = MappedMemory.open(memory.address, 4096, CPU)
     assert reader is not None
     assert reader.lock_shared()
-    assert not memory.lock_exclusively(), "somebody reads it"
+    assert not memory.lock_exclusively(), "it has a reader"
     assert torch.equal(reader.data, memory.data)
     reader.unlock()
     assert memory.lock_exclusively()

@@ -1,4 +1,4 @@
-"""What ranks above 0 do with what lies in the store of orders: also with what rank 0 never put there."""
+"""Orders to ranks above 0, including invalid ones that rank 0 did not write."""
 
 from __future__ import annotations
 

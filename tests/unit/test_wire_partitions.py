@@ -1,4 +1,4 @@
-"""Whom to send to together, once it is known that some cannot meet."""
+"""Push groups, once it is known that some members cannot reach each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_members_go_together_until_some_were_served_alone() -> None:
     assert list(partitions.push_groups("a")) == [["a"]]
 
 
-def test_whoever_was_served_together_stays_together() -> None:
+def test_members_served_together_stay_together() -> None:
     partitions = Partitions(for_s=60.0)
     partitions.remember([frozenset("ab"), frozenset("cd")])
     assert list(partitions.push_groups("abcde")) == [["e"], ["a", "b"], ["c", "d"]]

@@ -104,7 +104,7 @@ def test_what_many_hold_evens_out_what_few_hold() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.frozensets(st.integers(0, 5), min_size=1)), min_size=1, max_size=12))
-def test_nobody_sends_what_somebody_with_less_to_do_could(parameters: list[tuple[int, frozenset[int]]]) -> None:
+def test_no_rank_sends_what_a_less_loaded_holder_could(parameters: list[tuple[int, frozenset[int]]]) -> None:
     """Then no plan has more equal loads. A few rows are forgiven: cuts are between rows."""
     holders = {spec(f"p{number}", rows): ranks for number, (rows, ranks) in enumerate(parameters)}
     held = {rank: [Box.whole(each) for each, ranks in holders.items() if rank in ranks] for rank in range(6)}

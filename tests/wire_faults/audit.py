@@ -1,4 +1,4 @@
-"""What must hold in every run, whatever was done to it."""
+"""Invariants of every run, whatever faults it had."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def violations(facts: Sequence[Fact], published: Collection[int]) -> Iterator[st
 
 
 def noise(folder: Path) -> Iterator[str]:
-    """What no person wants to read in a log, whatever happened."""
+    """Lines of the logs that show a crash."""
     for log in sorted(folder.glob("*.log")):
         for line in log.read_text(errors="replace").splitlines():
             if any(word in line for word in _CRASH):

@@ -1,4 +1,4 @@
-"""What the processes of a trial say to the stage: lines of JSON on a pipe that all of them hold."""
+"""Events that the processes of a trial report to the stage: lines of JSON on a shared pipe."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class Fact:
 
 
 def tell(who: str, what: str, **more: Any) -> None:
-    """One write, and below what a pipe takes at once: whoever is killed meanwhile has said all or nothing."""
+    """One write below the size that a pipe accepts atomically: a process killed meanwhile has reported all or nothing."""
     os.write(FACTS, (json.dumps([time.monotonic(), who, what, more]) + "\n").encode())

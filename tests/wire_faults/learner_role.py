@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from facts import tell
-from strike import Fate
+from strike import FaultInjector
 from wire_board import board_of, config_of
 from wire_weights import held, open_rank_sender, weights
 from worker_role import ROWS
@@ -36,29 +36,29 @@ def main(*, name: str, url: str, run: str, wire: dict[str, Any]) -> None:
 
 async def _live(name: str, url: str, run: str, wire: WireConfig) -> None:
     stop = drain_on_signals()
-    fate = Fate(name)
+    faults = FaultInjector(name)
     config = config_of(url, run)
     async with open_buffer(config) as buffer, board_of(url, run) as board:
         fence = await buffer.acquire(name, config.limits)
         tell(name, "begins", fence=fence)
         like = weights(0, rows=ROWS)
         rank_sender = open_rank_sender(board.stores, wire, like, fence=fence)
-        async with WeightSender(fate.watching(board), wire, rank_sender, "cpu", fence=fence) as sender:
+        async with WeightSender(faults.watching(board), wire, rank_sender, "cpu", fence=fence) as sender:
             lateness = _Lateness()
-            publisher = Publisher(buffer=_Watched(buffer, fate), fence=fence, sender=sender, policy=PushPolicy())
+            publisher = Publisher(buffer=_Watched(buffer, faults), fence=fence, sender=sender, policy=PushPolicy())
             await run_with(
                 lambda: _train(name, buffer, fence, rank_sender, publisher, lateness, stop),
                 lateness=lateness.run,
                 hold=lambda: _hold(buffer, fence),
                 publisher=publisher.run,
-                fate=lambda: fate.listen(board),
+                faults=lambda: faults.listen(board),
             )
         rank_sender.close()
         await buffer.resign(fence)
 
 
 class _Lateness:
-    """How much later than it should this process comes to its turns: what the machine adds to everything else."""
+    """Measures how late this process is scheduled on a busy machine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -73,17 +73,17 @@ class _Lateness:
 
 
 class _Watched:
-    def __init__(self, buffer: RedisBuffer, fate: Fate) -> None:
-        self._buffer, self._fate = buffer, fate
+    def __init__(self, buffer: RedisBuffer, faults: FaultInjector) -> None:
+        self._buffer, self._faults = buffer, faults
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._buffer, name)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
-        self._fate.passes("staged")
+        self._faults.passes("staged")
         await self._buffer.publish(fence, record)
         tell("buffer", "live", version=record.version)
-        self._fate.passes("published")
+        self._faults.passes("published")
 
 
 async def _train(

@@ -1,6 +1,6 @@
 """A worker on another machine, as the kernel sees it: a network of its own, whose cable can be cut in one direction.
 
-A cut is silent, as by a firewall: packets leave for an Ethernet address that nobody has.
+A cut is silent, as by a firewall: packets go to an unused Ethernet address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 Direction = Literal["from_learner", "to_learner"]
 
 LEARNER = "10.77.0.1"
-_NOBODY = "02:00:00:00:00:99"
+_UNUSED = "02:00:00:00:00:99"
 _CLONE_NEWNET = 0x40000000
 
 
@@ -70,7 +70,7 @@ class Network:
         _run(*cable.inside, "ip", "route", "add", f"{LEARNER}/32", "dev", cable.there, "src", cable.address)
 
     def cut(self, name: str, direction: Direction) -> None:
-        self._neighbour(name, direction, "replace", "lladdr", _NOBODY, "nud", "permanent")
+        self._neighbour(name, direction, "replace", "lladdr", _UNUSED, "nud", "permanent")
 
     def heal(self, name: str, direction: Direction) -> None:
         self._neighbour(name, direction, "del")

@@ -81,7 +81,7 @@ async def _round(url: str, root: Path, over: str, deck: list[tuple[str, int]], *
     folder = root / f"{number:03d}-{over}"
     played: list[Played] = []
     async with open_stage(url, folder, WIRES[over]) as stage:
-        opened = await stage.see("the nursery opens", lambda fact: fact.what == "open")
+        opened = await stage.see("the spawner opens", lambda fact: fact.what == "open")
         for name in WORKERS:
             await stage.start(name, "worker")
         await stage.start("learner", "learner")

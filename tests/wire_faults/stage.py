@@ -1,4 +1,4 @@
-"""Where a trial is played: a Redis, a nursery, and everything that the processes say, in order."""
+"""The environment of a trial: a Redis, a spawner of processes, and the events that they report, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from buffer.board import RedisBoard
 
 _HERE = Path(__file__).parent
 PATIENCE_S = 40.0
-"""Whoever waits longer than this for anything has found a fault."""
+"""Waiting longer than this for anything is a failure."""
 
 
 class NeverHappened(Exception):
@@ -33,14 +33,14 @@ class NeverHappened(Exception):
 class Stage:
     """One run: its learners and workers, by name. A name may live several times."""
 
-    def __init__(self, url: str, folder: Path, wire: WireConfig, nursery: asyncio.subprocess.Process, board: RedisBoard):
+    def __init__(self, url: str, folder: Path, wire: WireConfig, spawner: asyncio.subprocess.Process, board: RedisBoard):
         self.folder, self.wire, self.board = folder, wire, board
         self.run = folder.name
         self.facts: list[Fact] = []
         self.pids: dict[str, int] = {}
         """Of each name's newest life."""
         self._url = url
-        self._nursery = nursery
+        self._spawner = spawner
         self._news = asyncio.Condition()
 
     async def hear(self, facts: asyncio.StreamReader) -> None:
@@ -52,7 +52,7 @@ class Stage:
                 if fact.what == "started":
                     self.pids[fact.more["name"]] = fact.more["pid"]
                 self._news.notify_all()
-        raise NeverHappened(f"all processes ended; {self.folder / 'nursery.log'} may say why")
+        raise NeverHappened(f"all processes ended; {self.folder / 'spawner.log'} may say why")
 
     # -- what the stage does -------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class Stage:
             os.kill(self.pids[name], number)
 
     async def strike(self, name: str, by: str, at: str, after_s: float = 0.0) -> Fact:
-        """Have fate send `name` a signal at a moment of the protocol, and wait for it."""
+        """Have `name` send itself a signal at a moment of the protocol, and wait for it."""
         since = len(self.facts)
         await self.board.post(STRIKES, {"who": name, "pid": self.pids[name], "at": at, "after_s": after_s, "signal": by})
         return await self.see(f"{name} is struck at {at}", lambda fact: fact.who == name and fact.what == "struck", since=since)
@@ -80,7 +80,7 @@ class Stage:
         self._order({"do": "heal", "name": name, "direction": direction})
 
     async def resign(self) -> None:
-        """Give up a dead learner's lease in its place: what is tried here is the wire, not the lease."""
+        """Give up a dead learner's lease: the trials test the wire, not the lease."""
         async with open_buffer(config_of(self._url, self.run)) as buffer:
             fence = next(fact.more["fence"] for fact in reversed(self.facts) if "fence" in fact.more)
             await buffer.resign(fence)
@@ -126,20 +126,20 @@ class Stage:
         return max((fact.more["version"] for fact in self.facts if fact.who == "buffer"), default=-1)
 
     def _order(self, order: Mapping[str, Any]) -> None:
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.write((json.dumps(order) + "\n").encode())
+        assert self._spawner.stdin is not None
+        self._spawner.stdin.write((json.dumps(order) + "\n").encode())
 
 
 @asynccontextmanager
 async def open_stage(url: str, folder: Path, wire: WireConfig) -> AsyncIterator[Stage]:
     folder.mkdir(parents=True)
-    command, environment = in_network_of_its_own([sys.executable, "-P", str(_HERE / "nursery.py")])
+    command, environment = in_network_of_its_own([sys.executable, "-P", str(_HERE / "spawner.py")])
     if environment:
         wire = wire.model_copy(update={"host": LEARNER, "insecure": True})
     facts_in, facts_out = os.pipe()
     path = [str(_HERE), str(_HERE.parent / "scenarios")]
-    with (folder / "nursery.log").open("wb") as log:
-        nursery = await asyncio.create_subprocess_exec(
+    with (folder / "spawner.log").open("wb") as log:
+        spawner = await asyncio.create_subprocess_exec(
             *["bash", "-c", f'exec "$@" {FACTS}>&{facts_out}', "bash", *command],
             env=os.environ
             | environment
@@ -156,12 +156,12 @@ async def open_stage(url: str, folder: Path, wire: WireConfig) -> AsyncIterator[
     )
     try:
         async with board_of(url, folder.name) as board, asyncio.TaskGroup() as services:
-            stage = Stage(url, folder, wire, nursery, board)
+            stage = Stage(url, folder, wire, spawner, board)
             hearing = services.create_task(stage.hear(reader))
             yield stage
             hearing.cancel()
     finally:
         with suppress(ProcessLookupError):
-            nursery.kill()  # and with it all that it started
-        await nursery.wait()
+            spawner.kill()  # and all processes that it started
+        await spawner.wait()
         transport.close()

@@ -1,4 +1,4 @@
-"""The hand of fate: a process that sends itself a signal when a given message of the wire's protocol passes."""
+"""Fault injection: a process sends itself a signal when a given message of the wire's protocol passes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from facts import tell
 from async_rl.protocols import Board
 
 STRIKES = "strikes"
-"""The topic on which the stage says who is to be struck when."""
+"""The topic on which the stage announces which process is signalled when."""
 
 
-class Fate:
+class FaultInjector:
     def __init__(self, who: str) -> None:
         self._who = who
         self._moment = ""

@@ -1,4 +1,4 @@
-"""What is done to the wire. Whatever it was, the others go on, and the struck one comes back."""
+"""The faults. After each, the other processes go on, and the affected one comes back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKERS = ("w0", "w1", "w2")
 STORM = 20
 STORM_S = 10.0
 STORM_TICK_S = 0.25
-"""Each of a crowd looks at its weights less often, or looking would be all that this machine does."""
+"""Workers of a storm check their weights less often, to leave time for the wire."""
 _TRANSFER_S = 0.03
 """About as long as a push takes here: strikes after "begin" fall anywhere in it, and some after it."""
 
@@ -41,7 +41,7 @@ class Played:
     late_s: float
     """How much of that the learner's process waited for a turn on the machine's cores."""
     back_s: float
-    """Until all was as before: the struck one serves what the others serve."""
+    """Time until the affected process serves the same version as the others."""
     problem: str = ""
 
     @property

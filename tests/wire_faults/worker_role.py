@@ -1,4 +1,4 @@
-"""A rollout worker whose engine only looks at its weights: at every tick, are they what the version says?"""
+"""A rollout worker whose engine only checks, at every tick, that its weights are those of its version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from facts import tell
-from strike import Fate
+from strike import FaultInjector
 from wire_board import board_of
 from wire_weights import weights
 
@@ -26,13 +26,13 @@ LEASE_S = 4.0
 
 
 class Engine:
-    """Samples all the time, and tells the stage whenever what it samples from is something else than before."""
+    """Checks its weights continuously, and reports whenever they change."""
 
-    def __init__(self, name: str, tensors: Mapping[str, torch.Tensor], fate: Fate, tick_s: float) -> None:
+    def __init__(self, name: str, tensors: Mapping[str, torch.Tensor], faults: FaultInjector, tick_s: float) -> None:
         self._name = name
         self._tick_s = tick_s
         self._tensors = {key: tensor.clone() for key, tensor in tensors.items()}
-        self._fate = fate
+        self._faults = faults
         self._version = -1
         self._between_tokens = asyncio.Lock()
 
@@ -40,7 +40,7 @@ class Engine:
         async with self._between_tokens:
             for number, (name, tensor) in enumerate(tensors.items()):
                 if number == len(tensors) // 2:
-                    self._fate.passes("swap")
+                    self._faults.passes("swap")
                 self._tensors[name].copy_(tensor)
             self._version = version
 
@@ -67,12 +67,12 @@ def main(*, name: str, url: str, run: str, wire: dict[str, Any], other_model: bo
 
 async def _live(name: str, url: str, run: str, wire: WireConfig, tensors: Mapping[str, torch.Tensor], tick_s: float) -> None:
     stop = drain_on_signals()
-    fate = Fate(name)
-    engine = Engine(name, tensors, fate, tick_s)
+    faults = FaultInjector(name)
+    engine = Engine(name, tensors, faults, tick_s)
     member = Member(id=name, host="localhost", version=-1, device="cpu")
     async with board_of(url, run) as board:
-        receiver = WeightReceiver(fate.watching(board), board.store, member, specs_of(tensors), wire, lease_s=LEASE_S)
+        receiver = WeightReceiver(faults.watching(board), board.store, member, specs_of(tensors), wire, lease_s=LEASE_S)
         tell(name, "begins")
         await run_with(
-            stop.wait, weights=lambda: receiver.run(engine.swap), sample=engine.sample, fate=lambda: fate.listen(board)
+            stop.wait, weights=lambda: receiver.run(engine.swap), sample=engine.sample, faults=lambda: faults.listen(board)
         )

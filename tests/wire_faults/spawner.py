@@ -1,4 +1,4 @@
-"""Starts the roles: by forking, so that a worker is there in milliseconds though torch takes seconds to import.
+"""Starts the roles by forking, so that a worker starts in milliseconds though importing torch takes seconds.
 
 Orders come in as lines of JSON, facts leave on file descriptor FACTS: each line is one write, so that lines never mix.
 """
@@ -31,20 +31,20 @@ def main() -> None:
     die_with_parent()
     torch.set_num_threads(1)
     if codec.is_available():
-        DELTA_COMPILER.compile()  # once for all that are born here
+        DELTA_COMPILER.compile()  # once for all forked processes
     network = Network()
     names: dict[int, str] = {}
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    tell("nursery", "open", can_cut=network.is_possible)
+    tell("spawner", "open", can_cut=network.is_possible)
     unread = b""
     while True:
         ready, _, _ = select.select([0, wake], [], [])
         if wake in ready:
             os.read(wake, 100)
-            _bury(names, network)
+            _reap(names, network)
         if 0 in ready:
             if not (arrived := os.read(0, 1 << 16)):
                 return
@@ -53,10 +53,10 @@ def main() -> None:
                 match order.pop("do"):
                     case "start":
                         if (pid := _fork(order, network)) == 0:
-                            _play(order)
+                            _run_role(order)
                             return
                         names[pid] = order["name"]
-                        tell("nursery", "started", name=order["name"], pid=pid)
+                        tell("spawner", "started", name=order["name"], pid=pid)
                     case "cut":
                         network.cut(**order)
                     case "heal":
@@ -85,17 +85,17 @@ def _fork(order: dict[str, Any], network: Network) -> int:
     return pid
 
 
-def _play(order: dict[str, Any]) -> None:
+def _run_role(order: dict[str, Any]) -> None:
     log = os.open(order.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    faulthandler.register(signal.SIGUSR1)  # says where it hangs
+    faulthandler.register(signal.SIGUSR1)  # prints where it hangs
     with leave_at_once(), boundary(order["name"]):
         ROLES[order.pop("role")](**order)
 
 
-def _bury(names: dict[int, str], network: Network) -> None:
+def _reap(names: dict[int, str], network: Network) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -105,7 +105,7 @@ def _bury(names: dict[int, str], network: Network) -> None:
             return
         if (name := names.pop(pid, None)) is not None:
             network.forget(name)
-            tell("nursery", "ended", name=name, pid=pid, code=os.waitstatus_to_exitcode(status))
+            tell("spawner", "ended", name=name, pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
