@@ -1,1 +1,1 @@
-"""The learner's end of the weight wire: `sender.py` first, then `rank_sender.py`."""
+"""The learner's end of the weight wire: `sender.py` first, then `push_attempt.py` and `rank_sender.py`."""
