@@ -1,10 +1,10 @@
-"""What a push of weights costs: beside one broadcast of the same bytes, a copy of them, and tensors sent one by one.
+"""Measures a push of weights against one broadcast of the same bytes, a copy of them, and tensors sent one by one.
 
     python benchmarks/weights.py --rounds 9 --json result.json
 
-Learner and workers are processes; what is compared takes turns in the same ones, and every ratio is the median over rounds of
-two times that were taken next to each other. They speak over pipes instead of Redis, so that only the wire is measured. A push
-counts from the offer until every worker holds every byte verified; packing and the engine's copy are given apart.
+Learner and workers are processes; the compared methods alternate in the same ones, and every ratio is the median over rounds of
+two times measured one after the other. Messages go over pipes, not Redis, so that only the wire is measured. A push is timed
+from the offer until every worker holds every byte verified; packing and the engine's copy are reported separately.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ways(mib: int) -> list[Way]:
 async def rounds_of(ways: Sequence[Way], workers: int, rounds: int) -> dict[str, list[Round]]:
     found: dict[str, list[Round]] = {way.name: [] for way in ways}
     async with fleet(ways, workers) as learners:
-        for number in range(-1, rounds):  # the first round meets, and warms everything up
+        for number in range(-1, rounds):  # the first round builds the groups and warms everything up
             for way in ways:
                 one = await learners[way.name].round(workers)
                 if number >= 0:
@@ -57,7 +57,7 @@ def median(rounds: Sequence[Round], figure: Callable[[Round], float]) -> float:
 
 
 def advantage(rounds: Sequence[Round]) -> float:
-    """How many times as fast as the rival."""
+    """Median speed-up over the rival."""
     return median(rounds, lambda each: each.rival_s / each.push_s)
 
 

@@ -1,4 +1,4 @@
-"""Ways to tell a receiver what changed in its bfloat16 weights: ours, and what others ship. Each handles one chunk."""
+"""Encodings of changes of bfloat16 weights: ours, and those that others ship. Each handles one chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Codec:
     name: str
     encode: Callable[[Bits, Bits], bytes]
     apply: Callable[[bytes, Bits], Any]
-    """In place."""
+    """Apply in place."""
 
 
 def _ours(old: Bits, new: Bits) -> bytes:

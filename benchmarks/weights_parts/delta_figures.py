@@ -1,4 +1,4 @@
-"""How small and how fast our deltas of bfloat16 weights are, beside those of others, on what training really changed.
+"""Size and speed of our deltas of bfloat16 weights against those of others, on changes made by real training.
 
     cd benchmarks; python -m weights_parts.delta_figures [--images FOLDER] [--json PATH]
 
@@ -72,7 +72,7 @@ def sizes(versions: Bits) -> Figures:
 
 
 def _size(codec: Codec, old: Bits, new: Bits, chunk: int) -> int:
-    """Of all chunks; what comes back from them must be the new image."""
+    """Encode and apply all chunks; the result must be the new image."""
     image, made = old.copy(), [codec.encode(*each) for each in _chunks(old, new, size=chunk)]
     for part, (into,) in zip(made, _chunks(image, size=chunk), strict=True):
         codec.apply(part, into)

@@ -37,7 +37,7 @@ class Way:
     model: Callable[[], Weights]
     wire: WireConfig
     rival: Literal["", "flat", "one_by_one", "copy"] = ""
-    """The method of `Rivals` that takes turns with the pushes. Workers have a part in all but the copy."""
+    """The method of `Rivals` that alternates with the pushes. Workers take part in all but the copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Round:
     pack_s: float
     push_s: float
     swap_s: float
-    """The slowest worker's copy from where the version is staged into what its engine serves."""
+    """The slowest worker's copy of the staged version into its engine."""
     rival_s: float
 
 
@@ -58,7 +58,7 @@ class Lane:
         self._position = "0"
 
     async def round(self, workers: int) -> Round:
-        """A version to everybody; then the rival has its turn."""
+        """Push a version to all workers, then run the rival."""
         pushed = await self._learner.push(self._weights, workers=workers)
         await self._learner.flip(pushed)
         swaps: list[float] = []

@@ -1,4 +1,4 @@
-"""What a push to many workers costs: fitted to small fleets, and said of large ones.
+"""Estimates the cost of a push to many workers from measurements of small fleets.
 
     push = fixed + per_worker * n + bytes * copies(n) / (bandwidth * senders)
 

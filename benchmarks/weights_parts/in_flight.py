@@ -1,4 +1,4 @@
-"""What an engine that decodes feels of pushes from another process: its throughput, and how long a flip holds it up.
+"""Measures the effect of pushes from another process on a decoding engine: throughput, and the pause at a flip.
 
 A window is the same work every time, a batch of generations of fixed length: without pushes, with one every second, and with
 one after the other. What a push costs while it is on its way is taken from the windows with one every second: the rate of

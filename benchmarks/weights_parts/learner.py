@@ -27,9 +27,9 @@ class Pushed:
     record: VersionRecord
     workers: tuple[str, ...]
     pack_s: float
-    """Of the learner's time: copying and hashing what it sends."""
+    """Learner time for copying and hashing what it sends."""
     push_s: float
-    """From the offer until everybody holds it staged and verified."""
+    """From the offer until all workers hold it staged and verified."""
 
 
 class Learner:
@@ -39,7 +39,7 @@ class Learner:
         self._version = -1
 
     async def push(self, weights: Mapping[str, torch.Tensor], *, workers: int) -> Pushed:
-        """The next version, once so many workers are there."""
+        """Push the next version, once `workers` are listed."""
         self._version += 1
         while len(await self._sender.wait_for_members_behind(self._version)) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

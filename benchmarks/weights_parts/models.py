@@ -1,4 +1,4 @@
-"""What is sent: weights laid out as those of a transformer, and the many small tensors that cost a naive sender most."""
+"""Weights to send: shaped like a transformer's, or many small tensors, which are the worst case for sending one by one."""
 
 from __future__ import annotations
 

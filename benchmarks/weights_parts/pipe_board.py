@@ -1,4 +1,4 @@
-"""The board as processes see it that share pipes instead of Redis: so that only the wire is measured."""
+"""A board over pipes instead of Redis, so that only the wire is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 
 FENCE = 1
-"""Of every learner: there is one for each board."""
+"""The fence of every learner: each board has one learner."""
 
 
 class PipeBoard:

@@ -1,4 +1,4 @@
-"""What reinforcement learning does to bfloat16 weights: a policy generates and learns here, and every version is kept.
+"""Records what reinforcement learning does to bfloat16 weights: trains a small policy and keeps every version.
 
     python benchmarks/weights_parts/real_deltas.py /tmp/deltas --rates 1e-6 3e-6 --steps 12
 

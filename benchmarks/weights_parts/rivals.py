@@ -1,4 +1,4 @@
-"""What a push is held against: the same bytes in one broadcast, tensor by tensor, or copied, by the same processes."""
+"""The methods that a push is compared with: the same bytes in one broadcast, tensor by tensor, or copied."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ class WeightReceiver:
         if live is None:
             caught_up = False
             with _explain_mismatch():
-                await in_daemon_thread(lambda: self._catch_up.check(source), name="weight-catch-up")
+                await in_daemon_thread(lambda: self._catch_up.check_model(source), name="weight-catch-up")
         else:
             caught_up = not self._needs(live) or await self._fetch(live, source, swap)
         await self._announce(catches_up="")
