@@ -149,7 +149,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
                 async with running(another := Worker(board, "another", weights(0), WIRE, tmp_path)):
                     await says_hello(hears, another)
                     assert another.served == []
-                    [reason] = [entry["event"] for entry in logs if "waits for the learner" in entry["event"]]
+                    [reason] = [entry["event"] for entry in logs if "waiting for the learner" in entry["event"]]
                     assert re.search("the learner's memory: .* a snapshot: chunk . of parcel 0 .* has digest", reason)
                     async with sending(board, WIRE, weights(0), fence=2, timeline="b") as second:
                         await all_needy(second, 4, restarted, another)
