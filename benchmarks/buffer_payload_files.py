@@ -2,8 +2,8 @@
 
     python benchmarks/buffer_payload_files.py --rounds 5 --json result.json
 
-Two writers and one reader, in processes of their own, go through the whole protocol: reserve, commit, take exactly once within
-a window of versions, issue, publish, release, checkpoint, sweep. Groups hold 8 rollouts. Every side has its turn in every
+Two writers and one reader, each in its own process, run the whole protocol: reserve, commit, take exactly once within
+a window of versions, issue, publish, release, checkpoint, sweep. Groups hold 8 rollouts. Every variant runs in every
 round; medians over the rounds are reported.
 """
 

@@ -2,9 +2,9 @@
 
     python benchmarks/buffer_speed.py --rounds 5 --json result.json
 
-A round trip carries rollouts of 2,048 or 16,384 tokens, in groups of 8, from writers in processes of their own to arrays in
+A round trip carries rollouts of 2,048 or 16,384 tokens, in groups of 8, from writers in their own processes to arrays in
 a reader. Ours reserves, commits, takes exactly once within a window of versions, issues, publishes, releases and checkpoints;
-the rivals move bytes. Every side has its turn in every round; the medians over the rounds are reported.
+the rivals move bytes. Every side runs in every round; the medians over the rounds are reported.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _compared(name: str, size: str, ours: float, theirs: float | None) -> dict[s
 
 
 def scripts_figures(effort: Effort, rounds: int) -> Figures:
-    """Every round calls the scripts in the same order, so that call can be compared with call: the median over the rounds is
-    what it costs, and not what else the machine did at that moment.
+    """Measure each script. Every round calls the scripts in the same order, so calls are compared one by one: the median over the
+    rounds removes the machine's other load.
     """
     costs = [script_us(effort.steps) for _ in range(rounds)]
     found: dict[str, float | None] = {}

@@ -33,13 +33,14 @@ from buffer.payloads.codec import BadPayload, encode
 from buffer.payloads.files import PayloadFolder
 from buffer.payloads.store import PayloadStore, decode_checked
 from buffer.payloads.validation import problem_with
-from buffer.rules.audit import BufferSnapshot, audit
+from buffer.rules.audit import audit
 from buffer.rules.limits_text import read_limits, write_changes, write_limits
 from buffer.rules.recovery import ENDED, verdicts_on
-from buffer.rules.ticket_record import TicketRecord, parse_record
-from buffer.run_in_redis import RunInRedis, ServerFull, chunks
+from buffer.rules.ticket_record import TicketRecord
+from buffer.run_in_redis import RunInRedis, ServerFull, chunks, rows
 from buffer.server.client import Server, listen
 from buffer.server.unexpected_replies import UnexpectedReply, reading, wrong_type
+from buffer.stats_reply import parse_snapshot, parse_stats
 
 VERSIONS_KEPT = 4096
 """Rows of the version table; older rows are deleted."""
@@ -78,12 +79,12 @@ class RedisBuffer:
 
         async def attempt() -> list[Ticket]:
             try:
-                reply = await self._run.change("reserve", _checked_name(worker), request, version, count, int(wait_s > 0))
+                reply = await self._run.run_script("reserve", _checked_name(worker), request, version, count, int(wait_s > 0))
             except ServerFull:
                 return []
             return [
                 Ticket(id=ticket.decode(), task_index=task, version=born, attempt=attempt, mix=mix.decode())
-                for ticket, task, born, attempt, mix in _rows(reply, 5)
+                for ticket, task, born, attempt, mix in rows(reply, 5)
             ]
 
         tickets = await self._run.until(attempt, keys.slots_channel(self._run.name), wait_s)
@@ -95,11 +96,11 @@ class RedisBuffer:
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
         if not tickets:
             return set()
-        return _texts(await self._run.change("renew", worker, *tickets))
+        return _texts(await self._run.run_script("renew", worker, *tickets))
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
-            result = await self._run.change("drop", worker, group.id, "no_signal", group.task.environment)
+            result = await self._run.run_script("drop", worker, group.id, "no_signal", group.task.environment)
             return _commit_result(result, instead_of_dropped="no_signal")
         problem, payload = problem_with(group, vocab_size=self.vocab_size), b""
         try:
@@ -109,18 +110,18 @@ class RedisBuffer:
         if problem is not None:
             log.warning("group %s of worker %s is quarantined: %s", group.id, worker, problem)
             refused = worker, group.id, problem, group.task.environment, payload
-            return _commit_result(await self._run.with_room(group.id, lambda: self._run.change("quarantine", *refused)))
+            return _commit_result(await self._run.with_room(group.id, lambda: self._run.run_script("quarantine", *refused)))
         versions = group.oldest_version, group.newest_version
         described = worker, group.id, *versions, group.num_tokens, group.task.environment
         stored = await self._payloads.store(group.id, payload)
 
         async def store() -> bytes:
-            return await self._run.change_with_payload("commit", group.id, stored, *described)
+            return await self._run.run_script_with_payload("commit", group.id, stored, *described)
 
         return _commit_result(await self._run.with_room(group.id, store))
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
-        await self._run.change("drop", worker, ticket, reason, environment)
+        await self._run.run_script("drop", worker, ticket, reason, environment)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
@@ -129,7 +130,7 @@ class RedisBuffer:
         words = [word for pair in write_limits(limits).items() for word in pair]
         async with listen(self._run.server, keys.learner_channel(self._run.name)) as listener:
             while True:
-                is_ours, *rest = await self._run.change("acquire", owner, request, self._learner_lease_ms, after, *words)
+                is_ours, *rest = await self._run.run_script("acquire", owner, request, self._learner_lease_ms, after, *words)
                 if is_ours:
                     self._published_version = self._released_step = -1
                     await self._payloads.claim_folder(rest[0])
@@ -143,34 +144,36 @@ class RedisBuffer:
                 await listener.wait(left_ms / 1000 + 0.01)
 
     async def hold(self, fence: int) -> None:
-        await self._run.change("hold", fence, self._learner_lease_ms)
+        await self._run.run_script("hold", fence, self._learner_lease_ms)
 
     async def resign(self, fence: int) -> None:
-        await self._run.change("resign", fence)
+        await self._run.run_script("resign", fence)
 
     async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
         """Recover in bounded chunks. If the learner dies between two of them, its successor starts over."""
         self._released_step = -1
-        is_older = bool(await self._run.change("recover", fence, position.mark if position is not None else ""))
+        is_older = bool(await self._run.run_script("recover", fence, position.mark if position is not None else ""))
         outstanding = {ticket.number: ticket for ticket in position.outstanding} if position is not None else {}
         spent, returned, alive = 0, 0, set[str]()
         async for records in self._run.records():
             verdicts = dict(verdicts_on(records, position, outstanding, is_older=is_older))
             alive |= {ticket for ticket, verdict in verdicts.items() if verdict != ENDED}
             if verdicts:
-                ended, ready = await self._run.change("settle", fence, *(word for pair in verdicts.items() for word in pair))
+                ended, ready = await self._run.run_script(
+                    "settle", fence, *(word for pair in verdicts.items() for word in pair)
+                )
                 spent, returned = spent + ended, returned + ready
         if is_older and position is not None:
             gone = [ticket for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
             lost = [ticket.again for ticket in gone if not ticket.steps]  # a group that has trained is not rolled out again
             for tasks in chunks([*position.redo, *lost]):
-                await self._run.change("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
+                await self._run.run_script("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         lost_groups = 0
         for groups in chunks([] if is_older else undone):  # an older server follows the position alone
-            lost_groups += await self._run.change("undo", fence, *(word for group in groups for word in group))
+            lost_groups += await self._run.run_script("undo", fence, *(word for group in groups for word in group))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
         numbers = saved.step, saved.version, saved.next_ticket, saved.next_task, saved.untrained
-        version = await self._run.change("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
+        version = await self._run.run_script("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
         return Recovery(version=version, returned=returned, spent=spent, lost=lost_groups)
 
     async def take(
@@ -187,11 +190,11 @@ class RedisBuffer:
         wanted = step, version, num_groups, max_tokens if max_tokens is not None else 0, int(patient)
 
         async def attempt() -> list[TakenGroup]:
-            while reply := await self._run.change("take", fence, *wanted, self._published_version, self._released_step):
+            while reply := await self._run.run_script("take", fence, *wanted, self._published_version, self._released_step):
                 groups, refused = await self._read_taken(reply)
                 for ticket, reason in refused:
                     log.error("group %s cannot be used and is quarantined: %s", ticket, reason)
-                    await self._run.change("refuse", fence, ticket, reason)
+                    await self._run.run_script("refuse", fence, ticket, reason)
                 if not refused:
                     return groups
             return []
@@ -201,9 +204,9 @@ class RedisBuffer:
     async def _read_taken(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
         refused: list[tuple[str, str]] = []
-        rows = _rows(reply, 6)
-        payloads = await self._payloads.read([row[0].decode() for row in rows])
-        for (ticket, oldest, at_commit, at_take, task, attempt), payload in zip(rows, payloads, strict=True):
+        described = rows(reply, 6)
+        payloads = await self._payloads.read([row[0].decode() for row in described])
+        for (ticket, oldest, at_commit, at_take, task, attempt), payload in zip(described, payloads, strict=True):
             try:
                 group = decode_checked(self._payloads.resolve(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
                 if at_take < oldest:
@@ -217,19 +220,19 @@ class RedisBuffer:
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
         for chunk in chunks(list(weights.items())):
-            await self._run.change(
+            await self._run.run_script(
                 "prioritize", fence, *(word for ticket, weight in chunk for word in (ticket, repr(float(weight))))
             )
 
     async def issue(self, fence: int, *, after: int) -> int:
-        return await self._run.change("issue", fence, after)
+        return await self._run.run_script("issue", fence, after)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
-        await self._run.change("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
+        await self._run.run_script("publish", fence, record.version, json.dumps(asdict(record)), VERSIONS_KEPT)
         self._published_version = max(self._published_version, record.version)
 
     async def release(self, fence: int, step: int) -> None:
-        await self._run.change("release", fence, step)
+        await self._run.run_script("release", fence, step)
         self._released_step = max(self._released_step, step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
@@ -238,7 +241,7 @@ class RedisBuffer:
         this position.
         """
         mark = uuid.uuid4().hex[:16]
-        version, next_ticket, next_task, mix = await self._run.change("position", fence, step)
+        version, next_ticket, next_task, mix = await self._run.run_script("position", fence, step)
         outstanding: dict[int, OutstandingTicket] = {}
         async for records in self._run.records():
             for ticket, record in records.items():
@@ -247,7 +250,7 @@ class RedisBuffer:
                     outstanding[number] = OutstandingTicket(
                         number, record.task_index, record.attempt, record.failures, _until_step(record, step)
                     )
-        untrained, waiting = await self._run.change("mark", fence, step, next_ticket, mark)
+        untrained, waiting = await self._run.run_script("mark", fence, step, next_ticket, mark)
         with reading("redo"):
             redo = tuple(PendingTask(*map(int, task.split())) for task in waiting)
         again = {task.task_index for task in redo}
@@ -264,12 +267,12 @@ class RedisBuffer:
         )
 
     async def checkpoint(self, fence: int, step: int) -> None:
-        while await self._run.change("checkpoint", fence, step):
+        while await self._run.run_script("checkpoint", fence, step):
             pass
         await self.sweep()
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
-        found: list[tuple[bytes, float]] = await self._run.ask(
+        found: list[tuple[bytes, float]] = await self._run.run_command(
             "zrange", keys.kept(self._run.name), 0, limit - 1, withscores=True
         )
         with reading("kept"):
@@ -283,11 +286,11 @@ class RedisBuffer:
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
         for chunk in chunks(groups):
-            await self._run.change("discard", fence, *chunk)
+            await self._run.run_script("discard", fence, *chunk)
         await self.sweep()
 
     async def set_max_age(self, fence: int, max_age: float) -> None:
-        await self._run.change("set_max_age", fence, str(max_age))
+        await self._run.run_script("set_max_age", fence, str(max_age))
 
     # -- any role ---------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
@@ -298,64 +301,46 @@ class RedisBuffer:
 
     async def overrides(self) -> dict[str, str]:
         """Return the limits that were changed during the run, as stored in Redis."""
-        found = await self._run.ask("hgetall", keys.overrides(self._run.name))
+        found = await self._run.run_command("hgetall", keys.overrides(self._run.name))
         with reading("overrides"):
             return {name.decode(): value.decode() for name, value in found.items()}
 
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
-        await self._run.change("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
+        await self._run.run_script("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
 
     async def mix(self) -> tuple[MixChange, ...]:
-        return tuple(map(mix_log.parse, await self._run.ask("lrange", keys.mix(self._run.name), 0, -1)))
+        return tuple(map(mix_log.parse, await self._run.run_command("lrange", keys.mix(self._run.name), 0, -1)))
 
     async def change_mix(self, known: str, change: str) -> MixChange | None:
-        entry = await self._run.change("change_mix", known, change)
+        entry = await self._run.run_script("change_mix", known, change)
         if entry == b"full":
             raise mix_log.full()
         return mix_log.parse(entry) if entry else None
 
     async def _state(self) -> dict[bytes, bytes]:
-        return await self._run.ask("hgetall", keys.state(self._run.name))
+        return await self._run.run_command("hgetall", keys.state(self._run.name))
 
     async def stats(self) -> BufferStats:
-        return _stats(await self._run.change("stats", ""), await self._fence())
+        return parse_stats(await self._run.run_script("stats", ""), await self._fence())
 
     async def _fence(self) -> int:
-        fence = await self._run.ask("hget", keys.learner(self._run.name), "fence")
+        fence = await self._run.run_command("hget", keys.learner(self._run.name), "fence")
         with reading("learner"):
             return int(fence) if fence is not None else 0
 
     async def audit(self) -> Audit:
         try:
             await self.limits()  # can they be read?
-            reply, fence = await self._run.change("stats", "everything"), await self._fence()
+            reply, fence = await self._run.run_script("stats", "everything"), await self._fence()
         except UnexpectedReply:
             await self._raise_if_types_are_wrong()
             raise
-        leased, reserved, ready, again, taken, kept, drawn, recorded, payloads = (
-            {ticket.decode(errors="replace"): value for ticket, value in _rows(pairs, 2)} for pairs in reply[-9:]
-        )
-        places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
-        return audit(
-            BufferSnapshot(
-                stats=_stats(reply[:-9], fence),
-                leased=leased.keys(),
-                reserved=reserved.keys(),
-                ready=ready.keys(),
-                again=again.keys(),
-                taken=taken.keys(),
-                kept=kept.keys(),
-                drawn=drawn.keys(),
-                recorded=recorded.keys(),
-                payloads=payloads,
-                misfiled=_misfiled(places, recorded),
-            )
-        )
+        return audit(parse_snapshot(reply, fence))
 
     async def _raise_if_types_are_wrong(self) -> None:
         """Raise UnexpectedReply naming a key of the wrong type: a script that meets one fails without saying which it is."""
         expected = keys.types(self._run.name)
-        found = await self._run.ask_all([("type", name) for name in expected])
+        found = await self._run.run_commands([("type", name) for name in expected])
         for (name, wanted), kind in zip(expected.items(), found, strict=True):
             if kind.decode() not in ("none", wanted):
                 raise wrong_type(name, kind.decode(), wanted)
@@ -372,50 +357,32 @@ class RedisBuffer:
     # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
         """Return the reports on quarantined payloads, newest first."""
-        found: dict[bytes, bytes] = await self._run.ask("hgetall", keys.quarantine(self._run.name))
+        found: dict[bytes, bytes] = await self._run.run_command("hgetall", keys.quarantine(self._run.name))
         reports = [_quarantine_report(ticket.decode(errors="replace"), text) for ticket, text in found.items()]
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
-        return self._payloads.to_bytes(await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket), ticket)
+        return self._payloads.to_bytes(
+            await self._run.run_command("hget", keys.quarantine_payloads(self._run.name), ticket), ticket
+        )
 
     async def readmit(self, ticket: str) -> str:
         """Make a quarantined group ready again. Returns "stored", or the reason why it stays in quarantine."""
-        payload = await self._run.ask("hget", keys.quarantine_payloads(self._run.name), ticket)
+        payload = await self._run.run_command("hget", keys.quarantine_payloads(self._run.name), ticket)
         try:
             group = decode_checked(self._payloads.resolve(payload), ticket)
         except BadPayload as error:
             return str(error)
         versions = group.oldest_version, group.newest_version
-        return (await self._run.change("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
+        return (await self._run.run_script("readmit", ticket, *versions, group.num_tokens, payload or b"")).decode()
 
     async def forget(self, tickets: Sequence[str]) -> int:
         """Delete quarantine reports with their payloads, and return how many reports there were."""
-        return await self._run.change("forget", *tickets)
+        return await self._run.run_script("forget", *tickets)
 
 
 def _is_outstanding(record: TicketRecord, step: int) -> bool:
     return record.state != "kept" and (record.state != "taken" or max(record.steps, default=step + 1) > step)
-
-
-def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the tickets whose set or score contradicts their record. Scripts select by score and decide by the record."""
-    found: dict[str, str] = {}
-    for ticket, text in records.items():
-        try:
-            record = parse_record(text)
-            keys.ticket_number(ticket)
-        except ValueError:
-            found[ticket] = "recorded unreadably"
-            continue
-        born = {"reserved": record.version, "ready": record.oldest, "again": record.oldest}
-        score = born.get(record.state, record.steps[-1] if record.steps else None)
-        for place, tickets in places.items():
-            if ticket in tickets and place != record.state:
-                found[ticket] = f"{place} and recorded as {record.state}"
-            elif ticket in tickets and score is not None and float(tickets[ticket]) != score:
-                found[ticket] = f"{place} under another number than recorded"
-    return found
 
 
 def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:
@@ -449,38 +416,5 @@ def _checked_name(worker: str) -> str:
     return worker
 
 
-def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
-    return list(zip(*(flat[column::width] for column in range(width)), strict=True))
-
-
 def _texts(reply: list[bytes]) -> set[str]:
     return {text.decode(errors="replace") for text in reply}
-
-
-def _stats(reply: list[Any], fence: int) -> BufferStats:
-    said: dict[str, Any] = {name.decode(): value for name, value in _rows(reply, 2)}
-    with reading("dropped"):
-        dropped = {reason.decode(): int(number) for reason, number in _rows(said["dropped"], 2)}
-    return BufferStats(
-        **{
-            name: said[name]
-            for name in (
-                "reserved",
-                "ready",
-                "again",
-                "taken",
-                "kept",
-                "spent",
-                "lost_to_rollback",
-                "quarantined",
-                "issued",
-                "expired",
-            )
-        },
-        **{name: said[name] for name in ("slots", "slots_used", "version", "bytes")},
-        fence=fence,
-        owed=float(said["owed"]),
-        starving=said["starving"] == 1,
-        dropped=dropped,
-        ready_by_version=dict(_rows(said["ready_by_version"], 2)),
-    )

@@ -30,25 +30,28 @@ T = TypeVar("T")
 
 
 class RunInRedis:
-    """Translates what Redis refuses: FenceLost, ServerRewound, ServerFull, else UnexpectedReply."""
+    """Runs scripts and commands on one run's keys.
+
+    Refusals of Redis become FenceLost, ServerRewound, ServerFull or UnexpectedReply.
+    """
 
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
         self.name = name
         self._scripts = ScriptLibrary(server, name)
 
-    async def change(self, script: str, *arguments: Argument) -> Any:
+    async def run_script(self, script: str, *arguments: Argument) -> Any:
         """Run a script of scripts/ and return its reply."""
-        return await self._change(script, arguments, lambda: self._scripts.run(script, *arguments))
+        return await self._run(script, arguments, lambda: self._scripts.run(script, *arguments))
 
-    async def change_with_payload(self, script: str, ticket: str, payload: bytes, *arguments: Argument) -> Any:
+    async def run_script_with_payload(self, script: str, ticket: str, payload: bytes, *arguments: Argument) -> Any:
         """Run a script in one transaction with a payload, which is stored before it if the ticket has none."""
         place = keys.payloads(self.name)
-        return await self._change(
+        return await self._run(
             script, arguments, lambda: self._scripts.run_with_payload(script, place, ticket, payload, *arguments)
         )
 
-    async def _change(self, script: str, arguments: Sequence[Argument], run: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run(self, script: str, arguments: Sequence[Argument], run: Callable[[], Awaitable[Any]]) -> Any:
         failpoint(f"{script}.before")
         try:
             reply = await run()
@@ -57,13 +60,13 @@ class RunInRedis:
         failpoint(f"{script}.after")
         return reply
 
-    async def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
+    async def run_command(self, command: str, *arguments: Any, **options: Any) -> Any:
         try:
             return await self.server.ask(lambda: getattr(self.server.commands, command)(*arguments, **options))
         except ResponseError as error:
             raise _translated(error, command, arguments) from None
 
-    async def ask_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def run_commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         async def execute() -> list[Any]:
             pipeline: Any = cast("Any", self.server.commands).pipeline(transaction=False)
             for name, *arguments in commands:
@@ -82,7 +85,7 @@ class RunInRedis:
                 return await change()
             except ServerFull:
                 log.warning("the Redis server is full: group %s waits for a checkpoint to free memory", group)
-            if not await self.change("starve"):  # 0: no kept payload was left to delete
+            if not await self.run_script("starve"):  # 0: no kept payload was left to delete
                 await self.wait_for_slots()
 
     async def wait_for_slots(self) -> None:
@@ -93,7 +96,7 @@ class RunInRedis:
         """Yield all records in chunks. A ticket that exists throughout comes at least once, perhaps several times."""
         cursor = 0
         while True:
-            cursor, found = await self.ask("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
+            cursor, found = await self.run_command("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
             with reading("records"):
                 records = {ticket.decode(): parse_record(text) for ticket, text in found.items()}
             for chunk in chunks(list(records.items())):  # Redis returns a small hash whole, whatever `count` says
@@ -135,3 +138,8 @@ def chunks(elements: Sequence[T], length: int = TICKETS_AT_ONCE) -> Iterator[lis
     rest = iter(elements)
     while chunk := list(islice(rest, length)):
         yield chunk
+
+
+def rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
+    """Split a flat reply into tuples of `width`."""
+    return list(zip(*(flat[column::width] for column in range(width)), strict=True))

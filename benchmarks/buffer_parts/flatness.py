@@ -1,6 +1,6 @@
 """Measures whether an operation costs more with a million groups in the buffer, or with 64 workers instead of one.
 
-Server time only: what a script takes by the server's clock, and all that the server's thread did for a group.
+Server time only: a script's time by the server's clock, and the server thread's time per group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls each script at least once a step, with 64 groups per step and real payloads, to show its largest realistic cost.
 
-One client does one thing after the other: nothing competes with the server for a core but what else the machine does.
+One client calls one script after the other, so it does not compete with the server for a core.
 """
 
 from __future__ import annotations

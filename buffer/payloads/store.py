@@ -38,24 +38,27 @@ class PayloadStore:
                 return self._folder.put(group, payload)
             except PayloadFolderFull:
                 log.warning("%s is full: group %s waits for a checkpoint to free room", self._folder.path, group)
-            kept_made_room = await self._run.change("starve")
+            kept_made_room = await self._run.run_script("starve")
             if not await self.sweep() and not kept_made_room:
                 await self._run.wait_for_slots()
 
     async def check_folder(self) -> None:
         """Raise FleetMismatch if the learner reads another payload folder than this worker writes."""
-        if self._folder is not None and await self._run.ask("hget", keys.state(self._run.name), "folder") != self._folder.token:
+        if (
+            self._folder is not None
+            and await self._run.run_command("hget", keys.state(self._run.name), "folder") != self._folder.token
+        ):
             raise FleetMismatch(
                 f"redis.payloads: the learner does not see this machine's {self._folder.path}; set it to redis for this worker"
             )
 
     async def claim_folder(self, fence: int) -> None:
         """Record which folder this learner reads payload files from."""
-        await self._run.change("claim_folder", fence, self._folder.token if self._folder is not None else "")
+        await self._run.run_script("claim_folder", fence, self._folder.token if self._folder is not None else "")
 
     async def read(self, tickets: Sequence[str]) -> list[bytes | None]:
         commands = [("hmget", keys.payloads(self._run.name), chunk) for chunk in chunks(tickets, PAYLOADS_AT_ONCE)]
-        return [payload for reply in await self._run.ask_all(commands) for payload in reply]
+        return [payload for reply in await self._run.run_commands(commands) for payload in reply]
 
     def resolve(self, payload: bytes | None) -> bytes | memoryview | None:
         """Return the bytes that a payload or a reference stands for; None for None. Raises BadPayload."""
@@ -80,7 +83,7 @@ class PayloadStore:
             return 0
         swept = 0
         for chunk in chunks(self._folder.names()):
-            unwanted = await self._run.change("unwanted", *chunk)
+            unwanted = await self._run.run_script("unwanted", *chunk)
             self._folder.delete(name.decode() for name in unwanted)
             swept += len(unwanted)
         return swept

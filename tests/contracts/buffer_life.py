@@ -1,6 +1,6 @@
 """A correct learner, workers that may misbehave, and a server that may be set back at any moment.
 
-A spectator holds the buffer to its promises, and from every state the learner must get on.
+A spectator checks the buffer's promises, and from every state the learner must be able to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory buffer and every server get the same calls, in any order, valid or not: their replies must be equal.
 
-This is what makes buffer/reference/state_machine.py an explanation of the scripts. Whether the answers are right is
-buffer_life.py's question.
+This makes buffer/reference/state_machine.py a specification of the scripts. buffer_life.py checks whether the replies are
+right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The learner of learner/loop.py without weights: it prefetches, trains, issues, publishes, releases, saves, checkpoints.
 
-When the buffer tells it that its hold or the server's data are gone, it starts again from its newest checkpoint.
+When its lease or the server's data are lost, it starts again from its newest checkpoint.
 """
 
 from __future__ import annotations

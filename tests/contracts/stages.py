@@ -1,6 +1,6 @@
 """Where the state machine tests run: in memory or on a server, with a clock that moves only when told to.
 
-A server can also be set back to an earlier moment, as by a failover or from a backup.
+A server can also be set back to an earlier state, as by a failover or a restored backup.
 """
 
 from __future__ import annotations

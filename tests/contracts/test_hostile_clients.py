@@ -1,7 +1,7 @@
 """A hostile client that can reach the run's keys writes anything into them.
 
-Nobody can keep him from stopping the run: he might as well delete it. But what comes of it is a sentence or a quarantined
-group, never a traceback, never a group that no worker committed, and never a script that holds the server for ever.
+Such a client can stop the run, as it could delete it. But the result is an error message or a quarantined group, never a
+traceback, never a group that no worker committed, and never a script that blocks the server for ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The buffer with payloads in files: every group arrives or is rolled again, and no file is left over.
 
-Workers and learners are processes of their own here that are killed between any two changes. Afterwards two things must hold:
-every reference in Redis has its bytes, and after a sweep there is no file without a reference.
+Workers and learners are processes that are killed between any two changes. Afterwards every reference in Redis must have its
+file, and after a sweep no file may be without a reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writers of one archive that are killed one after the other, at random: FOLDER SEED LIVES.
 
-Each goes on behind what the one before it had acknowledged; every other one lives long enough to acknowledge something.
-Prints how many groups were acknowledged in all.
+Each continues behind what its predecessor had acknowledged; every other one lives long enough to acknowledge something.
+Prints how many groups were acknowledged in total.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ten thousand damaged payloads: each is refused with a reason, or is a valid group.
 
-Most of the damage is sealed again with the right length and checksum, so that it reaches the readers behind them.
+Most damaged payloads get the right length and checksum again, so that the damage reaches the readers.
 """
 
 from __future__ import annotations

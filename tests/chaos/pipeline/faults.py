@@ -1,7 +1,7 @@
-"""What can happen to a run. Each fault strikes, lets go where it has a hold, and says whom it hit.
+"""The faults that are injected into a run. Each is injected, removed if it lasts, and returns what it has hit.
 
-They strike what the run really uses: processes by signals, connections by the proxy, files by a limit on their size (writes
-come out short, then fail, as on a full disk), ports by connecting. A clock that is set back is the server's alone.
+They act on what the run uses: processes by signals, connections by the proxy, files by a limit on their size (writes are
+short, then fail, as on a full disk), ports by connecting. Only the server's clock is set back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run of the harness does, from its seed alone: which kind of pipeline a round has, and what strikes it in which order.
+"""Pure: the plan of a run of the harness, from its seed: the kind of pipeline of each round, and its faults in order.
 
-Pure. When a fault strikes is up to the run: each waits until the one before it is overcome.
+The run determines when a fault is injected: each waits until the one before it is overcome.
 """
 
 from __future__ import annotations

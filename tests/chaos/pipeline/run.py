@@ -1,10 +1,10 @@
 """Injects faults into whole real runs by a seeded plan, and audits each with `async-rl audit`.
 
     make chaos FAULTS=500 SEED=1
-    make chaos FAULTS=500 SEED=1 WITH="--round 7 --keep FOLDER"       that round alone, and its folder stays
-    make chaos WITH=--few                                             the eight fixed faults that the tests play
+    make chaos FAULTS=500 SEED=1 WITH="--round 7 --keep FOLDER"       only that round, and keeps its folder
+    make chaos WITH=--few                                             the eight fixed faults of the tests
 
-Exit code 1 if a run stalled, or an audit is not clean; then the folders stay, and are named.
+Exit code 1 if a run stalled or an audit is not clean; then the folders are kept and printed.
 """
 
 from __future__ import annotations

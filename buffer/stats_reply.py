@@ -1,0 +1,74 @@
+"""Parses the reply of scripts/stats.lua: counters, and with "everything" a snapshot of all tickets for the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from async_rl.replay_protocol import BufferStats
+from buffer import keys
+from buffer.rules.audit import BufferSnapshot
+from buffer.rules.ticket_record import parse_record
+from buffer.run_in_redis import rows
+from buffer.server.unexpected_replies import reading
+
+_INTEGERS = (
+    *("reserved", "ready", "again", "taken", "kept", "spent", "lost_to_rollback", "quarantined", "issued", "expired"),
+    *("slots", "slots_used", "version", "bytes"),
+)
+
+
+def parse_stats(reply: list[Any], fence: int) -> BufferStats:
+    """Return the counters; `reply` is name and value in turn."""
+    fields: dict[str, Any] = {name.decode(): value for name, value in rows(reply, 2)}
+    with reading("dropped"):
+        dropped = {reason.decode(): int(number) for reason, number in rows(fields["dropped"], 2)}
+    return BufferStats(
+        **{name: fields[name] for name in _INTEGERS},
+        fence=fence,
+        owed=float(fields["owed"]),
+        starving=fields["starving"] == 1,
+        dropped=dropped,
+        ready_by_version=dict(rows(fields["ready_by_version"], 2)),
+    )
+
+
+def parse_snapshot(reply: list[Any], fence: int) -> BufferSnapshot:
+    """Return the counters with all tickets by place, their records and the sizes of their payloads."""
+    leased, reserved, ready, again, taken, kept, drawn, recorded, payloads = (
+        {ticket.decode(errors="replace"): value for ticket, value in rows(pairs, 2)} for pairs in reply[-9:]
+    )
+    places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
+    return BufferSnapshot(
+        stats=parse_stats(reply[:-9], fence),
+        leased=leased.keys(),
+        reserved=reserved.keys(),
+        ready=ready.keys(),
+        again=again.keys(),
+        taken=taken.keys(),
+        kept=kept.keys(),
+        drawn=drawn.keys(),
+        recorded=recorded.keys(),
+        payloads=payloads,
+        misfiled=_misfiled(places, recorded),
+    )
+
+
+def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the tickets whose set or score contradicts their record. Scripts select by score and decide by the record."""
+    found: dict[str, str] = {}
+    for ticket, text in records.items():
+        try:
+            record = parse_record(text)
+            keys.ticket_number(ticket)
+        except ValueError:
+            found[ticket] = "recorded unreadably"
+            continue
+        born = {"reserved": record.version, "ready": record.oldest, "again": record.oldest}
+        score = born.get(record.state, record.steps[-1] if record.steps else None)
+        for place, tickets in places.items():
+            if ticket in tickets and place != record.state:
+                found[ticket] = f"{place} and recorded as {record.state}"
+            elif ticket in tickets and score is not None and float(tickets[ticket]) != score:
+                found[ticket] = f"{place} under another number than recorded"
+    return found
