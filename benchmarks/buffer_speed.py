@@ -91,8 +91,8 @@ def _compared(name: str, size: str, ours: float, theirs: float | None) -> dict[s
 
 
 def scripts_figures(effort: Effort, rounds: int) -> Figures:
-    """Measure each script. Every round calls the scripts in the same order, so calls are compared one by one: the median over the
-    rounds removes the machine's other load.
+    """Measure each script. Every round calls the scripts in the same order, so calls are compared one by one; the median over
+    the rounds removes the machine's other load.
     """
     costs = [script_us(effort.steps) for _ in range(rounds)]
     found: dict[str, float | None] = {}
