@@ -20,11 +20,11 @@ from buffer.archive.segment import (
     SegmentEntry,
     SegmentIndex,
     file_header,
-    file_number,
     files_in,
-    number_of,
     record_head,
     scan,
+    segment_number,
+    segment_path,
     write_index,
 )
 
@@ -113,10 +113,10 @@ def settle(path: Path) -> bool:
 
 def _begin(folder: Path) -> tuple[Path, int]:
     """Create and lock the next file."""
-    number = max((number_of(path) for path in files_in(folder)), default=0)
+    number = max((segment_number(path) for path in files_in(folder)), default=0)
     while True:
         number += 1
-        path = file_number(folder, number)
+        path = segment_path(folder, number)
         with suppress(FileExistsError):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             if _lock(file) and os.fstat(file).st_nlink:  # else another writer has removed it as an empty one

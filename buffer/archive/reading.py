@@ -14,7 +14,16 @@ from typing import TextIO
 
 from async_rl.errors import ConfigError
 from async_rl.types import Rollout, RolloutGroup, Sample
-from buffer.archive.segment import Damage, GroupSummary, SegmentEntry, SegmentIndex, files_in, index_of, opened, payload_of
+from buffer.archive.segment import (
+    Damage,
+    GroupSummary,
+    SegmentEntry,
+    SegmentIndex,
+    files_in,
+    load_index,
+    open_for_reading,
+    read_payload,
+)
 from buffer.payloads.as_json import dump_json, rollout_fields, task_fields
 from buffer.payloads.codec import BadPayload, decode
 
@@ -60,12 +69,12 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
     if not folder.is_dir():
         raise ConfigError(f"there is no archive in {folder}; with retention.archive: true a run begins one at a checkpoint")
     for path in files_in(folder):
-        with suppress(FileNotFoundError), opened(path) as file:  # deleted by the writer, because the archive is at its limit
-            yield path, file, index_of(path)
+        with suppress(FileNotFoundError), open_for_reading(path) as file:  # the writer deletes the oldest file at its limit
+            yield path, file, load_index(path)
 
 
 def _group_at(file: int, entry: SegmentEntry) -> RolloutGroup:
-    payload = payload_of(file, entry)
+    payload = read_payload(file, entry)
     if payload is None:
         raise BadPayload("its bytes changed")
     return decode(payload)

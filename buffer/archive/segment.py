@@ -82,14 +82,14 @@ class SegmentIndex:
 def files_in(folder: Path) -> list[Path]:
     """Return the archive's files, oldest first."""
     found = [path for path in folder.glob("groups-*.arl") if re.fullmatch(r"groups-\d{6,}\.arl", path.name)]
-    return sorted(found, key=number_of)
+    return sorted(found, key=segment_number)
 
 
-def number_of(path: Path) -> int:
+def segment_number(path: Path) -> int:
     return int(path.stem.removeprefix("groups-"))
 
 
-def file_number(folder: Path, number: int) -> Path:
+def segment_path(folder: Path, number: int) -> Path:
     return folder / f"groups-{number:06d}.arl"
 
 
@@ -117,7 +117,7 @@ def _checksum(start: bytes | memoryview, text: bytes | memoryview, offset: int) 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 @contextmanager
-def opened(path: Path) -> Generator[int]:
+def open_for_reading(path: Path) -> Generator[int]:
     file = os.open(path, os.O_RDONLY)
     try:
         yield file
@@ -125,7 +125,7 @@ def opened(path: Path) -> Generator[int]:
         os.close(file)
 
 
-def index_of(path: Path) -> SegmentIndex:
+def load_index(path: Path) -> SegmentIndex:
     """Return the index from the index file if it fits this file, else by scanning the file."""
     return read_index(path) or scan(path)
 
@@ -134,7 +134,7 @@ def scan(path: Path) -> SegmentIndex:
     """Read the whole file and check every record; after damage, continue at the next valid record."""
     entries: list[SegmentEntry] = []
     damage: list[Damage] = []
-    with opened(path) as file:
+    with open_for_reading(path) as file:
         size = os.fstat(file).st_size
         offset = end = _first_record(file, path)
         while offset < size:
@@ -148,7 +148,7 @@ def scan(path: Path) -> SegmentIndex:
                 continue
             if offset + entry.length > size:
                 break
-            if payload_of(file, entry) is None:
+            if read_payload(file, entry) is None:
                 damage.append(_damage_at(path, entry))
             else:
                 entries.append(entry)
@@ -156,7 +156,7 @@ def scan(path: Path) -> SegmentIndex:
     return SegmentIndex(entries=tuple(entries), damage=tuple(damage), end=end)
 
 
-def payload_of(file: int, entry: SegmentEntry) -> bytes | None:
+def read_payload(file: int, entry: SegmentEntry) -> bytes | None:
     """Return the payload of a record; None if a checksum does not match."""
     record = memoryview(os.pread(file, entry.length, entry.offset))
     if len(record) != entry.length or entry.length < _RECORD.size:
@@ -227,7 +227,7 @@ def _next_record(file: int, start: int, size: int) -> int | None:
 
 
 # -- the index file: a checksum, a line about the whole file, then one line per record --------------------------------
-def index_file(path: Path) -> Path:
+def index_path(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
@@ -236,7 +236,7 @@ def write_index(path: Path, index: SegmentIndex) -> None:
     about = {"format": FORMAT, "bytes": index.end, "damage": [asdict(damage) for damage in index.damage]}
     entries = ({**asdict(entry.summary), "offset": entry.offset, "length": entry.length} for entry in index.entries)
     body = "".join(f"{json.dumps(line)}\n" for line in (about, *entries))
-    write_whole(index_file(path), f"{xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
+    write_whole(index_path(path), f"{xxhash.xxh3_64_hexdigest(body.encode())}\n{body}")
 
 
 def read_index(path: Path) -> SegmentIndex | None:
@@ -259,7 +259,7 @@ def is_indexed(path: Path) -> bool:
 
 
 def _index_lines(path: Path) -> list[str]:
-    checksum, _, body = index_file(path).read_text().partition("\n")
+    checksum, _, body = index_path(path).read_text().partition("\n")
     if checksum != xxhash.xxh3_64_hexdigest(body.encode()):
         raise ValueError("it is damaged")
     lines = body.splitlines()

@@ -15,7 +15,7 @@ from typing import Any, Self
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.types import RolloutGroup, SpentGroup, Status
 from buffer.archive.open_segment import OpenSegment, settle
-from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_file, index_of, is_indexed
+from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_path, is_indexed, load_index
 from buffer.payloads.codec import BadPayload, decode
 
 SEGMENT_BYTES = 64 * 2**20
@@ -114,7 +114,7 @@ class ArchiveWriter:
 
     def _remove_oldest(self) -> None:
         path = self._closed.popleft().path
-        index_file(path).unlink(missing_ok=True)  # first: an index without its file would never be deleted
+        index_path(path).unlink(missing_ok=True)  # first: an index without its file would never be deleted
         failpoint("archive.removed")
         path.unlink(missing_ok=True)
         log.info("the archive is at its limit: %s is deleted", path)
@@ -134,7 +134,7 @@ class ArchiveWriter:
                 self._others_bytes += path.stat().st_size
         self._recent.clear()
         for file in list(self._closed)[-FILES_REMEMBERED:]:
-            self._recent.append({entry.summary.id for entry in index_of(file.path).entries})
+            self._recent.append({entry.summary.id for entry in load_index(file.path).entries})
         self._is_settled = True
 
 
@@ -149,7 +149,7 @@ class ClosedFile:
 
 def _closed(path: Path, size: int, *, newest: float) -> ClosedFile:
     with suppress(OSError):  # the index could not be written; it is rebuilt when needed
-        size += index_file(path).stat().st_size
+        size += index_path(path).stat().st_size
     return ClosedFile(path=path, bytes=size, newest=newest)
 
 

@@ -67,7 +67,7 @@ class PayloadFolder:
         """Bytes that may be written before the folder is measured again."""
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._descriptor = _open_folder(folder, max_bytes)
-        self.token = _token(self._descriptor, folder)
+        self.token = _folder_token(self._descriptor, folder)
         """Drawn when the folder was made: tells it from one of the same name on another machine or of an earlier boot."""
 
     def __enter__(self) -> Self:
@@ -139,16 +139,16 @@ class PayloadFolder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._write_error(error) from error
         try:
             yield descriptor
         except OSError as error:
             self.delete([name])
-            raise self._refusal(error) from error
+            raise self._write_error(error) from error
         finally:
             os.close(descriptor)
 
-    def _refusal(self, error: OSError) -> Exception:
+    def _write_error(self, error: OSError) -> Exception:
         if error.errno in _FULL:
             return PayloadFolderFull()
         return BufferUnreachable(f"payloads cannot be written to {self.path} ({error.strerror}); is it still there?")
@@ -171,18 +171,18 @@ class PayloadFolder:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # refuse links, do not block on a pipe
             descriptor = os.open(name, flags, dir_fd=self._descriptor)
         except OSError as error:
-            raise self._loss(error) from error
+            raise self._read_error(error) from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_size != length:
                 raise BadPayload(f"its file in {self.path} should have {length} bytes and has {found.st_size}")
             yield descriptor
         except (OSError, ValueError) as error:  # a ValueError: it became shorter before it was mapped
-            raise self._loss(error) from error
+            raise self._read_error(error) from error
         finally:
             os.close(descriptor)
 
-    def _loss(self, error: OSError | ValueError) -> Exception:
+    def _read_error(self, error: OSError | ValueError) -> Exception:
         reason = error.strerror if isinstance(error, OSError) else "it became shorter"
         if isinstance(error, OSError) and error.errno in _SHORTAGE:  # the payload is not at fault
             return BufferUnreachable(f"payloads cannot be read from {self.path} ({reason}); raise the limits of this process")
@@ -221,13 +221,13 @@ def _open_folder(folder: Path, max_bytes: int) -> int:
     return descriptor
 
 
-def _token(folder: int, path: Path) -> bytes:
+def _folder_token(folder: int, path: Path) -> bytes:
     """Return the folder's token; the first process that opens the folder draws it."""
     try:
-        token = _content(folder, _TOKEN_FILE)
+        token = _read_small_file(folder, _TOKEN_FILE)
     except FileNotFoundError:
         _draw_token(folder)
-        token = _content(folder, _TOKEN_FILE)
+        token = _read_small_file(folder, _TOKEN_FILE)
     if not _TOKEN.fullmatch(token):
         os.close(folder)
         raise ConfigError(f"redis.payloads: {path / _TOKEN_FILE} is damaged; remove {path}")
@@ -244,7 +244,7 @@ def _draw_token(folder: int) -> None:
     os.unlink(draft, dir_fd=folder)
 
 
-def _content(folder: int, name: str) -> bytes:
+def _read_small_file(folder: int, name: str) -> bytes:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         return os.read(descriptor, 64)

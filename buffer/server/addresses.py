@@ -61,12 +61,12 @@ def parse_address(url: str) -> Address:
     """Raises ConfigError."""
     shown = _without_secrets(url)
     try:
-        return _parsed(url, shown)
+        return _parse(url, shown)
     except ValueError as error:
         raise ConfigError(f"redis.url: {shown!r} is not an address of a Redis server: {error}") from error
 
 
-def _parsed(url: str, shown: str) -> Address:
+def _parse(url: str, shown: str) -> Address:
     # Not urlsplit, which rejects a list of hosts.
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in _SCHEMES:
@@ -76,28 +76,28 @@ def _parsed(url: str, shown: str) -> Address:
     places, slash, path = rest.partition("/")
     credentials, _, places = places.rpartition("@")
     user, _, password = credentials.partition(":")
-    options = _options(query)
+    options = _parse_options(query)
     return Address(
         kind=kind,
         shown=shown,
         tls=tls,
-        nodes=() if kind == "socket" else tuple(_node(place, _PORTS[kind]) for place in places.split(",")),
+        nodes=() if kind == "socket" else tuple(_parse_node(place, _PORTS[kind]) for place in places.split(",")),
         path=_required(unquote(slash + path), "the path of the socket is missing") if kind == "socket" else "",
         master=_required(path.strip("/"), "the master's name is missing after the last /") if kind == "sentinel" else "",
-        db=_db(kind, path, options),
+        db=_parse_db(kind, path, options),
         user=unquote(user) if user else None,
         password=unquote(password) if password else options.get("password"),
     )
 
 
-def _options(query: str) -> dict[str, str]:
+def _parse_options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := options.keys() - {"db", "password"}:
         raise ValueError(f"{min(unknown)!r} after the ? is not known; db and password are")
     return options
 
 
-def _db(kind: Kind, path: str, options: dict[str, str]) -> int:
+def _parse_db(kind: Kind, path: str, options: dict[str, str]) -> int:
     text = options.get("db", path.strip("/") if kind in ("server", "cluster") else "")
     if text and not text.isdigit():
         raise ValueError(f"{text!r} is not a database number")
@@ -106,7 +106,7 @@ def _db(kind: Kind, path: str, options: dict[str, str]) -> int:
     return int(text) if text else 0
 
 
-def _node(place: str, default_port: int) -> Node:
+def _parse_node(place: str, default_port: int) -> Node:
     """HOST, HOST:PORT, [IPV6] or [IPV6]:PORT."""
     host, port = (place, "") if place.endswith("]") or ":" not in place else place.rsplit(":", 1)
     if port and not port.isdigit():

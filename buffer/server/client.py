@@ -143,7 +143,7 @@ def _pauses() -> Generator[float]:
 async def open_server(config: Config) -> AsyncGenerator[Server]:
     """Connect to the run's Redis. Raises BufferUnreachable."""
     server = Server(
-        config.redis_url, credentials=credentials_for(config, os.environ), patience_s=config.redis.connect_timeout_s
+        config.redis_url, credentials=read_credentials(config, os.environ), patience_s=config.redis.connect_timeout_s
     )
     hint = "" if config.redis.url else "; `async-rl run` or `async-rl buffer serve` starts it"
     explain = asyncio.get_running_loop().call_later(EXPLAIN_AFTER_S, log.warning, "waits for Redis at %s%s", server.url, hint)
@@ -156,12 +156,12 @@ async def open_server(config: Config) -> AsyncGenerator[Server]:
         await server.close()
 
 
-def credentials_for(config: Config, environ: Mapping[str, str]) -> Credentials:
+def read_credentials(config: Config, environ: Mapping[str, str]) -> Credentials:
     """Read the credentials. Raises ConfigError if the run's data or the password would cross a network in the clear."""
     redis = config.redis
     if not redis.url:
         return ANONYMOUS  # the run's own server: only this user may enter its socket's folder
-    password = _read(redis.password_file) if redis.password_file is not None else environ.get(PASSWORD_VARIABLE)
+    password = _read_password(redis.password_file) if redis.password_file is not None else environ.get(PASSWORD_VARIABLE)
     address = parse_address(redis.url)
     if not redis.insecure:
         _refuse_exposure(address, proves_itself=bool(password or address.password or redis.cert_file))
@@ -183,7 +183,7 @@ def _refuse_exposure(address: Address, *, proves_itself: bool) -> None:
         )
 
 
-def _read(path: Path) -> str:
+def _read_password(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
@@ -211,14 +211,14 @@ class ChannelListener:
 @asynccontextmanager
 async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener]:
     """Subscribe to a channel; notifications after entry are seen."""
-    subscription = await server.ask(lambda: _subscribed(server, channel))
+    subscription = await server.ask(lambda: _subscribe(server, channel))
     try:
         yield ChannelListener(subscription)
     finally:
         await subscription.aclose()
 
 
-async def _subscribed(server: Server, channel: str) -> Any:
+async def _subscribe(server: Server, channel: str) -> Any:
     """Subscribe on a new connection: redis-py would keep a dead one that was never closed."""
     subscription = cast("Any", server.waits).pubsub()
     try:

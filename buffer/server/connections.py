@@ -41,10 +41,12 @@ class Pools:
     """A process's connections to the Redis of its run: one pool for commands, one for waits."""
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
-        self._route = _route(address, credentials)
-        options = _place(address, self._route) | _security(address, credentials) | _login(address, credentials)
-        self.commands = _client(BlockingConnectionPool, options | {"max_connections": MAX_CONNECTIONS, "timeout": None})
-        self.waits = _client(ConnectionPool, options)
+        self._route = _make_route(address, credentials)
+        options = (
+            _endpoint_options(address, self._route) | _tls_options(address, credentials) | _login_options(address, credentials)
+        )
+        self.commands = _make_client(BlockingConnectionPool, options | {"max_connections": MAX_CONNECTIONS, "timeout": None})
+        self.waits = _make_client(ConnectionPool, options)
 
     @property
     def may_move(self) -> bool:
@@ -54,7 +56,7 @@ class Pools:
     async def forget_route(self, error: Exception) -> None:
         """Drop idle connections and the discovered address: the next commands connect anew."""
         if self._route is not None:
-            self._route.lost(error)
+            self._route.forget(error)
         for client in (self.commands, self.waits):
             with contextlib.suppress(RedisError, OSError):  # the connection was broken already
                 await client.connection_pool.disconnect(inuse_connections=False)
@@ -65,7 +67,7 @@ class Pools:
             await client.connection_pool.disconnect()
 
 
-def _client(pool: type[ConnectionPool], options: dict[str, Any]) -> Redis:
+def _make_client(pool: type[ConnectionPool], options: dict[str, Any]) -> Redis:
     return Redis(connection_pool=cast("Any", pool)(**_EVERY_CONNECTION, **options))
 
 
@@ -76,7 +78,7 @@ _EVERY_CONNECTION: Final = {
 }
 
 
-def _place(address: Address, route: Route | None) -> dict[str, Any]:
+def _endpoint_options(address: Address, route: Route | None) -> dict[str, Any]:
     if address.kind == "socket":
         return {"connection_class": UnixDomainSocketConnection, "path": address.path, "db": address.db}
     keepalive = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
@@ -84,14 +86,14 @@ def _place(address: Address, route: Route | None) -> dict[str, Any]:
     if route is not None:
         return tcp | {"connection_class": RoutedTLSConnection if address.tls else RoutedConnection, "route": route}
     [node] = address.nodes
-    return tcp | _at(node, tls=address.tls)
+    return tcp | _node_options(node, tls=address.tls)
 
 
-def _at(node: Node, *, tls: bool) -> dict[str, Any]:
+def _node_options(node: Node, *, tls: bool) -> dict[str, Any]:
     return {"connection_class": SSLConnection if tls else Connection, "host": node.host, "port": node.port}
 
 
-def _security(address: Address, credentials: Credentials) -> dict[str, Any]:
+def _tls_options(address: Address, credentials: Credentials) -> dict[str, Any]:
     given = {"ca_certs": credentials.ca_file, "certfile": credentials.cert_file, "keyfile": credentials.key_file}
     if not address.tls:
         return {}
@@ -101,25 +103,25 @@ def _security(address: Address, credentials: Credentials) -> dict[str, Any]:
     return {f"ssl_{name}": str(path) for name, path in given.items() if path is not None}
 
 
-def _login(address: Address, credentials: Credentials) -> dict[str, Any]:
+def _login_options(address: Address, credentials: Credentials) -> dict[str, Any]:
     """Return the login of the server. Behind Sentinels, the URL's credentials are those of the Sentinels."""
     own = address.user, address.password
     user, password = own if credentials.password is None and address.kind != "sentinel" else (None, credentials.password)
     return {"username": credentials.user if credentials.user is not None else user, "password": password}
 
 
-def _route(address: Address, credentials: Credentials) -> Route | None:
+def _make_route(address: Address, credentials: Credentials) -> Route | None:
     if address.kind == "sentinel":
         login = {"username": address.user, "password": address.password}
-        return SentinelRoute(address.nodes, address.master, _opener(address, credentials, login))
+        return SentinelRoute(address.nodes, address.master, _make_opener(address, credentials, login))
     if address.kind == "cluster":
-        return ClusterRoute(address.nodes, _opener(address, credentials, _login(address, credentials)))
+        return ClusterRoute(address.nodes, _make_opener(address, credentials, _login_options(address, credentials)))
     return None
 
 
-def _opener(address: Address, credentials: Credentials, login: dict[str, Any]) -> Open:
+def _make_opener(address: Address, credentials: Credentials, login: dict[str, Any]) -> Open:
     def open_client(node: Node) -> Redis:
-        options = _at(node, tls=address.tls) | _security(address, credentials) | login
-        return _client(ConnectionPool, options)
+        options = _node_options(node, tls=address.tls) | _tls_options(address, credentials) | login
+        return _make_client(ConnectionPool, options)
 
     return open_client

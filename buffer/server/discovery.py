@@ -31,8 +31,8 @@ class Route(Protocol):
         """Return the current server. Raises RedisConnectionError if no Sentinel or node knows it."""
         ...
 
-    def lost(self, error: Exception) -> None:
-        """Report that the server found last is not the right one any more."""
+    def forget(self, error: Exception) -> None:
+        """Forget the server found last, which is not the right one any more; `error` may name the next."""
         ...
 
 
@@ -56,7 +56,7 @@ class SentinelRoute:
         complaint = f"no Sentinel knows a master {self._master!r}" if unknown else "no Sentinel answers"
         raise RedisConnectionError(complaint)
 
-    def lost(self, error: Exception) -> None:
+    def forget(self, error: Exception) -> None:
         """Do nothing: the Sentinels are asked for every new connection."""
 
     def _prefer(self, sentinel: Node) -> None:
@@ -78,10 +78,10 @@ class ClusterRoute:
 
     async def find(self) -> Node:
         if self._owner is None:
-            self._owner = await self._ask_around()
+            self._owner = await self._search()
         return self._owner
 
-    def lost(self, error: Exception) -> None:
+    def forget(self, error: Exception) -> None:
         self._owner = None
         if isinstance(error, MovedError):
             self._slot = error.slot_id
@@ -89,10 +89,10 @@ class ClusterRoute:
             if host:  # a node that announces no address has none
                 self._owner = Node(host, port)
 
-    async def _ask_around(self) -> Node:
+    async def _search(self) -> Node:
         for node in list(self._nodes):
             with contextlib.suppress(RedisError, OSError, TimeoutError):
-                ranges = _ranges(await _ask(self._open, node, "CLUSTER", "SLOTS"), node)
+                ranges = _parse_ranges(await _ask(self._open, node, "CLUSTER", "SLOTS"), node)
                 self._learn({place for _, _, *places in ranges for place in places})
                 owners = [
                     places[0] for first, last, *places in ranges if self._slot is not None and first <= self._slot <= last
@@ -106,7 +106,7 @@ class ClusterRoute:
         self._nodes += sorted(nodes.difference(self._nodes))
 
 
-def _ranges(reply: list[list[Any]], asked: Node) -> list[tuple[Any, ...]]:
+def _parse_ranges(reply: list[list[Any]], asked: Node) -> list[tuple[Any, ...]]:
     """Parse CLUSTER SLOTS: first and last slot, then the nodes, owner first. A node without an address is the one asked."""
     return [
         (first, last, *(Node(place[0].decode() if place[0] else asked.host, place[1]) for place in places))
@@ -138,7 +138,7 @@ class _Routed:
         try:
             await super()._connect()  # pyright: ignore
         except (OSError, TimeoutError) as error:
-            self._route.lost(error)
+            self._route.forget(error)
             raise
 
 

@@ -94,7 +94,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
     passwords = {role: secrets.token_urlsafe(PASSWORD_BYTES) for role in ROLES}
     separates_roles = await _separates_roles(server)
     rules = {
-        role: await _set(server, user_name(run, role), _rules(role, run, password, separates_roles=separates_roles))
+        role: await _set_user(server, user_name(run, role), _rules(role, run, password, separates_roles=separates_roles))
         for role, password in passwords.items()
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
         users={role: user_name(run, role) for role in ROLES},
         password_files=files,
         acl_file=_write_secret(folder / "users.acl", "".join(lines)),
-        survives_restart=await _saved(server),
+        survives_restart=await _save_acl(server),
         separates_roles=separates_roles,
     )
 
@@ -163,7 +163,7 @@ async def _separates_roles(server: Server) -> bool:
     return True
 
 
-async def _set(server: Server, user: str, rules: list[str]) -> list[str]:
+async def _set_user(server: Server, user: str, rules: list[str]) -> list[str]:
     redis = cast("Any", server.commands)
     await server.ask(lambda: redis.execute_command("ACL", "SETUSER", user, *rules))
     try:
@@ -173,7 +173,7 @@ async def _set(server: Server, user: str, rules: list[str]) -> list[str]:
     return [*rules, _SINCE_7_2]
 
 
-async def _saved(server: Server) -> bool:
+async def _save_acl(server: Server) -> bool:
     redis = cast("Any", server.commands)
     try:
         await server.ask(lambda: redis.execute_command("ACL", "SAVE"))

@@ -11,7 +11,7 @@ from async_rl.cli.grammar import CommandLine
 from async_rl.config import Config
 from async_rl.errors import ConfigError
 from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export_jsonl
-from buffer.tools.output import console, print_json, print_table, size, visible
+from buffer.tools.output import console, format_size, print_json, print_table, visible
 
 
 def ls(config: Config, line: CommandLine) -> int:
@@ -20,7 +20,7 @@ def ls(config: Config, line: CommandLine) -> int:
         print_json(asdict(found))
         return 0
     page = console()
-    page.print(f"{found.groups} groups of steps {_range(found)} in {found.files} files, {size(found.bytes)}")
+    page.print(f"{found.groups} groups of steps {_range(found)} in {found.files} files, {format_size(found.bytes)}")
     if found.since is not None and found.until is not None:
         page.print(f"archived from {_moment(found.since)} to {_moment(found.until)}")
     if found.damaged:

@@ -9,7 +9,7 @@ from async_rl.cli.grammar import CommandLine
 from buffer.inspection import BufferedGroup
 from buffer.rules.ticket_record import TicketRecord
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import console, print_json, print_table, size
+from buffer.tools.output import console, format_size, print_json, print_table
 
 LIMIT = 50
 
@@ -49,7 +49,7 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
     page = console()
     if rows:
         shown = [
-            {**row, "steps": ",".join(map(str, entry.record.steps)), "bytes": size(entry.bytes)}
+            {**row, "steps": ",".join(map(str, entry.record.steps)), "bytes": format_size(entry.bytes)}
             for row, entry in zip(rows, chosen.groups, strict=True)
         ]
         print_table(page, [name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in shown))

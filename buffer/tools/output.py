@@ -43,7 +43,7 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     for unit in _SIZES:
         if count < 1024 or unit == _SIZES[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

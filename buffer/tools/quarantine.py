@@ -10,8 +10,8 @@ from async_rl.cli.grammar import CommandLine, nearest
 from async_rl.errors import ConfigError
 from buffer.tools.find_group import find, full_id
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import Cell, console, print_json, print_table, size, visible
-from buffer.tools.show import present
+from buffer.tools.output import Cell, console, format_size, print_json, print_table, visible
+from buffer.tools.show import show_group
 
 
 async def ls(run: OpenRun, line: CommandLine) -> int:
@@ -29,7 +29,7 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
 
 async def show(run: OpenRun, line: CommandLine) -> int:
     ticket = await _refused(run, line.operands[0])
-    return present(await find(run, ticket), run, line)
+    return show_group(await find(run, ticket), run, line)
 
 
 async def release(run: OpenRun, line: CommandLine) -> int:
@@ -64,4 +64,4 @@ async def _refused(run: OpenRun, text: str) -> str:
 
 def _row(report: Mapping[str, Any]) -> list[Cell]:
     when = f"{datetime.fromtimestamp(report['time']):%Y-%m-%d %H:%M:%S}"
-    return [report["ticket"], when, report["environment"], report["worker"], size(report["size"]), report["reason"]]
+    return [report["ticket"], when, report["environment"], report["worker"], format_size(report["size"]), report["reason"]]

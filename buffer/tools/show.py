@@ -27,15 +27,15 @@ FACTS = ("environment", "worker", "task", "attempt", "oldest_version", "age", "t
 
 
 async def show(run: OpenRun, line: CommandLine) -> int:
-    return present(await find(run, line.operands[0]), run, line)
+    return show_group(await find(run, line.operands[0]), run, line)
 
 
-def present(found: FoundGroup, run: OpenRun, line: CommandLine) -> int:
+def show_group(found: FoundGroup, run: OpenRun, line: CommandLine) -> int:
     with_tokens = line.has("tokens")
     tokenizer = tokenizer_of(run.config) if with_tokens else None
-    chosen = _chosen(found.group, line.integer("rollout"))
+    chosen = _chosen_rollouts(found.group, line.integer("rollout"))
     if line.has("json"):
-        print_json(_document(found, chosen, tokenizer, with_tokens=with_tokens))
+        print_json(_as_document(found, chosen, tokenizer, with_tokens=with_tokens))
         return 0
     page = console()
     print_found(page, found)
@@ -75,7 +75,7 @@ def _row(index: int, rollout: Rollout, parts: Sequence[str]) -> list[Cell]:
 
 
 def _print_rollout(page: Console, index: int, rollout: Rollout, tokenizer: Tokenizer | None, *, with_tokens: bool) -> None:
-    page.print(Text(f"rollout {index}: {visible(_verdict(rollout))}", "bold"))
+    page.print(Text(f"rollout {index}: {visible(_result_line(rollout))}", "bold"))
     for name, value in rollout.metrics.items():
         page.print(visible(f"  {name} {value:g}"), style="dim")
     if not with_tokens:
@@ -101,7 +101,7 @@ def versions(rollout: Rollout) -> str:
     return ">".join(str(version) for version in dict.fromkeys(seen))
 
 
-def _verdict(rollout: Rollout) -> str:
+def _result_line(rollout: Rollout) -> str:
     if rollout.failure is not None:
         return f"{rollout.status.value} in {rollout.failure.boundary}, {rollout.failure.kind}: {rollout.failure.message}"
     parts = " + ".join(f"{name} {value:g}" for name, value in rollout.reward_parts.items())
@@ -114,7 +114,7 @@ def _outcome(rollout: Rollout) -> str:
     return one_line(rollout.conversation[-1].content, ABSTRACT) if rollout.conversation else ""
 
 
-def _chosen(group: RolloutGroup | None, wanted: int | None) -> Sequence[int]:
+def _chosen_rollouts(group: RolloutGroup | None, wanted: int | None) -> Sequence[int]:
     if group is None:
         return ()
     if wanted is None:
@@ -128,7 +128,7 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
-def _document(found: FoundGroup, chosen: Sequence[int], tokenizer: Tokenizer | None, *, with_tokens: bool) -> dict[str, Any]:
+def _as_document(found: FoundGroup, chosen: Sequence[int], tokenizer: Tokenizer | None, *, with_tokens: bool) -> dict[str, Any]:
     document: dict[str, Any] = {"id": found.id, "place": found.place, "says": found.sentence, "facts": found.facts}
     group = found.group
     if group is None:

@@ -14,7 +14,7 @@ from async_rl.cli.grammar import CommandLine
 from async_rl.replay_protocol import BufferStats
 from buffer.inspection import RunState, Tally
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import console, print_json, print_table, size, visible
+from buffer.tools.output import console, format_size, print_json, print_table, visible
 
 WATCH_S = 1.0
 DROPPED = "dropped:"
@@ -93,7 +93,7 @@ async def _read(run: OpenRun) -> StatsReading:
 
 def _show(report: StatsReport, line: CommandLine, page: Console) -> None:
     if line.has("json"):
-        print_json(_document(report))
+        print_json(_as_document(report))
         return
     print_stats(page, report.now.stats, ages=report.ages)
     page.print(f"{'learner':<12} {visible(waits_for(report.now.run_state, report.now.stats))}")
@@ -114,7 +114,7 @@ def print_stats(page: Console, held: BufferStats, *, ages: Mapping[int, int]) ->
     }
     for name, value in _numbers(held).items():
         if value or name not in RARE:
-            shown = size(value) if name == "bytes" else f"{value:g}" if isinstance(value, float) else str(value)
+            shown = format_size(value) if name == "bytes" else f"{value:g}" if isinstance(value, float) else str(value)
             page.print(f"{name:<12} {shown:>10}  {notes.get(name, '')}".rstrip())
 
 
@@ -136,7 +136,7 @@ def _print_counts(page: Console, kind: str, table: Mapping[str, Mapping[str, int
                 name if name else "(unknown)",
                 counts.get("stored", 0),
                 counts.get("tokens", 0),
-                size(counts.get("bytes", 0)),
+                format_size(counts.get("bytes", 0)),
                 *(counts.get(what, 0) for what in ("spent", "quarantined", *drops)),
             ]
             for name, counts in sorted(table.items())
@@ -144,7 +144,7 @@ def _print_counts(page: Console, kind: str, table: Mapping[str, Mapping[str, int
     )
 
 
-def _document(report: StatsReport) -> dict[str, Any]:
+def _as_document(report: StatsReport) -> dict[str, Any]:
     now = report.now
     return {
         **asdict(now.stats),

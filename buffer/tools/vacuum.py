@@ -17,7 +17,7 @@ from async_rl.cli.grammar import CommandLine
 from async_rl.errors import AsyncRLError
 from buffer import keys
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import console, print_json, print_table, size
+from buffer.tools.output import console, format_size, print_json, print_table
 
 REWRITE_S = 600.0
 """Longest wait for a rewrite of the append-only file."""
@@ -52,7 +52,7 @@ async def vacuum(run: OpenRun, line: CommandLine) -> int:
         print_json({"dry_run": only_say, "freed": [asdict(part) for part in freed]})
     else:
         head = ("what", "count", "would free" if only_say else "freed", "")
-        print_table(console(), head, ((part.what, part.count, size(part.bytes), part.note) for part in freed))
+        print_table(console(), head, ((part.what, part.count, format_size(part.bytes), part.note) for part in freed))
     return 0
 
 
@@ -80,7 +80,9 @@ async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSp
         payload = await run.buffer.quarantined_payload(ticket)
         total += 0 if payload is None else len(payload)
     if tickets and not wanted:
-        return FreedSpace(what=what, count=0, bytes=0, note=f"--quarantine frees {size(total)} of {len(tickets)} payloads")
+        return FreedSpace(
+            what=what, count=0, bytes=0, note=f"--quarantine frees {format_size(total)} of {len(tickets)} payloads"
+        )
     if tickets and not only_say:
         await run.buffer.forget(tickets)
     return FreedSpace(what=what, count=len(tickets), bytes=total)
@@ -122,12 +124,12 @@ def _abandoned(folder: Path) -> Iterator[Path]:
 async def _append_only_file(run: OpenRun, *, only_say: bool) -> FreedSpace:
     before = _size_on_disk(run.config.redis_folder)
     if only_say:
-        return FreedSpace(what="append-only file", count=1, bytes=0, note=f"{size(before)} would be rewritten")
+        return FreedSpace(what="append-only file", count=1, bytes=0, note=f"{format_size(before)} would be rewritten")
     redis = cast("Any", run.server.commands)
     await run.server.ask(redis.bgrewriteaof)
     await _rewritten(run)
     after = _size_on_disk(run.config.redis_folder)
-    return FreedSpace(what="append-only file", count=1, bytes=max(0, before - after), note=f"{size(after)} left")
+    return FreedSpace(what="append-only file", count=1, bytes=max(0, before - after), note=f"{format_size(after)} left")
 
 
 async def _rewritten(run: OpenRun) -> None:

@@ -13,7 +13,7 @@ from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer.board import RedisBoard
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import console, one_line, print_json, print_table, size, visible
+from buffer.tools.output import console, format_size, one_line, print_json, print_table, visible
 
 ANSWERED_WITHIN_S = 10.0
 """A learner answers while it trains, so this only allows for a busy machine."""
@@ -112,7 +112,7 @@ def _learner(answer: WeightAnswer | None) -> list[str]:
     if (pushed := state.last_push) is not None:
         said.append(
             f"last push: version {pushed.record.version} to {len(pushed.staged)} workers in {pushed.seconds:.2f} s, "
-            f"{size(pushed.bytes)} each"
+            f"{format_size(pushed.bytes)} each"
         )
         said += [f"  without {member}: {one_line(reason, REASON_WIDTH)}" for member, reason in pushed.dropped.items()]
     return said

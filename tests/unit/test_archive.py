@@ -23,7 +23,7 @@ from async_rl.errors import ConfigError
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, SpentGroup, Status, Task, VersionSpan
 from buffer.archive.open_segment import OpenSegment
 from buffer.archive.reading import archive_stats, export_jsonl, find, read
-from buffer.archive.segment import Damage, GroupSummary, file_header, files_in, index_of, record_head
+from buffer.archive.segment import Damage, GroupSummary, file_header, files_in, load_index, record_head
 from buffer.archive.writing import ArchiveWriter
 from buffer.payloads.codec import encode
 
@@ -429,7 +429,7 @@ def test_writers_that_are_killed_at_random_lose_and_double_nothing(tmp_path: Pat
     with writer(tmp_path) as last:
         rest = [SpentGroup(id=f"g{number}", step=number, payload=b"") for number in range(acknowledged, acknowledged + 10)]
         last.append(rest)
-    found = [entry.summary.id for path in files_in(tmp_path) for entry in index_of(path).entries]
+    found = [entry.summary.id for path in files_in(tmp_path) for entry in load_index(path).entries]
     assert found == numbers(*range(acknowledged + 10))
     assert acknowledged >= lives // 2
     assert archive_stats(tmp_path).damaged == 0

@@ -27,7 +27,7 @@ def socket_folder(folder: Path) -> Generator[None]:
     for other in folder.parent.glob(NAMES):
         if other != folder:
             _remove_abandoned(other)
-    lock = _made_and_locked(folder)
+    lock = _make_and_lock(folder)
     try:
         yield
     finally:
@@ -35,7 +35,7 @@ def socket_folder(folder: Path) -> Generator[None]:
         os.close(lock)
 
 
-def _made_and_locked(folder: Path) -> int:
+def _make_and_lock(folder: Path) -> int:
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
