@@ -44,8 +44,8 @@ def test_secrets_are_not_shown(url: str):
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("host:6379", "begins with none of"),
-        ("http://host", "begins with none of"),
+        ("host:6379", "must begin with one of"),
+        ("http://host", "must begin with one of"),
         ("redis://host:port", "'port' is not a port"),
         ("redis://:6379", "a host is missing"),
         ("redis+cluster://a,,b", "a host is missing"),

@@ -130,8 +130,8 @@ async def test_what_the_next_learner_makes_of_a_pin(tmp_path: Path):
     ("words", "sentence"),
     [
         ("weights pin seven", "'seven' is not a version"),
-        ("weights rollback", "weights rollback needs to know where to: a VERSION, or --step STEP"),
-        ("weights rollback 7 --step 7", "needs to know where to"),
+        ("weights rollback", "weights rollback needs a VERSION or --step STEP"),
+        ("weights rollback 7 --step 7", "needs a VERSION or --step STEP"),
         ("weights push", "no learner of run nobody answers"),
     ],
 )
