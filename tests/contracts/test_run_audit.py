@@ -201,7 +201,7 @@ def test_an_emptied_server_is_not_compared_until_a_learner_has_begun(path: Path)
     shutil.rmtree(config.redis_folder / "appendonlydir")
     done = Audited(path)
     assert (done.code, done.said["findings"]) == (6, [])
-    assert "knows nothing of this run" in done.unchecked
+    assert "holds nothing of this run" in done.unchecked
 
     async def resume(config: Config, buffer: RedisBuffer) -> None:
         life = await begin(config, buffer, number=1, step=4, position=await _position(config))
