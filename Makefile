@@ -8,17 +8,17 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup demo picture test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
 help:
-	@echo "make demo       train a tiny model on this CPU and watch its reward rise (minutes)"
+	@echo "make demo       train a tiny model on this CPU (minutes)"
 	@echo "make picture    the same, and its curve becomes docs/quickstart.png, which README.md shows"
-	@echo "make setup      everything for development"
+	@echo "make setup      install everything for development"
 	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
-	@echo "make test-adapters  every adapter with its real library, in virtual environments of their own (minutes, 3 GB)"
+	@echo "make test-adapters  test every adapter with its library, in virtual environments (minutes, 3 GB)"
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times (KILLS=); count what was lost or trained twice"
 	@echo "make chaos      500 faults in whole runs (FAULTS=, SEED=), each audited      make soak  one run for an hour (MINUTES=)"
 	@echo "make wire-faults  kill, stop, disconnect and crowd the weight wire, 100 times each (TRIALS=); look for torn or older weights"
 	@echo "make fuzz-ports  send 10,000 malformed frames to every port of a run (FUZZ_SEED repeats one), which must continue"
-	@echo "make check      what CI checks: format, lint, types, import rules, spelling, tests"
+	@echo "make check      all checks of CI: format, lint, types, import rules, spelling, tests"
 	@echo "make format     format the code"
 	@echo "make bench      the benchmarks          make gpu-check  check what works on this GPU, and how fast"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"

@@ -1,1 +1,1 @@
-"""What people type after `async-rl`: one file per noun. Begin with `main.py`, then `grammar.py`."""
+"""The `async-rl` command, one file per noun: `main.py` first, then `grammar.py`."""

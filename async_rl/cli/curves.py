@@ -1,4 +1,4 @@
-"""The picture of a run: reward above, age below; or the loss of a training."""
+"""Draws curves.png: reward and age of a run, or the loss of a training run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from async_rl.telemetry.rows import MetricRow
 
 
 def draw(rows: Sequence[MetricRow], path: Path, *, title: str, max_age: int) -> None:
+    """Draw reward and age over steps."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     reward, age = figure.subplots(2, 1, sharex=True)
@@ -32,7 +33,7 @@ def _series(rows: Sequence[MetricRow], name: str) -> tuple[list[int], list[float
 
 
 def draw_training(rows: Sequence[MetricRow], path: Path, *, title: str) -> None:
-    """The loss, and what is held out beside it."""
+    """Draw the training loss and the held-out loss."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     FigureCanvasAgg(figure)
     loss: Any = figure.subplots()

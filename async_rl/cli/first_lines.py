@@ -1,4 +1,4 @@
-"""What a person reads first, before anything slow is imported: where a run lies, what it trains, and where its metrics are."""
+"""The first output of a run, printed before slow imports: folder, model, device, metrics, logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to: summary.json, a picture, and a page to read on the terminal.
+"""The summary of a run: summary.json, curves.png and text on the terminal.
 
 `reward_first` and `reward_last` are means over the first and the last EDGE steps.
 """
@@ -27,30 +27,30 @@ AGE_PREFIX = "staleness/age_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     run: str
     steps: int
     reward_first: float
     reward_last: float
-    """Of the groups that were trained: those without a signal are not among them (batch.drop_no_signal)."""
+    """Mean reward of trained groups, without those that batch.drop_no_signal drops."""
     reward_all_first: float | None
     reward_all_last: float | None
-    """Of all episodes that ended meanwhile, trained or not; None where no worker reported any."""
+    """Mean reward of all episodes that ended in the same steps, trained or not; None if no worker reported any."""
     age_mean: float
-    """Over all groups trained."""
+    """Mean age of all trained groups."""
     age_max: int
     max_age: int
-    """The bound that was configured."""
+    """The configured bound."""
     age_histogram: dict[str, int]
-    """Groups by age."""
+    """Number of groups by age."""
     tokens_trained: int
     samples_trained: int
     wall_s: float
-    """How long the command took, from its start to this summary."""
+    """Duration of the command."""
     training_s: float
-    """How long the run trained, in all of its lives."""
+    """Training time of the run, including earlier lives."""
     evaluations: list[EvaluationRow]
-    """By step: the measures of each environment, with their 95 % intervals over its tasks."""
+    """Evaluations, ordered by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class SampleRow:
 
 
 def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | None:
-    """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
+    """Write summary.json and curves.png and print the summary. Returns its path; None if no step was trained."""
     folder = config.run_folder
     rows = _trained_rows(folder / "metrics.jsonl")
     if not rows:
-        console.print("No step was trained, so there is nothing to sum up.")
+        console.print("No step was trained, so there is no summary.")
         return None
     evaluations = read_evaluations(folder / "metrics.jsonl")
     summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound, wall_s=wall_s)
@@ -78,7 +78,9 @@ def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | 
     _print_summary(summary, console)
     _draw(rows, summary, folder / "curves.png", console)
     if summary.steps < config.learner.steps:
-        going_on = f"Stopped after step {summary.steps} of {config.learner.steps}. Go on: async-rl run @ {folder}/config.yaml"
+        going_on = (
+            f"Stopped after step {summary.steps} of {config.learner.steps}. Continue with: async-rl run @ {folder}/config.yaml"
+        )
         console.print(going_on, soft_wrap=True, highlight=False, markup=False)
     console.print(str(path), soft_wrap=True, highlight=False, markup=False)
     return path
@@ -86,11 +88,11 @@ def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | 
 
 def summarise(
     rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], *, run: str, max_age: int, wall_s: float
-) -> Summary:
+) -> RunSummary:
     histogram = age_histogram(rows)
     groups = sum(histogram.values())
     last = rows[-1].values
-    return Summary(
+    return RunSummary(
         run=run,
         steps=rows[-1].step,
         reward_first=_mean_reward(rows[:EDGE]),
@@ -120,12 +122,12 @@ def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
 
 
 def read_samples(path: Path) -> list[SampleRow]:
-    """In order of their steps; of a step that was trained again, both attempts."""
+    """Sampled rollouts in order of their steps, including those of superseded attempts of a step."""
     found: list[SampleRow] = []
     for line in read_best_effort(path):
         try:
             row: Any = json.loads(line)
-        except ValueError:  # a crash cut it
+        except ValueError:  # a partial row
             continue
         found.append(SampleRow(step=row["step"], prompt=row["prompt"], text=row["text"], reward=row["reward"], age=row["age"]))
     return sorted(found, key=lambda sample: sample.step)
@@ -147,18 +149,18 @@ def _mean_reward(rows: Sequence[MetricRow]) -> float:
 def _print_samples(samples: Sequence[SampleRow], console: Console) -> None:
     if not samples:
         return
-    table = Table(title="What the model answered, before and after", title_justify="left", expand=False)
+    table = Table(title="Samples from the first and last steps", title_justify="left", expand=False)
     for heading in ("step", "prompt", "answer", "reward", "age"):
         table.add_column(heading, justify="left" if heading in ("prompt", "answer") else "right")
     early, late = samples[:EDGE], samples[EDGE:][-EDGE:]
     for sample in (*early, *late):
         reward = "-" if sample.reward is None else f"{sample.reward:.2f}"
-        # Text keeps what a model says from being read as markup.
+        # Text, so that output of the model is not interpreted as markup
         table.add_row(str(sample.step), Text(sample.prompt[:60]), Text(sample.text[:80]), reward, str(sample.age))
     console.print(table)
 
 
-def _print_summary(summary: Summary, console: Console) -> None:
+def _print_summary(summary: RunSummary, console: Console) -> None:
     console.print(
         f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} in {summary.steps} steps, "
         f"{summary.wall_s:.0f} s (training {summary.training_s:.0f} s)"
@@ -179,9 +181,9 @@ def _print_summary(summary: Summary, console: Console) -> None:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _draw(rows: Sequence[MetricRow], summary: Summary, path: Path, console: Console) -> None:
+def _draw(rows: Sequence[MetricRow], summary: RunSummary, path: Path, console: Console) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("No curves.png: pip install 'async-rl[plot]' draws one.", markup=False)
+        console.print("No curves.png: it needs pip install 'async-rl[plot]'.", markup=False)
         return
     from async_rl.cli.curves import draw
 

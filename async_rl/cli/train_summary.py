@@ -1,4 +1,4 @@
-"""What a training came to: summary.json, a picture, and a few lines on the terminal."""
+"""The summary of a training run: summary.json, curves.png and text on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.rows import MetricRow, read_rows
 
 EDGE = 3
-"""So many steps at either end."""
+"""Number of first and last steps over which losses are averaged."""
 HELD_OUT = "held_out/"
 
 
@@ -26,28 +26,28 @@ class TrainingSummary:
     method: str
     steps: int
     loss_first: float
-    """Mean over the first steps."""
+    """Mean over the first EDGE steps."""
     loss_last: float
     last: dict[str, float]
-    """What the last step reported of the examples that it trained on."""
+    """All train/... metrics of the last step."""
     held_out_first: dict[str, float]
     held_out_last: dict[str, float]
     tokens_trained: int
     examples_trained: int
     wall_s: float
-    """How long the command took, from its start to this summary."""
+    """Duration of the command."""
     training_s: float
-    """How long the run trained, in all of its lives."""
+    """Training time of the run, including earlier lives."""
 
 
 def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) -> Path | None:
-    """Write summary.json and curves.png into the run's folder, and print them; None when no step was trained."""
+    """Write summary.json and curves.png and print the summary. Returns its path; None if no step was trained."""
     folder = config.run_folder
     path = folder / "metrics.jsonl"
     rows = read_rows(path) if path.exists() else []
     trained = [row for row in rows if "train/loss" in row.values]
     if not trained:
-        console.print("No step was trained, so there is nothing to sum up.")
+        console.print("No step was trained, so there is no summary.")
         return None
     summary = summarise(rows, trained, config, wall_s=wall_s)
     path = folder / "summary.json"
@@ -55,7 +55,7 @@ def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) ->
         write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
     _print(summary, console)
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("No curves.png: pip install 'async-rl[plot]' draws one.", markup=False)
+        console.print("No curves.png: it needs pip install 'async-rl[plot]'.", markup=False)
     else:
         from async_rl.cli.curves import draw_training
 

@@ -120,7 +120,7 @@ def test_a_picture_is_drawn(config: Config) -> None:
 def test_without_a_step_there_is_nothing_to_sum_up(config: Config) -> None:
     path, lines = printed(config)
     assert path is None
-    assert lines == ["No step was trained, so there is nothing to sum up."]
+    assert lines == ["No step was trained, so there is no summary."]
 
 
 def test_a_sample_that_a_crash_cut_is_passed_over(config: Config) -> None:
