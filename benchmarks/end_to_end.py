@@ -1,4 +1,4 @@
-"""How long, and how many samples, until the even-digits task is learned: async_rl against TRL's GRPOTrainer.
+"""Measure time and samples until the even-digits task is learned: async_rl compared with TRL's GRPOTrainer.
 
 Both get the same two cores, task, model, batch and optimizer (configs/end_to_end.yaml) and stop by the same rule: the mean
 reward of three successive steps reaches 0.9. Starting up is not counted on either side.
@@ -34,22 +34,22 @@ WINDOW = 3
 CORES = 2
 GIVE_UP_S = 900.0
 DRAIN_S = 60.0
-LOOK_EVERY_S = 0.2  # the run is another process and its file has no event to wait on
+LOOK_EVERY_S = 0.2  # the run is another process, and its metrics file gives no event to wait on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What it took to reach the target."""
+    """Time, samples and steps until the target."""
 
     wall_s: float
-    """From the moment the first weights could be sampled from, to the end of the step that reached the target."""
+    """From the first weights that could be sampled from to the end of the step that reached the target."""
     samples: int
     """Completions trained on."""
     steps: int
 
 
 class NotReached(Exception):
-    """A side ended without having learned the task; there is nothing to compare."""
+    """A side ended without reaching the target, so nothing can be compared."""
 
 
 def reached(rows: Sequence[dict[str, float]]) -> Result | None:
@@ -64,7 +64,7 @@ def reached(rows: Sequence[dict[str, float]]) -> Result | None:
 
 
 def complete_rows(metrics: Path) -> list[dict[str, float]]:
-    """The rows written so far; what follows the last newline is still being written."""
+    """Return the rows written so far, without an unfinished last line."""
     if not metrics.exists():
         return []
     return [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
@@ -74,7 +74,7 @@ def run_ours(command: Sequence[str | Path], runs: Path, seed: int) -> Result:
     """Start `async-rl run`, watch its metrics until the target is reached, then ask it to drain."""
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-seed{seed}"
     runs.mkdir(parents=True, exist_ok=True)
-    log = runs / f"{name}.log"  # beside the run's folder, which is the run's own to make
+    log = runs / f"{name}.log"  # beside the run's folder, which the run creates
     arguments = ["run", "@", CONFIG, "--run.folder", runs, "--run.name", name, "--run.seed", str(seed)]
     with log.open("w") as terminal:
         run = subprocess.Popen([*command, *arguments], env=threads_of(1), stdout=terminal, stderr=subprocess.STDOUT)
@@ -120,10 +120,10 @@ def run_trl(python: Path, config: Config, seed: int, threads: int) -> Result:
 
 
 def shared_facts(config: Config) -> list[str]:
-    """What the two sides must have in common, as the rival's flags."""
+    """Return the shared settings as TRL's flags."""
     size, optimizer, tokenizer = config.model.size, config.learner.optimizer, config.tokenizer
-    assert size is not None, "the rival makes its model up from measurements"
-    assert isinstance(tokenizer, CharacterTokenizer), "the rival's tokenizer knows characters"
+    assert size is not None, "TRL's model is built from model.size"
+    assert isinstance(tokenizer, CharacterTokenizer), "TRL's tokenizer is one of characters"
     facts = {
         "steps": config.learner.steps,
         "alphabet": tokenizer.alphabet,
@@ -143,12 +143,12 @@ def shared_facts(config: Config) -> list[str]:
 
 
 def threads_of(count: int) -> dict[str, str]:
-    """The environment of a child that may use `count` threads in a process and has nothing to fetch from the network."""
+    """Return the environment of a child process with `count` threads that downloads nothing."""
     return {**os.environ, "OMP_NUM_THREADS": str(count), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def keep_to_cores() -> None:
-    """Binds this process and all it starts, so that a machine with more cores measures the same thing."""
+    """Bind this process and its children to CORES cores, so that machines with more cores give the same figures."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
 
@@ -162,7 +162,7 @@ def medians(results: Sequence[Result]) -> Result:
 
 
 def compare(ours: Sequence[Result], theirs: Sequence[Result]) -> dict[str, float]:
-    """One flat object of medians over the seeds, and of their ratios; without a rival, ours alone."""
+    """Return one flat object of medians over the seeds and their ratios; without a rival, only ours."""
     found = asdict(medians(ours))
     if theirs:
         trl = medians(theirs)
@@ -190,7 +190,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what was started is stopped as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that child processes are stopped as well
     config = Config.model_validate(yaml.safe_load(CONFIG.read_text()))
     async_rl = Path(sys.executable).with_name("async-rl")
     trl = python_of("trl") if args.rival else None
@@ -199,7 +199,7 @@ def main() -> None:
     ours: list[Result] = []
     theirs: list[Result] = []
     try:
-        for seed in range(args.seeds):  # side by side, so that a change in the machine's load touches both
+        for seed in range(args.seeds):  # in turn, so that a change in the machine's load affects both
             ours.append(run_ours([async_rl], RUNS, seed))
             show("async_rl", seed, ours[-1])
             if trl is not None:

@@ -1,4 +1,4 @@
-"""How fast the engine generates, beside Hugging Face's `generate`: same weights, batch, lengths, dtype and threads.
+"""Compare the engine's speed with Hugging Face's `generate`: same weights, batch, lengths, dtype and threads.
 
 Both have their turn in every round. The engine also returns log-probabilities and versions, which `generate` does not.
 
@@ -41,14 +41,14 @@ CPU = torch.device("cpu")
 
 
 class Endless(Characters):
-    """Nothing ends a generation but its limit, so that both sides make as many tokens."""
+    """Only its limit ends a generation, so that both sides generate the same number of tokens."""
 
     end_id = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What is asked of both sides in a round."""
+    """The requests of a round, the same for both sides."""
 
     batch: int
     prompt_tokens: int
@@ -62,13 +62,13 @@ class EngineLoad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     tokens_per_s_vs_hf_generate: float
-    """The median of the rounds' ratios; above 1 the engine is faster."""
+    """Median of the rounds' ratios; above 1 the engine is faster."""
     tokens_per_s: float
     hf_tokens_per_s: float
     ms_per_step: float
     hf_ms_per_step: float
     largest_logprob_difference: float
-    """Between what the engine returned and Hugging Face's forward pass over the same rows: it is the same model."""
+    """Between the engine's log-probabilities and Hugging Face's forward pass over the same rows."""
     seconds: list[float]
     hf_seconds: list[float]
     batch: int
@@ -82,7 +82,7 @@ class Result:
 
 
 class HuggingFace:
-    """The same weights in transformers' own Llama."""
+    """Return transformers' Llama with the same weights."""
 
     def __init__(self, shape: ModelShape, weights: Mapping[str, Tensor]) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM

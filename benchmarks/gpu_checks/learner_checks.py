@@ -1,4 +1,4 @@
-"""The learner: does it learn, how fast, and does it come back exactly as it was."""
+"""Checks of the learner: whether it learns, how fast, and whether it resumes exactly."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ REINFORCE = Objective.model_validate(
     {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}
 )
 DENSE_BF16_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""By a part of the GPU's name, from the data sheets (SXM, without sparsity)."""
+"""Peak FLOP/s by a part of the GPU's name, from the data sheets (SXM, without sparsity)."""
 
 
 def config(learning_rate: float) -> Config:
     return Config.model_validate(
         {
-            "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # the shape is given apart
+            "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
             "environments": [{"type": "even_digits"}],
             "learner": {"steps": 100, "optimizer": {"learning_rate": learning_rate}},
         }
@@ -38,7 +38,7 @@ def config(learning_rate: float) -> Config:
 
 
 def batch(shape: ModelShape, *, tokens: int, longest: int) -> PackedBatch:
-    """Groups of random rollouts of about `tokens` tokens in all, packed into bins of 8192."""
+    """Return groups of random rollouts with about `tokens` tokens in total, packed into rows of 8192."""
     rng, groups, made = np.random.default_rng(3), [], 0
     while made < tokens:
         rollouts = tuple(_rollout(rng, shape.vocab_size, int(rng.integers(longest // 4, longest))) for _ in range(4))
@@ -72,7 +72,7 @@ def learn_600m(machine: Machine, report: Report) -> None:
 def _learn(
     machine: Machine, shape: ModelShape, report: Report, *, tokens: int, longest: int, learning_rate: float, steps: int = 5
 ) -> None:
-    """The same batch again and again: its loss falls."""
+    """Train on the same batch repeatedly: its loss must fall."""
     fixed = batch(shape, tokens=tokens, longest=longest)
     rank_group = RankGroup(config(learning_rate), REINFORCE, shape)
     losses: list[float] = []
@@ -103,17 +103,17 @@ def _learn(
 
 
 def _flops(shape: ModelShape, of: PackedBatch) -> float:
-    """Of forward and backward: 6 per weight and token, and causal attention's 6 x width x length per layer and token."""
+    """FLOPs of forward and backward: 6 per weight and token; causal attention: 6 x width x length per layer and token."""
     matrices = sum(math.prod(row.shape) for row in table(shape) if len(row.shape) == 2)
     if not shape.tied_embeddings:
-        matrices -= shape.vocab_size * shape.hidden  # looking a row up costs nothing
+        matrices -= shape.vocab_size * shape.hidden  # an embedding lookup is no matrix product
     lengths = np.concatenate([np.diff(each.cu_seqlens) for each in of.minibatches[0].shards[0]]).astype(np.float64)
     attention = 6 * shape.layers * shape.heads * shape.head_dim * float((lengths**2).sum())
     return 6 * matrices * float(lengths.sum()) + attention
 
 
 def checkpoint(machine: Machine, report: Report) -> None:
-    """A successor that loads what was saved holds the same bits, and its next step is the same."""
+    """A learner that loads a checkpoint holds the same bits, and its next step is the same."""
     fixed = batch(SMALL, tokens=2048, longest=256)
     with tempfile.TemporaryDirectory() as folder:
         rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
@@ -133,7 +133,7 @@ def checkpoint(machine: Machine, report: Report) -> None:
         loaded = training_state.capture(successor.model)
         differing = [name for name, tensor in saved.items() if name not in loaded or not torch.equal(tensor, loaded[name])]
         report.require(saved.keys() == loaded.keys() and not differing, f"not what was saved: {sorted(differing)[:5]}")
-        # backward passes on a GPU add up in any order, so only what precedes the update must be exact
+        # backward passes on a GPU sum in varying order, so only what precedes the update must be exact
         report.at_most("next_loss_difference", abs(successor.step(fixed).loss - following.loss), 1e-6)
         successor.stop()
 

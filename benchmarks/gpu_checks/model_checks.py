@@ -1,4 +1,4 @@
-"""The machine, and the model that both sides share."""
+"""Checks of the machine and of the model that learner and engine share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from gpu_checks.report import SMALL, Checks, Machine, Report
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Of logits and gradients, relative to the largest of them. bfloat16 has 8 bits, and the two ways round differently."""
+"""Tolerance for logits and gradients, relative to the largest. bfloat16 has 8 bits, and both computations round differently."""
 
 
 def environment(machine: Machine, report: Report) -> None:
@@ -45,7 +45,7 @@ def environment(machine: Machine, report: Report) -> None:
 
 
 def packing(machine: Machine, report: Report) -> None:
-    """One packed row gives the logits and the gradients of its sequences on their own."""
+    """A packed row must give the logits and gradients of its single sequences."""
     parallel.initialize(device=machine.device)
     for dtype, tolerance in TOLERANCES.items():
         name = str(dtype).removeprefix("torch.")

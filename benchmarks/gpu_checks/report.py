@@ -1,4 +1,4 @@
-"""What a check says while it runs: figures, and sentences that must be true."""
+"""The report that a check fills while it runs: figures, and claims that must be true."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Outcome = Literal["ok", "failed", "skipped"]
 
 
 class Skipped(Exception):
-    """Nothing can be learned here; the message says why."""
+    """The check cannot run here; the message says why."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Filled in as the check goes, so that a failure leaves the figures that came before it."""
+    """Filled during the check, so that earlier figures survive a failure."""
 
     figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
 
@@ -39,7 +39,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the checks run."""
+    """The device on which the checks run."""
 
     device: torch.device
 
@@ -69,4 +69,4 @@ QWEN3_600M = ModelShape(
     hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab_size=151936, max_positions=4096,
     rope_theta=1e6, norm_eps=1e-6, qk_norm=True,
 )  # fmt: skip
-"""The measurements of Qwen3-0.6B; the weights are random."""
+"""The dimensions of Qwen3-0.6B, with random weights."""

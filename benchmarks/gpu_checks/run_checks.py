@@ -1,4 +1,4 @@
-"""The whole system on one machine: `async-rl run` for a few steps."""
+"""Check of the whole system on one machine: `async-rl run` for a few steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW = 3
 
 
 def run(machine: Machine, report: Report) -> None:
-    """The reward rises within the first steps; learner and worker share the device."""
+    """The reward must rise within the first steps; learner and worker share the device."""
     steps = 40 if machine.is_gpu else 12
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows_of_a_run(machine, Path(folder), steps)

@@ -1,4 +1,4 @@
-"""The weight wire between two processes that share a GPU, and a group of one over NCCL that breaks and is rebuilt."""
+"""Checks of the weight wire: two processes that share a GPU, and an NCCL group of one that is aborted and rebuilt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PUSHES = 3
 
 
 def tensors(device: torch.device, mib: int, seed: int) -> dict[str, torch.Tensor]:
-    """Half of it in one matrix, the rest in smaller ones, and as many vectors."""
+    """Return parameters: half of the elements in one matrix, the rest in smaller matrices, and as many vectors."""
     generator = torch.Generator().manual_seed(seed)
     found = {"embedding": torch.randn(mib * (1 << 18) // 1024, 1024, generator=generator).bfloat16().to(device)}
     for layer in range(8):
@@ -40,7 +40,7 @@ def tensors(device: torch.device, mib: int, seed: int) -> dict[str, torch.Tensor
 
 
 def push(machine: Machine, report: Report) -> None:
-    """Learner and worker on one device: read in place, and over gloo; NCCL refuses to join two ranks of one GPU."""
+    """Push between learner and worker on one device: in place, and over gloo; NCCL refuses two ranks on one GPU."""
     mib = 512 if machine.is_gpu else 16
     for name, shared in (("in_place", True), ("gloo", False)):
         wire = WireConfig(shared_memory=shared, deltas="off", bucket_mb=64.0 if machine.is_gpu else 1.0)
@@ -106,7 +106,7 @@ async def _said(board: PipeBoard, topic: str, number: int) -> object:
 
 
 def rebuild(machine: Machine, report: Report) -> None:
-    """A group of one: made, used again, aborted, made again. Over NCCL on a GPU."""
+    """Create a group of one, use it twice, abort it and create it again; over NCCL on a GPU."""
     backend = "nccl" if machine.is_gpu else "gloo"
     report.note(backend=backend)
     data = torch.ones((64 if machine.is_gpu else 4) << 20, dtype=torch.uint8, device=machine.device)
@@ -124,7 +124,7 @@ def rebuild(machine: Machine, report: Report) -> None:
 
 
 class _Struck(Exception):
-    """What breaks a link on purpose."""
+    """Raised to break a link on purpose."""
 
 
 CHECKS: Checks = {"push": push, "rebuild": rebuild}

@@ -17,7 +17,7 @@ from rollouts import Portions, check, group_of, parse_args, report, rollouts_per
 IN_FLIGHT = 32
 LARGEST_GET = 64
 CAPACITY = 192
-"""Groups, like ours with 64 groups a step and a max_age of 2."""
+"""Capacity in groups, as in our buffer with 64 groups a step and a max_age of 2."""
 
 
 @ray.remote(num_cpus=0)
@@ -66,7 +66,7 @@ def read(where: str, tokens: int, portions: Portions) -> None:
 
 def main() -> None:
     args = parse_args(__doc__)
-    # Metrics and the dashboard would only compete for the cores.
+    # Metrics and the dashboard would compete for the cores.
     context = ray.init(
         num_cpus=args.writers + 1,
         namespace="queue",

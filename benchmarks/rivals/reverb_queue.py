@@ -15,9 +15,9 @@ from rollouts import GROUP, Portions, check, group_of, parse_args, report, rollo
 
 TABLE = "rollouts"
 CAPACITY = 192 * GROUP
-"""Rollouts, like ours with 64 groups a step and a max_age of 2."""
+"""Capacity in rollouts, as in our buffer with 64 groups a step and a max_age of 2."""
 UNCONFIRMED = 32
-"""Items that a writer may have under way."""
+"""Items that a writer may have in flight."""
 
 
 def serve(ready: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The rollouts that every side of buffer_speed.py moves, and the clock that is held over it.
+"""The rollouts that every side of buffer_speed.py moves, and how they are timed.
 
 Numpy and the standard library only: this runs in every rival's virtual environment.
 """
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 GROUP = 8
-"""Sibling rollouts that are scored, and moved, together."""
+"""Rollouts of a group, which are moved together."""
 WARM_UP = 64
-"""Groups that pass before the clock starts, when everybody is connected."""
+"""Groups that pass, once all processes are connected, before the clock starts."""
 VOCABULARY = 150_000
 TEXT = "So the next even number is 42, because 40 was the last one and we only add two. " * 25
 """About 2 kB of conversation beside the arrays."""
@@ -28,7 +28,7 @@ Rollout = dict[str, Any]
 
 
 def group_of(tokens: int, seed: int) -> list[Rollout]:
-    """Siblings with the same prompt (an eighth of the row) and different answers."""
+    """Return siblings with the same prompt (an eighth of the row) and different answers."""
     draw = np.random.default_rng(seed)
     prompt = max(1, tokens // 8)
     return [_rollout(draw, tokens, prompt) for _ in range(GROUP)]
@@ -49,7 +49,7 @@ def _rollout(draw: np.random.Generator, tokens: int, prompt: int) -> Rollout:
 
 
 def check(rollout: Rollout, tokens: int) -> None:
-    """What a reader must end with: arrays that can be trained on."""
+    """The result that every reader must produce: arrays that can be trained on."""
     arrays = (rollout["token_ids"], rollout["loss_mask"], rollout["logprobs"])
     assert [(array.dtype.name, array.shape) for array in arrays] == [
         ("int32", (tokens,)),
@@ -59,13 +59,13 @@ def check(rollout: Rollout, tokens: int) -> None:
 
 
 class Portions:
-    """How many groups to move next: a share of the warm-up, then, once everybody is there, a share of the rest."""
+    """Yields the numbers of groups to move: a share of the warm-up, then, once all processes are connected, of the rest."""
 
     def __init__(self, barrier: Barrier, groups: int, shares: int) -> None:
         self._barrier = barrier
         self._sizes = WARM_UP // shares, groups // shares
         self.seconds = 0.0
-        """What the second portion took."""
+        """Time of the second portion."""
 
     def __iter__(self) -> Iterator[int]:
         warm_up, rest = self._sizes
@@ -79,7 +79,7 @@ class Portions:
 def rollouts_per_s(
     write: Callable[..., None], read: Callable[..., None], where: str, tokens: int, groups: int, writers: int
 ) -> float:
-    """From the first write to the last array, with the writers in processes of their own and the reader in this one."""
+    """Return rollouts per second from the first write to the last array; writers are processes, the reader is this one."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(writers + 1)
     processes = [
@@ -99,7 +99,7 @@ def rollouts_per_s(
 
 
 def parse_args(doc: str | None) -> argparse.Namespace:
-    """What buffer_speed.py tells a rival."""
+    """Parse the arguments that buffer_speed.py passes to a rival."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2048, help="of a rollout")
     parser.add_argument("--groups", type=int, default=64, help=f"of {GROUP} rollouts")
@@ -109,5 +109,5 @@ def parse_args(doc: str | None) -> argparse.Namespace:
 
 
 def report(per_s: float) -> None:
-    """The last line of a rival's output is its result."""
+    """Print the result as the last line of output."""
     print(json.dumps({"per_s": per_s}))

@@ -84,7 +84,7 @@ def prompts(seed: int) -> Dataset:
 
 
 class EvenDigits:
-    """Even digits, as a share of the tokens that could have been sampled: ending early is no shortcut."""
+    """Return the even digits as a share of the largest number of tokens, so that ending early gains nothing."""
 
     __name__ = "even_digits"  # TRL names its metrics after the reward function
 
@@ -98,7 +98,7 @@ class EvenDigits:
 
 
 class StopAtReward(TrainerCallback):
-    """Keeps the reward curve, with seconds counted from the beginning of training, and ends training at the target."""
+    """Records the reward curve, in seconds from the start of training, and ends training at the target."""
 
     def __init__(self, target: float, window: int) -> None:
         self.rewards: list[float] = []
@@ -134,7 +134,7 @@ def grpo_config(args: argparse.Namespace, folder: str) -> GRPOConfig:
         learning_rate=args.learning_rate,
         lr_scheduler_type="constant",
         max_grad_norm=args.clip_grad,
-        # From here on: what makes TRL fastest on a CPU, and silent.
+        # The rest makes TRL as fast as possible on a CPU, and silent.
         gradient_checkpointing=False,
         use_cpu=True,
         bf16=False,
@@ -176,7 +176,7 @@ def train(args: argparse.Namespace) -> dict[str, object]:
 
 def main() -> None:
     args = parse_args()
-    with contextlib.redirect_stdout(sys.stderr):  # stdout carries the result and nothing else
+    with contextlib.redirect_stdout(sys.stderr):  # stdout carries only the result
         result = train(args)
     print(json.dumps(result))
 

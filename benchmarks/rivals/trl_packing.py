@@ -1,4 +1,4 @@
-"""TRL's best-fit decreasing packer, as often as asked: a line of JSON with lengths in, a line with its time and bins out.
+"""Run TRL's best-fit decreasing packer: for each line of JSON with lengths, print a line with its time and bins.
 
 Runs in the virtual environment of `trl_requirements.txt`. Every sequence has the columns `input_ids`, `completion_mask` and
 `logprobs` if `columns` is true, which are packed too; else one byte a token.

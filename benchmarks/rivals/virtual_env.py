@@ -1,4 +1,4 @@
-"""Rivals live in virtual environments of their own, made on first use: what they depend on must not bend what we depend on."""
+"""Virtual environments of the rivals, created on first use, so that their dependencies do not constrain ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENVIRONMENTS = RIVALS.parents[1] / ".venvs"
 
 
 def python_of(rival: str) -> Path:
-    """The interpreter that has `<rival>_requirements.txt` installed; the first call installs them."""
+    """Return the interpreter with `<rival>_requirements.txt` installed; the first call installs them."""
     requirements = RIVALS / f"{rival}_requirements.txt"
     folder = ENVIRONMENTS / rival
     python = folder / "bin" / "python"
@@ -21,5 +21,5 @@ def python_of(rival: str) -> Path:
     print(f"installing {rival} into {folder} ...", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True, stdout=sys.stderr)
-    installed.write_text(requirements.read_text())  # last, so that an interrupted installation is made again
+    installed.write_text(requirements.read_text())  # last, so that an interrupted installation is repeated
     return python
