@@ -11,6 +11,8 @@ from async_rl.replay_protocol import Selector
 
 
 class RedisConfig(Section):
+    """The Redis server behind the replay buffer (docs/redis.md)."""
+
     url: str = ""
     """Address of an existing server: redis://HOST:PORT, rediss:// (TLS), unix:///PATH,
     redis+sentinel://HOST:PORT,HOST:PORT/MASTER or redis+cluster://HOST:PORT,HOST:PORT (rediss+... for TLS).
@@ -70,6 +72,8 @@ class RedisConfig(Section):
 
 
 class StalenessConfig(Section):
+    """How far off-policy training may be, and which groups are taken first (docs/buffer.md)."""
+
     max_age: float = Field(default=2, ge=0, le=1_000_000)
     """Maximum age of a group when it is trained: versions between the weights being trained and the oldest weights that
     sampled one of its tokens. 0 is on-policy. The buffer holds (max_age + 1) x batch.groups_per_step groups; a fraction such
@@ -114,6 +118,8 @@ class RetentionConfig(Section):
 
 
 class LeaseConfig(Section):
+    """Timeouts after which dead processes lose what they hold, and retries of failed tasks."""
+
     ticket_s: PositiveFloat = 30.0
     """Lease of a ticket in seconds: a worker that dies blocks its tickets this long. Renewed while the worker lives."""
     learner_s: PositiveFloat = 10.0

@@ -20,8 +20,11 @@ class PolicySampling(Section):
     max_tokens: PositiveInt | None = None
     """Maximum tokens per generation."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling; 1: off."""
     top_k: int | None = Field(default=None, ge=0)
+    """Sample from this many of the most likely tokens; 0: all."""
     stop: tuple[str, ...] | None = None
+    """Strings that end a generation."""
 
     @property
     def generation_args(self) -> GenerationArgs:
@@ -69,6 +72,8 @@ TASKS = 32
 
 
 class EvaluationConfig(Section):
+    """Evaluation during a run and by `async-rl eval` (docs/evaluation.md)."""
+
     every: int = Field(default=0, ge=0)
     """Evaluate every N optimizer steps, concurrently with training. 0: never."""
     environments: tuple[str, ...] = ()

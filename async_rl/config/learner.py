@@ -14,6 +14,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
+    """The Adam optimizer and its learning rate schedule."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
     learning_rate: PositiveFloat = 1e-3
@@ -175,6 +177,8 @@ class TeacherConfig(Section):
 
 
 class LearnerConfig(UpdatesConfig):
+    """The learner: objective, length of the run, models beside the policy."""
+
     steps: PositiveInt = 100
     """Optimizer steps of the run."""
     objective: str = "async_default"

@@ -13,6 +13,8 @@ from async_rl.protocols import GenerationArgs
 
 
 class EnvironmentConfig(Section):
+    """An environment of the run and its share of the tasks."""
+
     type: str
     """A registered name, or your class: `package.module:Class` or `path/to/file.py:Class`."""
     name: str = ""
@@ -42,6 +44,8 @@ class EnvironmentConfig(Section):
 
 
 class SamplingConfig(Section):
+    """How rollouts are sampled from the policy."""
+
     temperature: PositiveFloat = 1.0
     """Sampling temperature. The learner divides its logits by it as well, so that its probabilities match the sampled ones."""
     max_tokens: PositiveInt = 256
@@ -117,6 +121,8 @@ class BreakerConfig(Section):
 
 
 class WorkerConfig(Section):
+    """Rollout workers: concurrency, inference engine, time limits."""
+
     processes: PositiveInt = 1
     """Number of workers that `async-rl run` starts."""
     groups_in_flight: PositiveInt | Literal["auto"] = 4

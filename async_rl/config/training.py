@@ -19,6 +19,8 @@ Method = Literal["sft", "dpo", "rm", "distill"]
 
 
 class TableConfig(Section):
+    """A dataset."""
+
     path: str
     """A .jsonl or .parquet file, a folder written by `save_to_disk`, or the name of a dataset on the Hugging Face hub."""
     split: str = "train"
@@ -40,6 +42,8 @@ class HeldOutConfig(TableConfig):
 
 
 class DataConfig(TableConfig):
+    """The training dataset and how its examples are rendered (docs/train.md)."""
+
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names that differ from the expected ones: {prompt: question, response: answer}."""
     chat: bool = False
@@ -55,6 +59,8 @@ class DataConfig(TableConfig):
 
 
 class TrainingBatch(Section):
+    """Size of a step and of packed rows."""
+
     examples_per_step: PositiveInt = 32
     """Examples per optimizer step; with preference data, pairs."""
     bin_tokens: PositiveInt = 4096
@@ -62,6 +68,8 @@ class TrainingBatch(Section):
 
 
 class TrainingLearner(UpdatesConfig):
+    """Length of the run, and the settings shared with the RL learner."""
+
     steps: PositiveInt | None = None
     """Optimizer steps of the run. Give this or epochs."""
     epochs: PositiveFloat | None = None
@@ -159,6 +167,8 @@ class DpoConfig(Section):
 
 
 class DpoSection(DpoConfig):
+    """Direct preference optimisation: the loss, and the reference model."""
+
     reference: Path | None = None
     """Hugging Face folder of the reference model. Unset: the initial weights."""
 
@@ -181,6 +191,8 @@ class RewardModelTraining(TrainingConfig):
 
 
 class DistillSection(Section):
+    """Distillation from a teacher model."""
+
     teacher: Path
     """Hugging Face folder of a model with the same tokenizer."""
     direction: Literal["forward", "reverse", "mixed"] = "forward"

@@ -24,6 +24,8 @@ from async_rl.replay_protocol import Limits
 
 
 class RunConfig(Section):
+    """Name, folder and seed of the run."""
+
     name: str = ""
     """Name of the run in Redis and on disk: letters, digits, `.`, `_` and `-`, beginning with a letter, a digit or `_`.
     Empty: `async-rl run` generates one. Processes launched separately must all be given the same name."""
@@ -119,6 +121,8 @@ class ModelConfig(Section):
 
 
 class BatchConfig(Section):
+    """The step batch: groups and tokens of one step, and how it is divided into updates."""
+
     groups_per_step: PositiveInt = 8
     """Groups in one step batch."""
     group_size: PositiveInt = 8
@@ -145,6 +149,8 @@ class BatchConfig(Section):
 
 
 class WireConfig(Section):
+    """Weight pushes from the learner to workers (docs/weights.md)."""
+
     dtype: Literal["model", "bfloat16"] = "model"
     """Precision of weights on the wire; `model` is the learner's. Workers convert them to their engine's precision."""
     shared_memory: bool = True
@@ -191,6 +197,8 @@ class WireConfig(Section):
 
 
 class MetricsConfig(Section):
+    """Destinations of metrics (docs/metrics.md)."""
+
     console: bool = True
     """Print metrics: a live panel on a terminal, else one line per step."""
     max_mb: PositiveFloat = 512.0
@@ -216,6 +224,8 @@ class MetricsConfig(Section):
 
 
 class Config(Section):
+    """The configuration of a run."""
+
     run: RunConfig = RunConfig()
     redis: RedisConfig = RedisConfig()
     model: ModelConfig

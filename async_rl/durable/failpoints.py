@@ -1,6 +1,6 @@
 """Fault injection: named points at which a process can be killed or get an OSError, between any two changes of state.
 
-    define("archive.written")                        at import: the name stands in the coverage report
+    define("archive.written")                        at import: registers the name for the coverage report
     failpoint("archive.written")                     the point; does nothing unless armed
     ASYNC_RL_FAILPOINT=archive.written:3             SIGKILL on the third pass
     ASYNC_RL_FAILPOINT=archive.written:3=ENOSPC      OSError on the third pass

@@ -1,1 +1,1 @@
-"""How the processes of a run are started: `commands.py` says with which command, `local.py` runs them on one machine."""
+"""Starts the processes of a run: `commands.py` has their command lines, `local.py` runs them on one machine."""
