@@ -89,7 +89,7 @@ async def test_a_folder_of_hugging_face_is_evaluated(tmp_path: Path, capfd: pyte
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["eval", "a", "b"], "one thing at a time"),
+        (["eval", "a", "b"], "takes no operand .b."),
         (["evaluator"], "evaluation.every is 0"),
         (["eval", "--evaluation.k", "[9]"], "pass@9 needs as many samples"),
         (["eval", "--evaluation.environments", "[chess]"], r"the environments are \['Paced'\]"),

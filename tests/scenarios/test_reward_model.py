@@ -97,7 +97,7 @@ async def test_many_ask_at_once_and_each_hears_its_own(trained: Scorer, tmp_path
 def test_beyond_this_machine_it_wants_a_token_or_a_word(tmp_path: Path) -> None:
     folder = tmp_path / "config.yaml"
     folder.write_text(to_yaml(config("rm", run={"name": "none", "folder": str(tmp_path)})))
-    with pytest.raises(ConfigError, match=r"anybody who reaches 0\.0\.0\.0: give --token-file, or --insecure"):
+    with pytest.raises(ConfigError, match=r"unauthenticated requests on 0\.0\.0\.0: give --token-file, or --insecure"):
         main(["@", str(folder), "--host", "0.0.0.0"])
     with pytest.raises(ConfigError, match="there is no checkpoint in"):
         main(["@", str(folder), "--host", "0.0.0.0", "--insecure"])

@@ -35,7 +35,7 @@ def test_a_run_that_failed_before_its_first_step_begins_anew_and_long_rollouts_d
     folder = read_config(path).run_folder
     lines = run.output.splitlines()
     assert lines[:2] == ["run anew", f"  folder   {folder}"]
-    assert "the run of this name ended before its first step, with another configuration: it begins anew" in run.output
+    assert "a run of this name ended before its first step with another configuration; its data is discarded" in run.output
     assert any(re.match(r"step 2/2  reward .*elapsed \d:\d\d  left 0:00$", line) for line in lines), run.output
 
     rows = read_rows(folder / "metrics.jsonl")
