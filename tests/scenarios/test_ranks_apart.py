@@ -65,9 +65,9 @@ def test_a_missing_rank_is_named(redis_server: str, run_name: str, tmp_path: Pat
     with stores(redis_server, run_name, tmp_path, 2) as (store, other), ThreadPoolExecutor() as pool:
         with pytest.raises(ServiceStopped, match=r"rank 1 of 2 has not registered within 0\.5 s"):
             wait_for_ranks(store, world_size=2, life=7, within=SHORT)
-        with pytest.raises(ServiceStopped, match="rank 0 of 2 has not come"):
+        with pytest.raises(ServiceStopped, match="rank 0 of 2 has not registered"):
             wait_for_rank_0(store, rank=1, world_size=2, within=SHORT)
-        with pytest.raises(ServiceStopped, match="rank 1 of 2 has not come"):  # it was there, and is gone
+        with pytest.raises(ServiceStopped, match="rank 1 of 2 has not registered"):  # it was there, and is gone
             wait_for_ranks(store, world_size=2, life=7, within=SHORT)
         refused = pool.submit(wait_for_rank_0, other, rank=1, world_size=3, within=LONG)
         with pytest.raises(ServiceStopped):

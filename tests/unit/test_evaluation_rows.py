@@ -34,7 +34,7 @@ async def test_each_result_stands_in_one_row() -> None:
     await say(board, 0)  # before this learner's life: in its predecessor's rows
     async with listening(board, EvaluationConfig(every=2)) as evaluations:
         assert evaluations.row() == {}
-        waiting = asyncio.create_task(evaluations.settle(0, 5, asyncio.Event()))
+        waiting = asyncio.create_task(evaluations.wait_for_last(0, 5, asyncio.Event()))
         await asyncio.sleep(0)
         await say(board, 2)
         await say(board, 4)
@@ -48,13 +48,13 @@ async def test_the_end_waits_only_for_what_is_due_and_never_for_ever() -> None:
     board, stop = MemoryBoard(MemoryBuffer()), asyncio.Event()
     async with asyncio.timeout(20):
         async with listening(board, EvaluationConfig(every=0)) as never:
-            await never.settle(0, 5, stop)
+            await never.wait_for_last(0, 5, stop)
         async with listening(board, EvaluationConfig(every=10)) as not_yet:
-            await not_yet.settle(10, 19, stop)
+            await not_yet.wait_for_last(10, 19, stop)
         async with listening(board, EvaluationConfig(every=2, wait_s=0.01)) as impatient:
-            await impatient.settle(0, 5, stop)
+            await impatient.wait_for_last(0, 5, stop)
         async with listening(board, EvaluationConfig(every=2)) as stopped:
-            waiting = asyncio.create_task(stopped.settle(0, 5, stop))
+            waiting = asyncio.create_task(stopped.wait_for_last(0, 5, stop))
             await asyncio.sleep(0)
             stop.set()
             await waiting

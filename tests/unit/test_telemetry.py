@@ -375,7 +375,7 @@ def test_a_sink_that_breaks_ends_nothing(tmp_path: Path):
         sinks.log(1, {"reward/mean": 0.1})
         sinks.log(2, {"reward/mean": 0.2})
     assert [row.step for row in read_rows(path)] == [1, 2]
-    assert ["Broken broke" in each["event"] for each in logged] == [True]
+    assert ["Broken failed" in each["event"] for each in logged] == [True]
 
 
 def test_malformed_requests_fill_no_log_and_tracebacks_show_no_secrets() -> None:
