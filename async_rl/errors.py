@@ -103,7 +103,7 @@ def find_async_rl_error(error: BaseException) -> AsyncRLError | None:
 
 
 @contextmanager
-def about(key: str) -> Generator[None, None, None]:
+def naming_setting(key: str) -> Generator[None, None, None]:
     """Prefix the ConfigErrors raised inside with the setting that they are about."""
     try:
         yield

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config import Config
-from async_rl.durable.best_effort import missed_aloud, read_best_effort
+from async_rl.durable.best_effort import read_best_effort, report_write_error
 from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_rows
@@ -72,7 +72,7 @@ def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | 
     evaluations = read_evaluations(folder / "metrics.jsonl")
     summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound, wall_s=wall_s)
     path = folder / "summary.json"
-    with missed_aloud(path, console.print):
+    with report_write_error(path, console.print):
         write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
     _print_samples(read_samples(folder / "samples.jsonl"), console)
     _print_summary(summary, console)
@@ -187,5 +187,5 @@ def _draw(rows: Sequence[MetricRow], summary: RunSummary, path: Path, console: C
         return
     from async_rl.cli.curves import draw
 
-    with missed_aloud(path, console.print):
+    with report_write_error(path, console.print):
         draw(rows, path, title=summary.run, max_age=summary.max_age)

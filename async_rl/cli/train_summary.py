@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from async_rl.config.training import TrainingConfig
-from async_rl.durable.best_effort import missed_aloud
+from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.rows import MetricRow, read_rows
 
@@ -51,7 +51,7 @@ def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) ->
         return None
     summary = summarise(rows, trained, config, wall_s=wall_s)
     path = folder / "summary.json"
-    with missed_aloud(path, console.print):
+    with report_write_error(path, console.print):
         write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
     _print(summary, console)
     if importlib.util.find_spec("matplotlib") is None:
@@ -59,7 +59,7 @@ def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) ->
     else:
         from async_rl.cli.curves import draw_training
 
-        with missed_aloud(folder / "curves.png", console.print):
+        with report_write_error(folder / "curves.png", console.print):
             draw_training(rows, folder / "curves.png", title=summary.run)
     console.print(str(path), soft_wrap=True, highlight=False, markup=False)
     return path

@@ -13,7 +13,7 @@ from async_rl.durable.row_file import RowFile, rows_of
 
 log = structlog.get_logger(__name__)
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BestEffortRows:
@@ -38,7 +38,7 @@ class BestEffortRows:
             self.dropped += 1
             self.close()
             if not self._is_refused:
-                log.warning(f"{why(error, self._path)}; rows of {self._path.name} are dropped until then, training continues")
+                log.warning(f"{explain_write_error(error, self._path)}; {self._path.name} loses rows, training continues")
             self._is_refused = True
             return False
         if self._is_refused:
@@ -64,12 +64,12 @@ def read_best_effort(path: Path) -> list[bytes]:
 
 
 @contextmanager
-def missed_aloud(path: Path, say: Callable[[str], object]) -> Generator[None]:
+def report_write_error(path: Path, say: Callable[[str], object]) -> Generator[None]:
     """Report an OSError of an optional file through `say` and continue."""
     try:
         yield
     except OSError as error:
-        say(f"{why(error, path)}; {path.name} is not written")
+        say(f"{explain_write_error(error, path)}; {path.name} is not written")
 
 
 def older(path: Path) -> Path:
@@ -77,8 +77,8 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def why(error: OSError, path: Path) -> str:
+def explain_write_error(error: OSError, path: Path) -> str:
     """Explain why a file cannot be written, and what to do about it."""
-    if error.errno in NO_ROOM:
+    if error.errno in FULL_DISK_ERRORS:
         return f"the disk of {path.parent} is full ({error.strerror}): make room there"
     return f"{path} cannot be written ({error.strerror}): check its disk"

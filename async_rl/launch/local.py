@@ -22,7 +22,7 @@ import structlog
 from async_rl.config import Config
 from async_rl.config.loading import load_file, to_yaml
 from async_rl.config.training import AnyRun, TrainingConfig
-from async_rl.durable.best_effort import missed_aloud, why
+from async_rl.durable.best_effort import explain_write_error, report_write_error
 from async_rl.durable.private_files import keep_files_private
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
@@ -75,7 +75,7 @@ def prepare_folder(config: AnyRun) -> Path:
     try:
         write_whole(folder / "config.yaml", to_yaml(config.seen_from_anywhere()))
     except OSError as error:
-        raise ConfigError(f"run.folder: {why(error, folder / 'config.yaml')}") from error
+        raise ConfigError(f"run.folder: {explain_write_error(error, folder / 'config.yaml')}") from error
     return folder / "config.yaml"
 
 
@@ -264,7 +264,7 @@ class LocalRun:
     def _note(self, name: str, pid: int) -> None:
         self._pids[name] = pid
         path = self._folder / "processes.json"
-        with missed_aloud(path, log.warning):  # informational: the run continues without it
+        with report_write_error(path, log.warning):  # informational: the run continues without it
             write_whole(path, json.dumps(self._pids, indent=2) + "\n")
 
     def _explain(self, fatal: FatalExit) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from async_rl.config import ExpertsSize, ModelConfig, ModelSize
-from async_rl.errors import ConfigError, about
+from async_rl.errors import ConfigError, naming_setting
 from async_rl.models.hf_config import read_shape
 from async_rl.models.shape import Experts, ModelShape
 
@@ -12,7 +12,7 @@ def model_shape(config: ModelConfig, vocab_size: int) -> ModelShape:
     """Resolve the shape. `vocab_size` is the tokenizer's; that of a folder must be at least as large and is used. Raises
     ConfigError."""
     if config.folder is not None:
-        with about("model.folder"):
+        with naming_setting("model.folder"):
             found = read_shape(config.folder)
         if found.vocab_size < vocab_size:
             raise ConfigError(

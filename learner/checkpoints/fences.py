@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from async_rl.checkpoints.manifest import candidates, life_of_draft, place_of
-from async_rl.durable.best_effort import why
+from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile, last_rows, rows_of
 from async_rl.errors import CheckpointError, FenceLost
 
@@ -51,7 +51,7 @@ class Fences:
                 finally:
                     file.close()
         except OSError as error:
-            raise CheckpointError(f"the learner cannot record its fence: {why(error, self._path)}") from error
+            raise CheckpointError(f"the learner cannot record its fence: {explain_write_error(error, self._path)}") from error
 
     def _claimed(self) -> int:
         return max((json.loads(row)["fence"] for row in rows_of(self._path)), default=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from async_rl.errors import ConfigError, about
+from async_rl.errors import ConfigError, naming_setting
 from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.models.hf_config import read_shape
 from async_rl.models.shape import ModelShape
@@ -26,7 +26,7 @@ class InitialWeights:
     def shape(self, otherwise: ModelShape) -> ModelShape:
         if self.folder is None:
             return otherwise
-        with about(self.key):
+        with naming_setting(self.key):
             return read_shape(self.folder)
 
     def check_vocabulary(self, of_policy: ModelShape) -> None:
@@ -39,5 +39,5 @@ class InitialWeights:
 
     def load_into(self, model: TrainingModel | FrozenModel, dtype: torch.dtype) -> None:
         if self.folder is not None:
-            with about(self.key):
+            with naming_setting(self.key):
                 model.load(load_folder(self.folder, model.shape, dtype))

@@ -23,7 +23,7 @@ from typing import Self
 
 import structlog
 
-from async_rl.durable.best_effort import why
+from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile, last_rows
 from async_rl.errors import CheckpointError
 from async_rl.types import VersionRecord
@@ -98,11 +98,12 @@ class Journal:
                 waited_s = time.monotonic() - since
                 if waited_s >= self._disk_wait_s:
                     raise CheckpointError(
-                        f"the learner waited {waited_s:.0f} s to write {NAME}: {why(error, self._path)}"
+                        f"the learner waited {waited_s:.0f} s to write {NAME}: {explain_write_error(error, self._path)}"
                     ) from error
                 if problem is None:
                     log.warning(
-                        f"the learner waits: {why(error, self._path)}; {NAME} must be written before training continues"
+                        f"the learner waits: {explain_write_error(error, self._path)}; {NAME} must be written before it "
+                        "continues"
                     )
                 problem = error
                 await self._meanwhile()

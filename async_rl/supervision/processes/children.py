@@ -16,7 +16,7 @@ from typing import IO
 
 import structlog
 
-from async_rl.durable.best_effort import why
+from async_rl.durable.best_effort import explain_write_error
 from async_rl.errors import meaning_of
 from async_rl.supervision.liveness.sign_of_life import Listener
 from async_rl.supervision.processes.process_tree import kill_tree
@@ -159,7 +159,9 @@ class Child:
             self.spec.log.parent.mkdir(parents=True, exist_ok=True)
             return self.spec.log.open("ab")
         except OSError as error:
-            log.warning(f"{why(error, self.spec.log)}; the output of {self.spec.name} is lost until its next restart")
+            log.warning(
+                f"{explain_write_error(error, self.spec.log)}; the output of {self.spec.name} is lost until its next restart"
+            )
             return Path(os.devnull).open("ab")
 
     def _tie_to_supervisor(self) -> Callable[[], None] | None:

@@ -21,7 +21,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from async_rl.config import Config
-from async_rl.durable.best_effort import missed_aloud
+from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.server.addresses import parse_address
@@ -163,7 +163,7 @@ def _binary_for(folder: Path) -> Path:
         return before
     chosen = find_binary()
     folder.mkdir(parents=True, exist_ok=True)
-    with missed_aloud(note, log.warning):  # the note only matters where several servers are installed
+    with report_write_error(note, log.warning):  # the note only matters where several servers are installed
         write_whole(note, f"{chosen}\n")
     return chosen
 
