@@ -48,18 +48,22 @@ class RedisBoard:
         return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
     async def live_version(self) -> VersionRecord | None:
-        live = await self._ask("live_version", lambda: self._redis.hget(keys.state(self._run), "live"))
-        row = None if live is None else await self._ask("versions", lambda: self._redis.hget(keys.versions(self._run), live))
+        live = await self._ask("live_version", lambda: self._redis.hget(keys.key(self._run, "state"), "live"))
+        row = (
+            None
+            if live is None
+            else await self._ask("versions", lambda: self._redis.hget(keys.key(self._run, "versions"), live))
+        )
         with reading("versions"):
             return None if row is None else VersionRecord(**json.loads(row))
 
     async def fence(self) -> int | None:
-        fence = await self._ask("fence", lambda: self._redis.hget(keys.learner(self._run), "fence"))
+        fence = await self._ask("fence", lambda: self._redis.hget(keys.key(self._run, "learner"), "fence"))
         with reading("learner"):
             return None if fence is None else int(fence)
 
     async def versions(self) -> list[VersionRecord]:
-        rows = await self._ask("versions", lambda: self._redis.hvals(keys.versions(self._run)))
+        rows = await self._ask("versions", lambda: self._redis.hvals(keys.key(self._run, "versions")))
         with reading("versions"):
             return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
 

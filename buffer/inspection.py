@@ -88,7 +88,7 @@ class Inspection:
 
     async def group(self, ticket: str) -> BufferedGroup | None:
         """Return one group; None if its ticket has ended. Raises BadRecord."""
-        text = await self._ask(lambda redis: redis.hget(keys.records(self._run), ticket))
+        text = await self._ask(lambda redis: redis.hget(keys.key(self._run, "records"), ticket))
         return None if text is None else (await self._with_sizes({ticket: parse_record(text)}))[0]
 
     async def ended(self, ticket: str) -> str | None:
@@ -97,7 +97,7 @@ class Inspection:
         return None if answer is None else answer.decode()
 
     async def tally(self) -> Tally:
-        counted: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.tally(self._run)))
+        counted: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.key(self._run, "tally")))
         tables: dict[str, dict[str, Counter[str]]] = {"environment": {}, "worker": {}}
         for field, count in counted.items():
             kind, _, rest = field.decode().partition("|")
@@ -106,9 +106,9 @@ class Inspection:
         return Tally(environments=tables["environment"], workers=tables["worker"])
 
     async def run_state(self) -> RunState:
-        fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.state(self._run)))
+        fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.key(self._run, "state")))
         state = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-        owner, expires = await self._ask(lambda redis: redis.hmget(keys.learner(self._run), "owner", "expires"))
+        owner, expires = await self._ask(lambda redis: redis.hmget(keys.key(self._run, "learner"), "owner", "expires"))
         now_s, _ = cast("tuple[int, int]", await self._ask(lambda redis: redis.time()))
         return RunState(
             live_version=int(state.get("live", -1)),
@@ -123,7 +123,7 @@ class Inspection:
         cursor = 0
         while True:
             position = cursor
-            cursor, rows = await self._ask(lambda redis: redis.hscan(keys.records(self._run), position, count=AT_ONCE))  # noqa: B023
+            cursor, rows = await self._ask(lambda redis: redis.hscan(keys.key(self._run, "records"), position, count=AT_ONCE))  # noqa: B023
             for ticket, text in cast("dict[bytes, bytes]", rows).items():
                 yield ticket.decode(errors="replace"), _parsed(text)
             if cursor == 0:
@@ -133,7 +133,7 @@ class Inspection:
         async def sizes(redis: Any) -> list[int]:
             pipeline = redis.pipeline(transaction=False)
             for ticket in found:
-                pipeline.hstrlen(keys.payloads(self._run), ticket)
+                pipeline.hstrlen(keys.key(self._run, "payloads"), ticket)
             return await pipeline.execute()
 
         measured: list[int] = await self._ask(sizes) if found else []

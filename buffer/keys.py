@@ -16,6 +16,7 @@ def types(run: str) -> dict[str, str]:
 
 
 def key(run: str, name: str) -> str:
+    """Return one of the keys listed in KINDS or _BOARD."""
     return f"{{{run}}}:{name}"
 
 
@@ -34,54 +35,6 @@ def group_store(run: str, name: str, key: str) -> str:
     The first part of `name` is `ranks` (the learner's ranks) or `wire` (both ends of the weight wire).
     """
     return f"{{{run}}}:store:{name}:{key}"
-
-
-def payloads(run: str) -> str:
-    return key(run, "payloads")
-
-
-def records(run: str) -> str:
-    return key(run, "records")
-
-
-def kept(run: str) -> str:
-    return key(run, "kept")
-
-
-def overrides(run: str) -> str:
-    return key(run, "overrides")
-
-
-def mix(run: str) -> str:
-    return key(run, "mix")
-
-
-def redo(run: str) -> str:
-    return key(run, "redo")
-
-
-def state(run: str) -> str:
-    return key(run, "state")
-
-
-def learner(run: str) -> str:
-    return key(run, "learner")
-
-
-def versions(run: str) -> str:
-    return key(run, "versions")
-
-
-def tally(run: str) -> str:
-    return key(run, "tally")
-
-
-def quarantine(run: str) -> str:
-    return key(run, "quarantine")
-
-
-def quarantine_payloads(run: str) -> str:
-    return key(run, "quarantine_payloads")
 
 
 def slots_channel(run: str) -> str:

@@ -96,7 +96,8 @@ class RedisBuffer:
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
         if not tickets:
             return set()
-        return _texts(await self._run.run_script("renew", worker, *tickets))
+        lost: list[bytes] = await self._run.run_script("renew", worker, *tickets)
+        return {ticket.decode(errors="replace") for ticket in lost}
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
@@ -248,7 +249,11 @@ class RedisBuffer:
                 number = keys.ticket_number(ticket)
                 if number < next_ticket and _is_outstanding(record, step):
                     outstanding[number] = OutstandingTicket(
-                        number, record.task_index, record.attempt, record.failures, _until_step(record, step)
+                        number,
+                        record.task_index,
+                        record.attempt,
+                        record.failures,
+                        tuple(used for used in record.steps if used <= step),
                     )
         untrained, waiting = await self._run.run_script("mark", fence, step, next_ticket, mark)
         with reading("redo"):
@@ -273,7 +278,7 @@ class RedisBuffer:
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
         found: list[tuple[bytes, float]] = await self._run.run_command(
-            "zrange", keys.kept(self._run.name), 0, limit - 1, withscores=True
+            "zrange", self._run.key("kept"), 0, limit - 1, withscores=True
         )
         with reading("kept"):
             kept = {ticket.decode(): int(step) for ticket, step in found}
@@ -295,13 +300,13 @@ class RedisBuffer:
     # -- any role ---------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:
         """Return the limits in force; None before the first learner."""
-        state = await self._state()
+        state = await self._run.run_command("hgetall", self._run.key("state"))
         with reading("state"):
             return read_limits({name.decode(errors="replace"): value.decode() for name, value in state.items()})
 
     async def overrides(self) -> dict[str, str]:
         """Return the limits that were changed during the run, as stored in Redis."""
-        found = await self._run.run_command("hgetall", keys.overrides(self._run.name))
+        found = await self._run.run_command("hgetall", self._run.key("overrides"))
         with reading("overrides"):
             return {name.decode(): value.decode() for name, value in found.items()}
 
@@ -309,7 +314,7 @@ class RedisBuffer:
         await self._run.run_script("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
 
     async def mix(self) -> tuple[MixChange, ...]:
-        return tuple(map(mix_log.parse, await self._run.run_command("lrange", keys.mix(self._run.name), 0, -1)))
+        return tuple(map(mix_log.parse, await self._run.run_command("lrange", self._run.key("mix"), 0, -1)))
 
     async def change_mix(self, known: str, change: str) -> MixChange | None:
         entry = await self._run.run_script("change_mix", known, change)
@@ -317,14 +322,11 @@ class RedisBuffer:
             raise mix_log.full()
         return mix_log.parse(entry) if entry else None
 
-    async def _state(self) -> dict[bytes, bytes]:
-        return await self._run.run_command("hgetall", keys.state(self._run.name))
-
     async def stats(self) -> BufferStats:
         return parse_stats(await self._run.run_script("stats", ""), await self._fence())
 
     async def _fence(self) -> int:
-        fence = await self._run.run_command("hget", keys.learner(self._run.name), "fence")
+        fence = await self._run.run_command("hget", self._run.key("learner"), "fence")
         with reading("learner"):
             return int(fence) if fence is not None else 0
 
@@ -357,18 +359,18 @@ class RedisBuffer:
     # -- quarantine -------------------------------------------------------------------------------------------------
     async def quarantined(self) -> list[Mapping[str, Any]]:
         """Return the reports on quarantined payloads, newest first."""
-        found: dict[bytes, bytes] = await self._run.run_command("hgetall", keys.quarantine(self._run.name))
+        found: dict[bytes, bytes] = await self._run.run_command("hgetall", self._run.key("quarantine"))
         reports = [_quarantine_report(ticket.decode(errors="replace"), text) for ticket, text in found.items()]
         return sorted(reports, key=lambda report: (report["time"], report["ticket"]), reverse=True)
 
     async def quarantined_payload(self, ticket: str) -> bytes | None:
         return self._payloads.to_bytes(
-            await self._run.run_command("hget", keys.quarantine_payloads(self._run.name), ticket), ticket
+            await self._run.run_command("hget", self._run.key("quarantine_payloads"), ticket), ticket
         )
 
     async def readmit(self, ticket: str) -> str:
         """Make a quarantined group ready again. Returns "stored", or the reason why it stays in quarantine."""
-        payload = await self._run.run_command("hget", keys.quarantine_payloads(self._run.name), ticket)
+        payload = await self._run.run_command("hget", self._run.key("quarantine_payloads"), ticket)
         try:
             group = decode_checked(self._payloads.resolve(payload), ticket)
         except BadPayload as error:
@@ -401,10 +403,6 @@ def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:
         }
 
 
-def _until_step(record: TicketRecord, step: int) -> tuple[int, ...]:
-    return tuple(used for used in record.steps if used <= step)
-
-
 def _commit_result(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") -> CommitResult:
     text = reply.decode()
     return instead_of_dropped if text == "dropped" else cast("CommitResult", text)
@@ -414,7 +412,3 @@ def _checked_name(worker: str) -> str:
     if "\t" in worker:
         raise ValueError(f"a worker's name must not contain a tab: {worker!r}")
     return worker
-
-
-def _texts(reply: list[bytes]) -> set[str]:
-    return {text.decode(errors="replace") for text in reply}

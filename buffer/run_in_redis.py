@@ -40,13 +40,16 @@ class RunInRedis:
         self.name = name
         self._scripts = ScriptLibrary(server, name)
 
+    def key(self, name: str) -> str:
+        return keys.key(self.name, name)
+
     async def run_script(self, script: str, *arguments: Argument) -> Any:
         """Run a script of scripts/ and return its reply."""
         return await self._run(script, arguments, lambda: self._scripts.run(script, *arguments))
 
     async def run_script_with_payload(self, script: str, ticket: str, payload: bytes, *arguments: Argument) -> Any:
         """Run a script in one transaction with a payload, which is stored before it if the ticket has none."""
-        place = keys.payloads(self.name)
+        place = self.key("payloads")
         return await self._run(
             script, arguments, lambda: self._scripts.run_with_payload(script, place, ticket, payload, *arguments)
         )
@@ -96,7 +99,7 @@ class RunInRedis:
         """Yield all records in chunks. A ticket that exists throughout comes at least once, perhaps several times."""
         cursor = 0
         while True:
-            cursor, found = await self.run_command("hscan", keys.records(self.name), cursor, count=TICKETS_AT_ONCE)
+            cursor, found = await self.run_command("hscan", self.key("records"), cursor, count=TICKETS_AT_ONCE)
             with reading("records"):
                 records = {ticket.decode(): parse_record(text) for ticket, text in found.items()}
             for chunk in chunks(list(records.items())):  # Redis returns a small hash whole, whatever `count` says

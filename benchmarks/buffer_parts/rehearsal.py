@@ -95,7 +95,7 @@ async def _roll_out(stage: _Stage, step: int) -> None:
     await buffer.commit(early[0], _sampled_too_early(early[1]))
     for worker, one in [spoilt, *sound]:
         await buffer.commit(worker, one)
-    await cast("Any", stage.server.commands).hset(keys.payloads(RUN), spoilt[1].id, b"spoilt")
+    await cast("Any", stage.server.commands).hset(keys.key(RUN, "payloads"), spoilt[1].id, b"spoilt")
 
 
 def _sampled_too_early(group: RolloutGroup) -> RolloutGroup:

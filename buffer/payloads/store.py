@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from async_rl.errors import FleetMismatch
 from async_rl.types import RolloutGroup
-from buffer import keys
 from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.files import WORTH_A_FILE, PayloadFolder, PayloadFolderFull, is_reference
 from buffer.payloads.validation import problem_with
@@ -46,7 +45,7 @@ class PayloadStore:
         """Raise FleetMismatch if the learner reads another payload folder than this worker writes."""
         if (
             self._folder is not None
-            and await self._run.run_command("hget", keys.state(self._run.name), "folder") != self._folder.token
+            and await self._run.run_command("hget", self._run.key("state"), "folder") != self._folder.token
         ):
             raise FleetMismatch(
                 f"redis.payloads: the learner does not see this machine's {self._folder.path}; set it to redis for this worker"
@@ -57,7 +56,7 @@ class PayloadStore:
         await self._run.run_script("claim_folder", fence, self._folder.token if self._folder is not None else "")
 
     async def read(self, tickets: Sequence[str]) -> list[bytes | None]:
-        commands = [("hmget", keys.payloads(self._run.name), chunk) for chunk in chunks(tickets, PAYLOADS_AT_ONCE)]
+        commands = [("hmget", self._run.key("payloads"), chunk) for chunk in chunks(tickets, PAYLOADS_AT_ONCE)]
         return [payload for reply in await self._run.run_commands(commands) for payload in reply]
 
     def resolve(self, payload: bytes | None) -> bytes | memoryview | None:

@@ -151,7 +151,7 @@ async def _read_redis(run: OpenRun) -> RedisState:
 
 
 async def _fence(run: OpenRun) -> int:
-    redis, learner = cast("Any", run.server.commands), keys.learner(run.config.run.name)
+    redis, learner = cast("Any", run.server.commands), keys.key(run.config.run.name, "learner")
     return int(await run.server.ask(lambda: redis.hget(learner, "fence")) or 0)
 
 

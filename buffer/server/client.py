@@ -211,11 +211,16 @@ class ChannelListener:
 @asynccontextmanager
 async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener]:
     """Subscribe to a channel; notifications after entry are seen."""
-    subscription = await server.ask(lambda: _subscribe(server, channel))
+    subscription = await subscribe(server, channel)
     try:
         yield ChannelListener(subscription)
     finally:
         await subscription.aclose()
+
+
+async def subscribe(server: Server, channel: str) -> Any:
+    """Return a subscription that the server has confirmed; the caller closes it."""
+    return await server.ask(lambda: _subscribe(server, channel))
 
 
 async def _subscribe(server: Server, channel: str) -> Any:

@@ -15,7 +15,7 @@ from buffer.tools.output import console, format_size, print_json, print_table, v
 
 
 def ls(config: Config, line: CommandLine) -> int:
-    found = archive_stats(_folder(config))
+    found = archive_stats(config.archive_folder)
     if line.has("json"):
         print_json(asdict(found))
         return 0
@@ -34,7 +34,7 @@ def ls(config: Config, line: CommandLine) -> int:
 
 def export(config: Config, line: CommandLine) -> int:
     """Export JSON lines; what cannot be read is skipped and reported on standard error."""
-    folder, out, tokens = _folder(config), line.text("out"), line.has("tokens")
+    folder, out, tokens = config.archive_folder, line.text("out"), line.has("tokens")
     done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)
     for damage in done.damage:
         print(f"{damage.file}: {damage.length} bytes at {damage.offset} are skipped: {damage.reason}", file=sys.stderr)
@@ -51,10 +51,6 @@ def _export_to(path: Path, folder: Path, *, tokens: bool) -> Exported:
         raise ConfigError(f"--out {path}: {error.strerror}") from error
     console().print(f"{done.rollouts} rollouts of {done.groups} groups are in {visible(str(path))}")
     return done
-
-
-def _folder(config: Config) -> Path:
-    return config.run_folder / "archive"
 
 
 def _range(found: ArchiveStats) -> str:

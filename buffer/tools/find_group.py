@@ -92,9 +92,9 @@ async def _in_quarantine(run: OpenRun, ticket: str) -> FoundGroup | None:
 
 
 def _in_archive(run: OpenRun, ticket: str) -> FoundGroup | None:
-    if not run.archive_folder.exists():
+    if not run.config.archive_folder.exists():
         return None
-    archived = find_archived(run.archive_folder, ticket)
+    archived = find_archived(run.config.archive_folder, ticket)
     if archived is None:
         return None
     step, group = archived

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
@@ -24,10 +23,6 @@ class OpenRun:
     inspection: Inspection
     was_asleep: bool
     """Whether this process has started the run's server, so that no other process uses it."""
-
-    @property
-    def archive_folder(self) -> Path:
-        return self.config.archive_folder
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -20,7 +20,7 @@ from async_rl.types import RolloutGroup
 from buffer import keys
 from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.validation import problem_with
-from buffer.server.client import Server
+from buffer.server.client import Server, subscribe
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import print_json, visible
 from buffer.tools.show import reward
@@ -44,18 +44,11 @@ async def tail(run: OpenRun, line: CommandLine) -> int:
 @asynccontextmanager
 async def events(server: Server, run: str) -> AsyncGenerator[AsyncIterator[tuple[str, str]]]:
     """Subscribe to the events from here on: pairs of event and ticket, without end."""
-    subscription: Any = cast("Any", server.waits).pubsub()
+    subscription = await subscribe(server, keys.events_channel(run))
     try:
-        await server.ask(lambda: _subscribed(subscription, keys.events_channel(run)))
         yield _receive(server, subscription)
     finally:
         await subscription.aclose()
-
-
-async def _subscribed(subscription: Any, channel: str) -> None:
-    await subscription.subscribe(channel)
-    while await subscription.get_message(timeout=None) is None:
-        pass
 
 
 async def _receive(server: Server, subscription: Any) -> AsyncIterator[tuple[str, str]]:

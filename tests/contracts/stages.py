@@ -92,8 +92,8 @@ class ServerStage:
         self._runner = asyncio.Runner()
         self._server, self._raw = self.do(self._connected(url))
         self.buffer = RedisBuffer(self._server, run, learner_lease_s=LEARNER_LEASE_S)
-        self._state = keys.state(run)
-        self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), keys.learner(run)]
+        self._state = keys.key(run, "state")
+        self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), keys.key(run, "learner")]
         self._names = [name.encode() for name in keys.types(run)]
         self._noted_ms = self._now_ms()
 

@@ -367,14 +367,14 @@ def test_a_refused_group_is_shown_whatever_it_holds(tools: Tools) -> None:
     )
     rollouts = tuple(replace(whole.rollouts[0], samples=(odd,), reward=math.nan) for odd in rows)
     with Redis.from_url(tools.url) as redis:
-        redis.hset(keys.quarantine_payloads(tools.name), whole.id, encode(replace(whole, rollouts=rollouts)))
+        redis.hset(keys.key(tools.name, "quarantine_payloads"), whole.id, encode(replace(whole, rollouts=rollouts)))
         shown = tools("quarantine", "show", 4, "--tokens")
         coloured = tools.process("quarantine", "show", 4, "--tokens", FORCE_COLOR="1", TERM="xterm-256color")
         assert shown.count("position") == len(rows)
         assert "<2147483647>" in shown
         assert "⟨v3⟩" in coloured
         assert tools.document("show", 4, "--tokens")["rollouts"][0]["reward"] is None
-        redis.hset(keys.quarantine_payloads(tools.name), whole.id, b"garbage" * 10)
+        redis.hset(keys.key(tools.name, "quarantine_payloads"), whole.id, b"garbage" * 10)
         assert "its payload of 70 bytes cannot be read: it does not begin with a group's magic bytes" in tools("show", 4)
 
 
@@ -399,9 +399,9 @@ def test_books_that_do_not_balance(tools: Tools, fault: str) -> None:
     assert tools("audit").splitlines()[-1] == "clean: every ticket is in exactly one place"
     with Redis.from_url(tools.url) as redis:
         if fault == "payload":
-            redis.hdel(keys.payloads(tools.name), "t000000006")
+            redis.hdel(keys.key(tools.name, "payloads"), "t000000006")
         else:
-            redis.hset(keys.records(tools.name), "t000000077", "garbage")
+            redis.hset(keys.key(tools.name, "records"), "t000000077", "garbage")
     page = tools("audit", code=1)
     assert "PROBLEM: 1 tickets are" in page
     assert tools.document("audit", code=1)["clean"] is False

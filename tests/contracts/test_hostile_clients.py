@@ -311,7 +311,7 @@ async def test_foreign_members_are_not_listed(redis_buffer: Both, run_name: str)
 async def test_foreign_versions_are_one_sentence(redis_buffer: Both, run_name: str, garbage: bytes):
     await started(redis_buffer[0])
     board, redis = RedisBoard(redis_buffer[1], run_name), cast("Any", redis_buffer[1].commands)
-    await redis.hset(keys.versions(run_name), "0", garbage)
+    await redis.hset(keys.key(run_name, "versions"), "0", garbage)
     for call in (board.live_version(), board.versions()):
         with pytest.raises(AsyncRLError, match="'versions' cannot be parsed"):
             await call

@@ -89,7 +89,8 @@ async def test_a_group_travels_through_a_file_that_goes_with_it(url: str, run_na
         ids = await committed(worker, 2)
         assert [name.partition("-")[0] for name in files(tmp_path / "f")] == ids
         assert all(
-            is_reference(payload) and len(payload) < 100 for payload in (await stored(url, keys.payloads(run_name))).values()
+            is_reference(payload) and len(payload) < 100
+            for payload in (await stored(url, keys.key(run_name, "payloads"))).values()
         )
         batch = await learner.take(fence, step=1, version=0, num_groups=2, wait_s=0)
         await learner.sweep()
@@ -273,12 +274,12 @@ async def _nothing_is_missing_and_nothing_too_much(url: str, run: str, folder: P
     async with opened(url, run, folder) as buffer:
         audit = await buffer.audit()
         assert audit.is_clean, audit.problems
-        leased = await stored(url, keys.records(run))
+        leased = await stored(url, keys.key(run, "records"))
         for ticket, record in leased.items():
             if record.startswith(b"reserved "):
                 await buffer.abandon(record.split(b"\t")[0].split()[-1].decode(), ticket, "abandoned")
         await buffer.sweep()
-        references = await stored(url, keys.payloads(run))
+        references = await stored(url, keys.key(run, "payloads"))
         with PayloadFolder(folder, max_bytes=MIB) as payload_folder:
             for ticket, found in references.items():
                 assert decode(payload_folder.get(found)).id == ticket

@@ -42,7 +42,7 @@ async def test_a_poisoned_payload_is_replaced_by_another_group(redis_buffer: Bot
     buffer, server = redis_buffer
     fence = await started(buffer)
     ids = await committed(buffer, 3)
-    redis, payloads = cast("Any", server.commands), keys.payloads(run_name)
+    redis, payloads = cast("Any", server.commands), keys.key(run_name, "payloads")
     if poison is None:
         await redis.hdel(payloads, ids[0])
     else:
@@ -96,9 +96,9 @@ async def test_the_audit_finds_what_does_not_belong(redis_buffer: Both, run_name
     lost, kept = await committed(buffer, 2)
     assert (await buffer.audit()).is_clean
     redis = cast("Any", server.commands)
-    await redis.hdel(keys.payloads(run_name), lost)
-    await redis.hset(keys.payloads(run_name), "stray", b"xyz")
-    await redis.hincrby(keys.state(run_name), "issued", 1)
+    await redis.hdel(keys.key(run_name, "payloads"), lost)
+    await redis.hset(keys.key(run_name, "payloads"), "stray", b"xyz")
+    await redis.hincrby(keys.key(run_name, "state"), "issued", 1)
     problems = "\n".join((await buffer.audit()).problems)
     assert f"without their payload, for example {lost}" in problems
     assert "that no group owns, for example stray" in problems

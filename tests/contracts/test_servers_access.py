@@ -207,7 +207,7 @@ async def test_a_script_gives_no_user_more_rights(people: People):
     server = people.server("monitor")
     redis: Any = server.commands
     with pytest.raises(ConfigError, match=FORBIDDEN):
-        await server.ask(lambda: redis.eval("return redis.call('DEL', KEYS[1])", 1, keys.state(people.run)))
+        await server.ask(lambda: redis.eval("return redis.call('DEL', KEYS[1])", 1, keys.key(people.run, "state")))
     with pytest.raises(ConfigError, match=FORBIDDEN):
         await people.buffer("monitor").reserve("w", version=0, count=1, wait_s=0)
 

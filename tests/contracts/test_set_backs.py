@@ -185,7 +185,7 @@ HOUR_MS = 3_600_000
 async def test_a_successor_waits_for_a_lease_and_not_for_the_clock(redis_buffer: Both, run_name: str):
     buffer, server = redis_buffer
     fence = await begun(buffer)  # and dies
-    await cast("Any", server.commands).hincrby(keys.state(run_name), "learner_expires", HOUR_MS)
+    await cast("Any", server.commands).hincrby(keys.key(run_name, "state"), "learner_expires", HOUR_MS)
     async with asyncio.timeout(30):
         assert await buffer.acquire("successor", limits()) > fence
 

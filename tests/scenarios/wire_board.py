@@ -32,7 +32,7 @@ class StageBoard(RedisBoard):
 
     def __init__(self, server: Server, run: str, stores: GroupStores) -> None:
         super().__init__(server, run)
-        self._learner = keys.learner(run)
+        self._learner = keys.key(run, "learner")
         self.stores = stores
 
     @property
