@@ -117,7 +117,7 @@ def _with_files(config: Config, redis: RedisState | None, redis_unread: str, *, 
     archived, damage = archived_steps(config.archive_folder) if config.archive_folder.is_dir() else (None, 0)
     return Evidence(
         journal=read_trained(config.run_folder),
-        checkpoints=[_look(path, every_byte=every_byte) for path in candidates(config.run_folder / "checkpoints")],
+        checkpoints=[_read_checkpoint(path, every_byte=every_byte) for path in candidates(config.run_folder / "checkpoints")],
         redis=redis,
         redis_unread=redis_unread,
         archived=archived,
@@ -155,7 +155,7 @@ async def _fence(run: OpenRun) -> int:
     return int(await run.server.ask(lambda: redis.hget(learner, "fence")) or 0)
 
 
-def _look(path: Path, *, every_byte: bool) -> CheckpointEvidence:
+def _read_checkpoint(path: Path, *, every_byte: bool) -> CheckpointEvidence:
     life, step = place_of(path)
     try:
         manifest = read_manifest(path)
@@ -163,12 +163,12 @@ def _look(path: Path, *, every_byte: bool) -> CheckpointEvidence:
             check_files(path, manifest, manifest.files)
         else:
             check_sizes(path, manifest)
-        return _said(path.name, life, step, manifest.extra)
+        return _from_extra(path.name, life, step, manifest.extra)
     except (DamagedCheckpoint, CheckpointError, ValidationError, LookupError, TypeError) as error:
         return CheckpointEvidence(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
 
 
-def _said(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointEvidence:
+def _from_extra(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointEvidence:
     if "position" not in extra:
         return CheckpointEvidence(name=name, life=life, step=step)
     found: Any = extra["position"]
