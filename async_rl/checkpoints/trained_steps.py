@@ -59,7 +59,7 @@ _ROW: TypeAdapter[_Resumed | _RolledBack | _Step] = TypeAdapter(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedStep:
+class JournaledStep:
     number: int
     trained: int
     """Version of the weights that the groups trained."""
@@ -78,7 +78,7 @@ class LearnerLife:
     """Version of the weights it started with."""
     timeline: str
     fence: int | None
-    steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
+    steps: list[JournaledStep] = field(default_factory=list[JournaledStep])
     newest: int
     """Highest version that it issued."""
 
@@ -91,9 +91,9 @@ class TrainedSteps:
     damage: Sequence[str]
     """One sentence per unreadable row."""
 
-    def behind(self, timeline: str, step: int) -> list[TrainedStep] | None:
+    def behind(self, timeline: str, step: int) -> list[JournaledStep] | None:
         """The steps contained in the weights of a timeline at `step`, in order; None if the timeline is not in this journal."""
-        found: list[TrainedStep] = []
+        found: list[JournaledStep] = []
         for life in self.lives:
             found = [each for each in found if each.number <= life.resumed_after]
             if life.timeline == timeline:
@@ -113,7 +113,7 @@ class TrainedSteps:
             if group.task_index is not None and group.id not in kept
         ]
 
-    def in_force(self) -> list[TrainedStep]:
+    def in_force(self) -> list[JournaledStep]:
         """The steps contained in the latest learner's last weights."""
         if not self.lives:
             return []
@@ -154,5 +154,5 @@ def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife]) -
         return
     life = lives[row.timeline]
     if isinstance(row, _Step):
-        life.steps.append(TrainedStep(number=row.step, trained=life.newest, version=row.version, groups=row.groups))
+        life.steps.append(JournaledStep(number=row.step, trained=life.newest, version=row.version, groups=row.groups))
     life.newest = row.version

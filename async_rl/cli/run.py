@@ -5,35 +5,45 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from async_rl.cli.first_lines import first_lines
 from async_rl.cli.grammar import CommandLine, Verb
 from async_rl.cli.role_process import become, in_role
 from async_rl.config import Config
 from async_rl.config.loading import load, load_named, parse
+from async_rl.config.training import AnyRun
+from async_rl.launch import local
 from async_rl.launch.commands import command, ranks_command
 from async_rl.launch.run_folder import make_run_folder
 
 
 def run(line: CommandLine) -> int:
     from async_rl.cli.run_summary import write_summary
-    from async_rl.launch import local
+
+    config = load_with_name(line.config)
+    return run_and_summarise(config, "run", partial(local.run, config, os.environ), partial(write_summary, config))
+
+
+def run_and_summarise(
+    config: AnyRun, role: str, supervise: Callable[[], Coroutine[Any, Any, int]], write_summary: Callable[..., object]
+) -> int:
+    """Run all processes of a run in its folder; after a success write the summary. Returns the exit code."""
     from async_rl.telemetry import configure_logs
 
     started = time.monotonic()
-    config = load_with_name(line.config)
-    configure_logs("run")
+    configure_logs(role)
     with local.sole_run(config):
         print(first_lines(config), flush=True)
         local.prepare_folder(config)
-        code = asyncio.run(local.run(config, os.environ))
+        code = asyncio.run(supervise())
     if code == 0:
         from rich.console import Console
 
-        write_summary(config, Console(), wall_s=time.monotonic() - started)
+        write_summary(Console(), wall_s=time.monotonic() - started)
     return code
 
 

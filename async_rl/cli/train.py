@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from async_rl.cli.first_lines import first_lines
 from async_rl.cli.grammar import CommandLine, Verb
-from async_rl.cli.run import made_up_name
+from async_rl.cli.run import made_up_name, run_and_summarise
 from async_rl.config.loading import check_named, load_named, read_key, resolve
 from async_rl.config.training import METHODS, AnyRun, Method, TrainingConfig
 from async_rl.errors import ConfigError
-from async_rl.launch import local as local_run
+from async_rl.launch import local
 
 HELP: Mapping[Method, str] = {
     "sft": "Fine-tune on prompts and answers, conversations, or plain text.",
@@ -53,20 +50,9 @@ def load_any(args: Sequence[str]) -> AnyRun:
 
 def run(method: Method, line: CommandLine) -> int:
     from async_rl.cli.train_summary import write_summary
-    from async_rl.telemetry import configure_logs
 
-    started = time.monotonic()
     config = load_training(method, line.config)
-    configure_logs("train")
-    with local_run.sole_run(config):
-        print(first_lines(config), flush=True)
-        local_run.prepare_folder(config)
-        code = asyncio.run(local_run.train(config, os.environ))
-    if code == 0:
-        from rich.console import Console
-
-        write_summary(config, Console(), wall_s=time.monotonic() - started)
-    return code
+    return run_and_summarise(config, "train", partial(local.train, config, os.environ), partial(write_summary, config))
 
 
 VERBS = tuple(

@@ -28,7 +28,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSizes:
+class ModelParallelSizes:
     """Sizes of the parallel dimensions; remaining ranks are data-parallel."""
 
     tensor: int
@@ -94,7 +94,7 @@ def initialize(
     if not dist.is_initialized():
         with closed_listeners():
             _join(device, rendezvous)
-    wanted = ParallelSizes(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
+    wanted = ModelParallelSizes(tensor=tensor, pipeline=pipeline, virtual_stages=virtual_stages, context=context, expert=expert)
     wanted.check(dist.get_world_size())
     if parallel_state.model_parallel_is_initialized():
         if (found := current_parallel_sizes()) != wanted:
@@ -119,9 +119,9 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def current_parallel_sizes() -> ParallelSizes:
+def current_parallel_sizes() -> ModelParallelSizes:
     virtual_stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return ParallelSizes(
+    return ModelParallelSizes(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
         virtual_stages=virtual_stages if virtual_stages is not None else 1,

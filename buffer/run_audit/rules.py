@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from async_rl.checkpoints.trained_steps import TrainedStep, TrainedSteps
+from async_rl.checkpoints.trained_steps import JournaledStep, TrainedSteps
 from buffer.keys import ticket_number
 from buffer.run_audit.evidence import CheckpointEvidence, Evidence, RedisState
 
@@ -38,7 +38,7 @@ class TaskCounts:
 class AuditVerdict:
     findings: Sequence[str]
     unchecked: Sequence[str]
-    surviving: Sequence[TrainedStep]
+    surviving: Sequence[JournaledStep]
     rolled_back: int
     """Steps whose training is no longer part of the weights."""
     tasks: TaskCounts | None
@@ -92,7 +92,7 @@ def judge(evidence: Evidence) -> AuditVerdict:
 
 
 # -- journal and checkpoints -----------------------------------------------------------------------------------------------
-def _surviving(journal: TrainedSteps, newest: CheckpointEvidence | None) -> list[TrainedStep] | None:
+def _surviving(journal: TrainedSteps, newest: CheckpointEvidence | None) -> list[JournaledStep] | None:
     """Return the steps behind the newest undamaged checkpoint; None if the journal does not have them."""
     if newest is None or newest.position is None:
         return []
@@ -108,20 +108,20 @@ def _damaged(evidence: Evidence) -> list[str]:
     return problems
 
 
-def _not_in_the_journal(newest: CheckpointEvidence | None, surviving: list[TrainedStep] | None) -> list[str]:
+def _not_in_the_journal(newest: CheckpointEvidence | None, surviving: list[JournaledStep] | None) -> list[str]:
     if newest is None or surviving is not None:
         return []
     return [f"checkpoint {newest.name} is of a learner (timeline {newest.timeline}) that the journal does not know"]
 
 
-def _missing_steps(surviving: Sequence[TrainedStep]) -> list[str]:
+def _missing_steps(surviving: Sequence[JournaledStep]) -> list[str]:
     times = Counter(step.number for step in surviving)
     last = max(times, default=0)
     wrong = [number for number in range(1, last + 1) if times[number] != 1]
     return [f"{len(wrong)} surviving steps are missing in the journal, or listed twice: {_some(wrong)}"] if wrong else []
 
 
-def _trained_twice(surviving: Sequence[TrainedStep], max_uses: int) -> list[str]:
+def _trained_twice(surviving: Sequence[JournaledStep], max_uses: int) -> list[str]:
     problems: list[str] = []
     steps: dict[str, list[int]] = defaultdict(list)
     for step in surviving:
@@ -220,7 +220,7 @@ def _steps_gone(saved: int, newest: CheckpointEvidence | None) -> list[str]:
     return [f"Redis counts step {saved} as kept by a checkpoint, but {kept}: {saved - max(step, 0)} steps are lost"]
 
 
-def _still_alive(redis: RedisState, settled: Sequence[TrainedStep], max_uses: int) -> list[str]:
+def _still_alive(redis: RedisState, settled: Sequence[JournaledStep], max_uses: int) -> list[str]:
     uses = Counter(group.id for step in settled for group in step.groups)
     problems: list[str] = []
     for state in ("reserved", "ready", "again"):
@@ -246,7 +246,7 @@ def _numbers_back(redis: RedisState, journal: TrainedSteps, checkpoints: Sequenc
     return problems
 
 
-def _tasks(redis: RedisState, settled: Sequence[TrainedStep]) -> TaskCounts:
+def _tasks(redis: RedisState, settled: Sequence[JournaledStep]) -> TaskCounts:
     alive = {ticket for ticket, record in redis.records.items() if record.state != "kept"}
     trained = _ids(settled) - alive
     begun, untrained = redis.number("next_task"), _untrained(redis)
@@ -271,7 +271,7 @@ def _untrained(redis: RedisState) -> int:
     return redis.dropped.get("no_signal", 0) + redis.dropped.get("failed", 0) + redis.number("quarantined")
 
 
-def _lost(redis: RedisState, tasks: TaskCounts, settled: Sequence[TrainedStep], journal: TrainedSteps) -> list[str]:
+def _lost(redis: RedisState, tasks: TaskCounts, settled: Sequence[JournaledStep], journal: TrainedSteps) -> list[str]:
     if not tasks.lost:
         return []
     here = _ids(settled) | redis.records.keys()
@@ -292,7 +292,7 @@ def _lost(redis: RedisState, tasks: TaskCounts, settled: Sequence[TrainedStep], 
     ]
 
 
-def _under_two_tickets(redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
+def _under_two_tickets(redis: RedisState, settled: Sequence[JournaledStep]) -> list[str]:
     """Check that a task is trained under one ticket; a group released from quarantine may be its task's second."""
     tickets: dict[int, set[str]] = defaultdict(set)
     for step in settled:
@@ -326,7 +326,7 @@ def _archive(evidence: Evidence, journal: TrainedSteps) -> list[str]:
     return problems
 
 
-def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[TrainedStep]) -> list[str]:
+def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[JournaledStep]) -> list[str]:
     """Check that spent groups since the oldest archived step are in the archive, wait in Redis, or were deleted and counted."""
     if not evidence.archived or redis.number("set_backs"):
         return []
@@ -341,15 +341,15 @@ def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[Train
 
 
 # -- of steps ---------------------------------------------------------------------------------------------------------
-def _ids(steps: Iterable[TrainedStep]) -> set[str]:
+def _ids(steps: Iterable[JournaledStep]) -> set[str]:
     return {group.id for step in steps for group in step.groups}
 
 
-def _first_uses(steps: Iterable[TrainedStep], before: Iterable[TrainedStep]) -> set[str]:
+def _first_uses(steps: Iterable[JournaledStep], before: Iterable[JournaledStep]) -> set[str]:
     return _ids(steps) - _ids(before)
 
 
-def _indexes(steps: Iterable[TrainedStep]) -> set[int] | None:
+def _indexes(steps: Iterable[JournaledStep]) -> set[int] | None:
     """Return the tasks of these steps; None if an older release wrote the journal."""
     found = [group.task_index for step in steps for group in step.groups]
     known = {index for index in found if index is not None}

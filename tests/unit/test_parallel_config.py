@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from async_rl.config.learner import LearnerConfig, ParallelConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.parallel import ParallelSizes
+from async_rl.megatron.parallel import ModelParallelSizes
 from learner.model import compute_options
 
 CPU = torch.device("cpu")
 
 
-def division(**sizes: int) -> ParallelSizes:
-    return ParallelSizes(**{"tensor": 1, "pipeline": 1, "virtual_stages": 1, "context": 1, "expert": 1, **sizes})
+def division(**sizes: int) -> ModelParallelSizes:
+    return ModelParallelSizes(**{"tensor": 1, "pipeline": 1, "virtual_stages": 1, "context": 1, "expert": 1, **sizes})
 
 
 @pytest.mark.parametrize(
