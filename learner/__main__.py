@@ -7,8 +7,9 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +23,7 @@ from async_rl.durable.failpoints import arm_from
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
+from async_rl.megatron.parallel import Rendezvous
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
@@ -102,10 +104,10 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
             owner, fences = f"{socket.gethostname()}:{os.getpid()}", Fences(config.run_folder)
             fence = await buffer.acquire(owner, config.limits, after=fences.highest())
             fences.claim(fence, owner)
-            await run_with(
-                lambda: learn(config, objective, shape, place, stores, buffer, board, fence, stop),
-                hold=lambda: hold(buffer, fence),
+            run = LearnerRun(
+                config=config, objective=objective, shape=shape, buffer=buffer, board=board, fence=fence, stop=stop
             )
+            await run_with(lambda: learn(run, place, stores), hold=lambda: hold(buffer, fence))
             await buffer.resign(fence)
 
 
@@ -116,109 +118,115 @@ async def hold(buffer: ReplayBuffer, fence: int) -> None:
         await buffer.hold(fence)
 
 
-async def learn(
-    config: Config,
-    objective: Objective,
-    shape: ModelShape,
-    place: RankPlace,
-    stores: GroupStores,
-    buffer: RedisBuffer,
-    board: Board,
-    fence: int,
-    stop: asyncio.Event,
-) -> None:
-    buffer.vocab_size = shape.vocab_size
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerRun:
+    """What rank 0 works with from its lease on."""
+
+    config: Config
+    objective: Objective
+    shape: ModelShape
+    buffer: RedisBuffer
+    board: Board
+    fence: int
+    stop: asyncio.Event
+    """Set by a signal: end after the current step."""
+
+
+async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
+    """Open the parts of the learner, resume, and train until the last step or `stop`."""
+    config, buffer, board, fence = run.config, run.buffer, run.board, run.fence
+    buffer.vocab_size = run.shape.vocab_size
     priority = load_priority(config.replay.priority)
-    describe_memory(config, shape.max_positions)
-    async with RankGroupThread.open(
-        config, objective, shape, stores, life=fence, meet=lambda: open_rendezvous(place, stores, life=fence)
-    ) as ranks:
+    describe_memory(config, run.shape.max_positions)
+    async with AsyncExitStack() as parts:
+        ranks = await parts.enter_async_context(open_ranks(run, place, stores))
         progress, recovery = await resume(ranks, buffer, fence, config.run_folder)
         keep_pauses_short()
-        sender_of_rank_0 = await ranks.open_sender()
-        async with WeightSender(board, config.wire, sender_of_rank_0, ranks.device, fence=fence) as sender:
-            publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))
-            requests = WeightRequests(board, publisher, config.run_folder)
-            await requests.resume()
-            fleet = FleetMetrics(board)
-            reports = WorkerReports(board)
-            evaluations = Evaluations(board, config.evaluation)
-            prefetcher = Prefetcher(
-                buffer=buffer,
-                fence=fence,
-                batch=config.batch,
-                staleness=config.staleness,
-                objective=objective,
-                shards=ranks.num_shards,
-                num_workers=lambda: fleet.num_workers,
-                longest=shape.max_positions,
-                blocked_workers=lambda: reports.blocked,
-                multiple=config.learner.parallel.slot_multiple,
-                bins_multiple=config.learner.parallel.bins_multiple,
-                cost=cost_of(shape),
-            )
-            training_guard = TrainingGuard(
-                config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=ranks
-            )
-            await training_guard.begin()
-            with (
-                closing(open_sinks(config, resumed_after=progress.step)) as sink,
-                closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
-                Journal(
-                    config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=ranks.idle
-                ) as journal,
-                Archive(config, buffer, fence) as archive,
-            ):
-                await journal.begin(progress, lost=recovery.lost)
-                rows = read_rows(config.run_folder / "metrics.jsonl")
-                before = rows[-1].values if rows else {}
-                reporter = Reporter(sink=sink, samples=samples, publisher=publisher, before=before)
+        rank_sender = await ranks.open_sender()
+        sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
+        publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))
+        requests = WeightRequests(board, publisher, config.run_folder)
+        await requests.resume()
+        fleet, reports, evaluations = FleetMetrics(board), WorkerReports(board), Evaluations(board, config.evaluation)
+        training_guard = TrainingGuard(
+            config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=ranks
+        )
+        await training_guard.begin()
+        reporter = parts.enter_context(open_reporter(config, publisher, progress))
+        journal = parts.enter_context(open_journal(run, ranks))
+        archive = parts.enter_context(Archive(config, buffer, fence))
+        await journal.begin(progress, lost=recovery.lost)
 
-                async def report(finished: FinishedStep) -> None:
-                    if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
-                        await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
-                    archive.wake.set()
-                    reporter.write(finished, await buffer.stats(), {**fleet.row(), **training_guard.row(), **evaluations.row()})
-                    await training_guard.after(finished.result)
+        async def report(finished: FinishedStep) -> None:
+            if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
+                await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
+            archive.wake.set()
+            reporter.write(finished, await buffer.stats(), {**fleet.row(), **training_guard.row(), **evaluations.row()})
+            await training_guard.after(finished.result)
 
-                loop = Loop(
-                    buffer=buffer,
-                    fence=fence,
-                    ranks=ranks,
-                    prefetcher=prefetcher,
-                    publisher=publisher,
-                    schedule=LoopSettings(
-                        steps=config.learner.steps,
-                        checkpoint_every=config.learner.checkpoint_every,
-                        max_bad_steps=config.learner.max_bad_steps,
-                        disk_wait_s=config.learner.disk_wait_s,
-                    ),
-                    record=journal.add,
-                    record_rollback=journal.add_rollback,
-                    report=report,
-                    stop=stop,
-                )
+        loop = Loop(
+            buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),
+            publisher=publisher, schedule=LoopSettings.of(config.learner), record=journal.add,
+            record_rollback=journal.add_rollback, report=report, stop=run.stop,
+        )  # fmt: skip
 
-                async def train() -> None:
-                    last = await loop.run(progress)
-                    await evaluations.wait_for_last(
-                        progress.step, last.step, stop
-                    )  # workers continue meanwhile, and get weights
-                    while row := evaluations.row():
-                        sink.log(last.step, row)
-                    log.info(reporter.closing_sentence(last.step, config.learner.steps), folder=str(config.run_folder))
+        async def train() -> None:
+            last = await loop.run(progress)
+            await evaluations.wait_for_last(progress.step, last.step, run.stop)  # workers still get weights meanwhile
+            while row := evaluations.row():
+                reporter.add(last.step, row)
+            log.info(reporter.closing_sentence(last.step, config.learner.steps), folder=str(config.run_folder))
 
-                await run_with(
-                    train,
-                    publisher=publisher.run,
-                    weight_requests=requests.run,
-                    fleet_metrics=fleet.run,
-                    worker_notes=reports.run_notes,
-                    blocked_workers=reports.run_blocked,
-                    evaluations=evaluations.run,
-                    **archive.services,
-                )
-                await archive.drain()
+        await run_with(
+            train,
+            publisher=publisher.run,
+            weight_requests=requests.run,
+            fleet_metrics=fleet.run,
+            worker_notes=reports.run_notes,
+            blocked_workers=reports.run_blocked,
+            evaluations=evaluations.run,
+            **archive.services,
+        )
+        await archive.drain()
+
+
+def open_ranks(run: LearnerRun, place: RankPlace, stores: GroupStores) -> AbstractAsyncContextManager[RankGroupThread]:
+    def meet() -> Rendezvous | None:
+        return open_rendezvous(place, stores, life=run.fence)
+
+    return RankGroupThread.open(run.config, run.objective, run.shape, stores, life=run.fence, meet=meet)
+
+
+def open_prefetcher(run: LearnerRun, ranks: RankGroupThread, fleet: FleetMetrics, reports: WorkerReports) -> Prefetcher:
+    return Prefetcher(
+        buffer=run.buffer,
+        fence=run.fence,
+        batch=run.config.batch,
+        staleness=run.config.staleness,
+        objective=run.objective,
+        shards=ranks.num_shards,
+        num_workers=lambda: fleet.num_workers,
+        longest=run.shape.max_positions,
+        blocked_workers=lambda: reports.blocked,
+        multiple=run.config.learner.parallel.slot_multiple,
+        bins_multiple=run.config.learner.parallel.bins_multiple,
+        cost=cost_of(run.shape),
+    )
+
+
+def open_journal(run: LearnerRun, ranks: RankGroupThread) -> Journal:
+    return Journal(run.config.run_folder, fence=run.fence, disk_wait_s=run.config.learner.disk_wait_s, meanwhile=ranks.idle)
+
+
+@contextmanager
+def open_reporter(config: Config, publisher: Publisher, progress: Progress) -> Iterator[Reporter]:
+    """Open metrics and samples; totals continue from the last row of a resumed run."""
+    with (
+        closing(open_sinks(config, resumed_after=progress.step)) as sink,
+        closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
+    ):
+        rows = read_rows(config.run_folder / "metrics.jsonl")
+        yield Reporter(sink=sink, samples=samples, publisher=publisher, before=rows[-1].values if rows else {})
 
 
 class Archive:

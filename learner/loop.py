@@ -20,6 +20,7 @@ from typing import Protocol
 
 import structlog
 
+from async_rl.config.learner import LearnerConfig
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import Diverged
 from async_rl.replay_protocol import ReplayBuffer
@@ -70,6 +71,15 @@ class LoopSettings:
     checkpoint_every: int
     max_bad_steps: int
     disk_wait_s: float
+
+    @staticmethod
+    def of(config: LearnerConfig) -> LoopSettings:
+        return LoopSettings(
+            steps=config.steps,
+            checkpoint_every=config.checkpoint_every,
+            max_bad_steps=config.max_bad_steps,
+            disk_wait_s=config.disk_wait_s,
+        )
 
 
 class Loop:

@@ -67,6 +67,10 @@ class Reporter:
         self._reward = row["reward/mean"]
         self._keep_samples(finished)
 
+    def add(self, step: int, row: Mapping[str, float]) -> None:
+        """Write further metrics of a step."""
+        self._sink.log(step, row)
+
     def closing_sentence(self, step: int, steps: int) -> str:
         """Return a closing sentence for the log."""
         took = duration(time.monotonic() - self._started)
