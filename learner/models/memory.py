@@ -16,7 +16,7 @@ SHARED_BYTES = 4 + 4 + 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSizes:
+class MemoryLayout:
     gpus: int
     tensor: int = 1
     pipeline: int = 1
@@ -27,21 +27,21 @@ class ParallelSizes:
         return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "data-parallel alone"
 
 
-def layouts(shape: ModelShape) -> Iterator[tuple[ParallelSizes, int]]:
+def layouts(shape: ModelShape) -> Iterator[tuple[MemoryLayout, int]]:
     """Yield possible layouts, and the bytes that the fullest rank needs."""
     for gpus in (1, 2, 4, 8):
-        yield ParallelSizes(gpus=gpus), bytes_of(shape, ParallelSizes(gpus=gpus))
+        yield MemoryLayout(gpus=gpus), bytes_of(shape, MemoryLayout(gpus=gpus))
         if gpus == 1:
             continue
         if shape.kv_heads % gpus == shape.ffn % gpus == 0:
-            yield (each := ParallelSizes(gpus=gpus, tensor=gpus)), bytes_of(shape, each)
+            yield (each := MemoryLayout(gpus=gpus, tensor=gpus)), bytes_of(shape, each)
         if shape.layers % gpus == 0:
-            yield (each := ParallelSizes(gpus=gpus, pipeline=gpus)), bytes_of(shape, each)
+            yield (each := MemoryLayout(gpus=gpus, pipeline=gpus)), bytes_of(shape, each)
         if shape.experts is not None and shape.experts.number % gpus == 0:
-            yield (each := ParallelSizes(gpus=gpus, expert=gpus)), bytes_of(shape, each)
+            yield (each := MemoryLayout(gpus=gpus, expert=gpus)), bytes_of(shape, each)
 
 
-def bytes_of(shape: ModelShape, division: ParallelSizes) -> int:
+def bytes_of(shape: ModelShape, division: MemoryLayout) -> int:
     """Return the bytes per rank of the pipeline stage that needs most."""
     stages = [0.0] * division.pipeline
     for row in table(shape):
@@ -49,7 +49,7 @@ def bytes_of(shape: ModelShape, division: ParallelSizes) -> int:
     return round(max(stages))
 
 
-def _bytes_of(row: Parameter, division: ParallelSizes) -> float:
+def _bytes_of(row: Parameter, division: MemoryLayout) -> float:
     of_a_stage = division.gpus // division.pipeline
     if row.expert is not None:
         return prod(row.shape) / division.expert * (HELD_BYTES + SHARED_BYTES / (of_a_stage // division.expert))
@@ -57,7 +57,7 @@ def _bytes_of(row: Parameter, division: ParallelSizes) -> float:
     return prod(row.shape) / parts * (HELD_BYTES + SHARED_BYTES / (of_a_stage // division.tensor))
 
 
-def _stage_of(row: Parameter, shape: ModelShape, division: ParallelSizes) -> int:
+def _stage_of(row: Parameter, shape: ModelShape, division: MemoryLayout) -> int:
     if row.layer is not None:
         return row.layer * division.pipeline // shape.layers
     return 0 if row.name.startswith("embedding") else division.pipeline - 1

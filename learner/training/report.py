@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from async_rl.protocols import MetricsSink
-from learner.training.trainer import TrainedStep
+from learner.training.trainer import TableStep
 
 
 class TrainingReport:
@@ -17,7 +17,7 @@ class TrainingReport:
         self._examples = before.get("progress/samples", 0.0)
         self._started = time.monotonic() - before.get("progress/wall_s", 0.0)
 
-    def trained(self, trained: TrainedStep) -> None:
+    def trained(self, trained: TableStep) -> None:
         counts, result = trained.packed.counts, trained.result
         self._tokens += counts.tokens
         self._examples += counts.examples

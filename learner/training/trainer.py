@@ -30,7 +30,7 @@ from learner.training.table import Table, TableSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainedStep:
+class TableStep:
     """The outcome of a step, for reports."""
 
     progress: TableProgress
@@ -44,7 +44,7 @@ class TrainedStep:
 class StepReporter(Protocol):
     """Receives the results on rank 0."""
 
-    def trained(self, trained: TrainedStep) -> None: ...
+    def trained(self, trained: TableStep) -> None: ...
 
     def held_out(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -130,7 +130,7 @@ class TableTrainer:
         if self._report is not None:
             step_s = time.monotonic() - began
             self._report.trained(
-                TrainedStep(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
+                TableStep(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
             )
 
     def _pack_held_out(self, config: TrainingConfig, table: Table) -> HeldOutSet:

@@ -25,7 +25,7 @@ from learner.training.checkpoints import TableProgress, TrainingCheckpoints
 from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
 from learner.training.models import Builder
 from learner.training.table import Table, TokenLimits
-from learner.training.trainer import TableTrainer, TrainedStep
+from learner.training.trainer import TableStep, TableTrainer
 from tests.scenarios.full_weights import weights_of_model
 
 ALPHABET = "0123456789="
@@ -58,7 +58,7 @@ class Notes:
     rows: list[dict[str, float]] = field(default_factory=list)
     examined: list[dict[str, float]] = field(default_factory=list)
 
-    def trained(self, trained: TrainedStep) -> None:
+    def trained(self, trained: TableStep) -> None:
         result = trained.result
         self.rows.append({"loss": result.loss, "grad_norm": result.grad_norm, **result.metrics})
 
