@@ -5,7 +5,7 @@ rows ──▶ proximal, values, reference, teacher ──▶ advantages ──�
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from async_rl.megatron.value_head import split
 from learner.batches.batch import RankMinibatch
 from learner.batches.device_rows import DeviceRow
 from learner.losses import StepCounts
-from learner.model import TrainingModel
 from learner.objective import Objective
 from learner.policy_row_loss import LogprobReader, PolicyRowLoss
 from learner.ranks.model_set import ModelSet
@@ -28,35 +27,32 @@ from learner.value_row_loss import SharedRowLoss, ValueRowLoss
 
 
 class RankTrainer:
+    """Trains one rank's rows."""
+
     def __init__(self, model_set: ModelSet, objective: Objective, config: Config):
         self._model_set, self._objective = model_set, objective
         self._epochs, self._critic = config.batch.epochs, config.learner.critic
         self._measures_entropy = config.learner.measure_entropy
         self._read = LogprobReader(vocab_size=model_set.policy.shape.vocab_size, sampling=config.sampling)
 
-    @property
-    def models(self) -> Mapping[str, TrainingModel]:
-        """The trained models by name."""
-        return self._model_set.trained
-
     def step(self, minibatches: Sequence[RankMinibatch]) -> StepResult:
-        """One update for each minibatch, as often as there are epochs. Every rank of the learner must call it."""
+        """Run one update per minibatch and epoch. Collective over all ranks."""
         device = self._model_set.policy.device
         rows = [DeviceRow.on_device(each, device) for minibatch in minibatches for each in minibatch.rows]
         rows = self._with_model_outputs(rows, num_updates=len(minibatches) * self._epochs)
         if parallel_state.is_pipeline_last_stage():  # only these ranks compute losses
             rows = assign_token_credit(rows, self._objective, data_group())
         remaining = iter(rows)
-        shares = [
+        prepared = [
             _DeviceMinibatch(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
             for minibatch in minibatches
         ]
-        done = [self._update(share) for _ in range(self._epochs) for share in shares]
-        policy_result = _reported("policy", [policy for policy, _ in done], self._policy_loss(shares[0]))
+        done = [self._update(minibatch) for _ in range(self._epochs) for minibatch in prepared]
+        policy_result = _reported("policy", [policy for policy, _ in done], self._policy_loss(prepared[0]))
         critic_updates = [critic for _, critic in done if critic is not None]
         if not critic_updates:
             return policy_result
-        critic = _reported("value", critic_updates, self._value_loss(shares[0]))
+        critic = _reported("value", critic_updates, self._value_loss(prepared[0]))
         beside = {"value/grad_norm": critic.grad_norm, "value/lr": critic.learning_rate}
         return replace(policy_result, metrics={**policy_result.metrics, **critic.metrics, **beside})
 
@@ -74,42 +70,44 @@ class RankTrainer:
             )
 
         if wants_proximal or is_shared:
-            rows = _seen(model_set.policy.chunks, rows, by_policy)
+            rows = _mapped(model_set.policy.chunks, rows, by_policy)
         if model_set.critic is not None:
-            rows = _seen(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
+            rows = _mapped(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
         if model_set.reference is not None:
-            rows = _seen(model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits)))
+            rows = _mapped(
+                model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits))
+            )
         if model_set.teacher is not None:
-            rows = _seen(model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
+            rows = _mapped(model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
         return rows
 
     # -- updating -------------------------------------------------------------------------------------------------------
 
-    def _update(self, share: _DeviceMinibatch) -> tuple[Update, Update | None]:
+    def _update(self, minibatch: _DeviceMinibatch) -> tuple[Update, Update | None]:
         """Update the policy and, if separate, the critic."""
-        policy, critic, loss = self._model_set.policy, self._model_set.critic, self._policy_loss(share)
+        policy, critic, loss = self._model_set.policy, self._model_set.critic, self._policy_loss(minibatch)
         if critic is None:
-            return update(policy, loss, share.rows), None
+            return update(policy, loss, minibatch.rows), None
         if critic.updates < self._model_set.cold_updates:
-            policy_result = Update(totals=evaluate_loss(policy.chunks, loss, share.rows), grad_norm=0.0, learning_rate=0.0)
+            policy_result = Update(totals=evaluate_loss(policy.chunks, loss, minibatch.rows), grad_norm=0.0, learning_rate=0.0)
         else:
-            policy_result = update(policy, loss, share.rows)
-        return policy_result, update(critic, self._value_loss(share), share.rows)
+            policy_result = update(policy, loss, minibatch.rows)
+        return policy_result, update(critic, self._value_loss(minibatch), minibatch.rows)
 
-    def _policy_loss(self, share: _DeviceMinibatch) -> PolicyRowLoss | SharedRowLoss:
+    def _policy_loss(self, minibatch: _DeviceMinibatch) -> PolicyRowLoss | SharedRowLoss:
         alone = PolicyRowLoss(
             loss=self._objective.loss,
-            counts=share.counts,
+            counts=minibatch.counts,
             read=self._read,
             entropy="trained" if self._objective.needs_entropy else "measured" if self._measures_entropy else "unknown",
         )
         if not isinstance(self._critic, SharedCritic):
             return alone
-        return SharedRowLoss(policy=alone, value=self._value_loss(share), coefficient=self._critic.coefficient)
+        return SharedRowLoss(policy=alone, value=self._value_loss(minibatch), coefficient=self._critic.coefficient)
 
-    def _value_loss(self, share: _DeviceMinibatch) -> ValueRowLoss:
+    def _value_loss(self, minibatch: _DeviceMinibatch) -> ValueRowLoss:
         assert self._objective.value_loss is not None
-        return ValueRowLoss(config=self._objective.value_loss, counts=share.counts)
+        return ValueRowLoss(config=self._objective.value_loss, counts=minibatch.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +118,7 @@ class _DeviceMinibatch:
     counts: StepCounts
 
 
-def _seen(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, Tensor], DeviceRow]) -> list[DeviceRow]:
+def _mapped(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, Tensor], DeviceRow]) -> list[DeviceRow]:
     found = map_outputs(chunks, rows, see)
     return found if parallel_state.is_pipeline_last_stage() else rows
 
