@@ -29,7 +29,7 @@ def _other_model(config: TrainingConfig) -> InitialWeights | None:
             return None
 
 
-class Builder:
+class ModelBuilder:
     """Builds the models. `async_rl.megatron.parallel.initialize` must have run on the thread that uses them."""
 
     def __init__(self, config: TrainingConfig, shape: ModelShape, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Builder:
         self._compute = compute_options(config.learner, device, config.model.layer_spec)
         self._own = InitialWeights(key="model.folder", folder=config.model.folder)
 
-    def trained(self, total_updates: int) -> TrainingModel:
+    def build_model(self, total_updates: int) -> TrainingModel:
         config = self._config
         model = TrainingModel(
             self._shape.with_head(config.head),
@@ -53,16 +53,16 @@ class Builder:
         self._own.load_into(model, self._dtype)
         return model
 
-    def method(self) -> Method:
+    def build_method(self) -> Method:
         match self._config:
             case DpoTraining(dpo=dpo):
-                return Dpo(config=dpo, reference=self._frozen())
+                return Dpo(config=dpo, reference=self._build_frozen())
             case Distillation(distill=distill):
-                return Distill(config=distill, teacher=self._frozen())
+                return Distill(config=distill, teacher=self._build_frozen())
             case _:
                 return RewardModel() if self._config.head == "scalar" else Supervised(vocab_size=self._shape.vocab_size)
 
-    def _frozen(self) -> FrozenModel:
+    def _build_frozen(self) -> FrozenModel:
         """Build the reference or teacher; without a folder of its own, from the trained model's initial weights."""
         other = _other_model(self._config)
         initial = other.or_else(self._own) if other is not None else self._own

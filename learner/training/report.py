@@ -25,7 +25,7 @@ class TrainingReport:
             **{f"train/{name}": value for name, value in result.metrics.items()},
             **trained.packed.metrics,
             "train/epoch": trained.progress.place / self._table_rows,
-            "train/dropped": float(trained.portion.dropped),
+            "train/dropped": float(trained.table_slice.dropped),
             "optim/lr": result.learning_rate,
             "optim/grad_norm": result.grad_norm,
             "optim/skipped": float(result.skipped),

@@ -34,7 +34,7 @@ class TableStep:
     """The outcome of a step, for reports."""
 
     progress: TableProgress
-    portion: TableSlice
+    table_slice: TableSlice
     packed: PackedExamples
     result: StepResult
     step_s: float
@@ -82,6 +82,11 @@ class TableTrainer:
         self._held_out = self._pack_held_out(config, held_out) if held_out is not None else None
 
     def run(self, start: TableProgress) -> TableProgress:
+        """Train until the last step or `stop`; return the position reached.
+
+        consumes: slices of the table          waits for:    the next packed step
+        produces: checkpoints, metrics rows    unblocked by: the reading thread; `stop`
+        """
         progress, saved = start, start
         if start.step == 0:
             self._evaluate_held_out(start)
@@ -89,11 +94,11 @@ class TableTrainer:
             prefetch = ahead.submit(self._fetch, start.place)
             while progress.step < self._steps and not _any_rank(self._stop.is_set()):
                 began = time.monotonic()
-                portion, packed = prefetch.result()
+                table_slice, packed = prefetch.result()
                 waited_s = time.monotonic() - began
-                prefetch = ahead.submit(self._fetch, portion.end)
-                progress = TableProgress(step=progress.step + 1, place=portion.end)
-                self._train(progress, portion, packed, waited_s)
+                prefetch = ahead.submit(self._fetch, table_slice.end)
+                progress = TableProgress(step=progress.step + 1, place=table_slice.end)
+                self._train(progress, table_slice, packed, waited_s)
                 if self._held_out is not None and (progress.step == self._steps or progress.step % self._held_out.every == 0):
                     self._evaluate_held_out(progress)
                 if progress.step % self._learner.checkpoint_every == 0:
@@ -107,17 +112,17 @@ class TableTrainer:
 
     def _fetch(self, place: int) -> tuple[TableSlice, PackedExamples]:
         """Read and pack the examples of a step, for all ranks."""
-        portion = self._table.slice_at(place, self._batch.examples_per_step)
-        if not portion.examples:
+        table_slice = self._table.slice_at(place, self._batch.examples_per_step)
+        if not table_slice.examples:
             raise ConfigError(
-                f"all {portion.dropped} examples of a step are too long; raise batch.bin_tokens ({self._batch.bin_tokens})"
+                f"all {table_slice.dropped} examples of a step are too long; raise batch.bin_tokens ({self._batch.bin_tokens})"
             )
-        return portion, self._packed(portion)
+        return table_slice, self._packed(table_slice)
 
-    def _packed(self, portion: TableSlice) -> PackedExamples:
-        return pack(portion.examples, capacity=self._batch.bin_tokens, num_shards=self._model.layout.data)
+    def _packed(self, table_slice: TableSlice) -> PackedExamples:
+        return pack(table_slice.examples, capacity=self._batch.bin_tokens, num_shards=self._model.layout.data)
 
-    def _train(self, progress: TableProgress, portion: TableSlice, packed: PackedExamples, waited_s: float) -> None:
+    def _train(self, progress: TableProgress, table_slice: TableSlice, packed: PackedExamples, waited_s: float) -> None:
         began = time.monotonic()
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
         result = train_step(self._model, self._method.loss(packed.counts), rows)
@@ -130,7 +135,9 @@ class TableTrainer:
         if self._report is not None:
             step_s = time.monotonic() - began
             self._report.trained(
-                TableStep(progress=progress, portion=portion, packed=packed, result=result, step_s=step_s, waited_s=waited_s)
+                TableStep(
+                    progress=progress, table_slice=table_slice, packed=packed, result=result, step_s=step_s, waited_s=waited_s
+                )
             )
 
     def _pack_held_out(self, config: TrainingConfig, table: Table) -> HeldOutSet:
