@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 
-CLASS = 0.6
+CLASS_RATIO = 0.6
 """The shortest sequence of a class has this share of the longest ..."""
-SMALLEST = 64
+MIN_CLASS = 64
 """... and a class has at least this many sequences."""
-REST = 1024
+ONE_BY_ONE = 1024
 """This many of the shortest are placed one by one."""
 
 
@@ -54,7 +54,7 @@ def fewest_bins(sizes: Int64s, capacity: int) -> int:
     return halves + max(0, int((-(-beyond // capacity)).max()))
 
 
-def descending(sizes: Int64s, capacity: int) -> Int64s:
+def descending_order(sizes: Int64s, capacity: int) -> Int64s:
     """Stable: the plan depends on nothing but the lengths. Sixteen bits are sorted by radix, which is ten times as fast."""
     keys = capacity - sizes
     return np.argsort(keys.astype(np.uint16) if capacity < 2**16 else keys, kind="stable")
@@ -78,11 +78,11 @@ class _Packing:
 
     @property
     def has_a_class(self) -> bool:
-        return len(self._sizes) - self._next >= REST
+        return len(self._sizes) - self._next >= ONE_BY_ONE
 
     def pack_class(self) -> None:
-        alike = int(np.searchsorted(-self._sizes, -int(CLASS * self._sizes[self._next]), side="right"))
-        end = max(alike, self._next + SMALLEST)
+        alike = int(np.searchsorted(-self._sizes, -int(CLASS_RATIO * self._sizes[self._next]), side="right"))
+        end = max(alike, self._next + MIN_CLASS)
         waiting, self._next = np.arange(self._next, end), end
         while len(waiting):
             left = self._pack_round(waiting)
@@ -105,8 +105,8 @@ class _Packing:
         """Run one round; return the sequences that found no bin."""
         wanted = self._sizes[waiting]
         bins = np.flatnonzero(self._room[: self._num_bins] >= wanted[-1])
-        bins = bins[descending(self._room[bins], self._capacity)]
-        opening, closing = brackets(self._room[bins], wanted)
+        bins = bins[descending_order(self._room[bins], self._capacity)]
+        opening, closing = matched_pairs(self._room[bins], wanted)
         self._room[bins[opening]] -= wanted[closing]
         self.bin_of[waiting[closing]] = bins[opening]
         is_left = np.ones(len(waiting), np.bool_)
@@ -140,7 +140,7 @@ _BIN_BITS = 32
 _BIN_MASK = (1 << _BIN_BITS) - 1
 
 
-def brackets(rooms: Int64s, wanted: Int64s) -> tuple[Int64s, Int64s]:
+def matched_pairs(rooms: Int64s, wanted: Int64s) -> tuple[Int64s, Int64s]:
     """Match bins and sequences, both in descending order; a bin whose room equals a sequence takes it. Returns the pairs."""
     place_of_bin = np.arange(len(rooms)) + np.searchsorted(-wanted, -rooms)
     step = np.full(len(rooms) + len(wanted), -1)

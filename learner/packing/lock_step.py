@@ -13,37 +13,37 @@ import numpy as np
 
 from learner.packing.best_fit import Int64s
 
-PATIENCE = 6144
+TOP_UP_LIMIT = 6144
 """Limit on sequences examined while rows are topped up (a few milliseconds). With many rows, later ones are alike anyway."""
 NO_LIMIT = 2**62
 
 
-def rows_alike(sizes: Int64s, costs: Int64s, capacity: int, *, num_rows: int, width: int) -> Int64s | None:
+def balanced_rows(sizes: Int64s, costs: Int64s, capacity: int, *, num_rows: int, width: int) -> Int64s | None:
     """For descending sizes return each sequence's place, row x width + column; None if balanced bins exceed the capacity.
 
     The bins of a row are in order of falling cost.
     """
     places = np.empty_like(sizes)
     rest = np.arange(len(sizes))
-    last = min(PATIENCE // len(sizes), num_rows - 1)
+    last = min(TOP_UP_LIMIT // len(sizes), num_rows - 1)
     for row in range(last + 1):
-        bins = even(sizes[rest], costs[rest], capacity, (num_rows - row) * width)
+        bins = balanced_bins(sizes[rest], costs[rest], capacity, (num_rows - row) * width)
         if bins is None:
             return None
-        columns, loads = by_cost(bins, costs[rest], (num_rows - row) * width)
+        columns, loads = ranked_by_cost(bins, costs[rest], (num_rows - row) * width)
         places[rest] = row * width + columns
         if row == last:
             break
         is_here = columns < width
         waiting = rest[~is_here]
         here = np.bincount(columns[is_here], weights=sizes[rest[is_here]], minlength=width).astype(np.int64)
-        found = pour(sizes[waiting], costs[waiting], capacity - here, loads[:width], ceiling=int(loads[0]))
+        found = fill_cheapest(sizes[waiting], costs[waiting], capacity - here, loads[:width], ceiling=int(loads[0]))
         places[waiting[found >= 0]] = row * width + found[found >= 0]
         rest = waiting[found < 0]
     return places
 
 
-def by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]:
+def ranked_by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]:
     """Return the position of each sequence's bin in order of falling cost, and the costs in that order."""
     loads = np.bincount(bins, weights=costs, minlength=num_bins).astype(np.int64)
     order = np.argsort(-loads, kind="stable")
@@ -52,17 +52,17 @@ def by_cost(bins: Int64s, costs: Int64s, num_bins: int) -> tuple[Int64s, Int64s]
     return rank[bins], loads[order]
 
 
-def even(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) -> Int64s | None:
+def balanced_bins(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) -> Int64s | None:
     """Assign sequences to bins of similar cost; None if one of them would overflow."""
     first, others = slice(num_bins), slice(num_bins, None)
     rooms, loads = np.full(num_bins, capacity), np.zeros(num_bins, np.int64)
     rooms[: len(sizes)] -= sizes[first]
     loads[: len(sizes)] = costs[first]
-    bins = np.concatenate([np.arange(num_bins)[: len(sizes)], pour(sizes[others], costs[others], rooms, loads)])
+    bins = np.concatenate([np.arange(num_bins)[: len(sizes)], fill_cheapest(sizes[others], costs[others], rooms, loads)])
     return bins if (bins >= 0).all() else None
 
 
-def pour(sizes: Int64s, costs: Int64s, rooms: Int64s, loads: Int64s, *, ceiling: int = NO_LIMIT) -> Int64s:
+def fill_cheapest(sizes: Int64s, costs: Int64s, rooms: Int64s, loads: Int64s, *, ceiling: int = NO_LIMIT) -> Int64s:
     """Put each sequence, longest first, into the cheapest bin with room that stays below the ceiling; -1 if there is none."""
     found, room_of = list[int](), rooms.tolist()
     cheapest = [(load << _BIN_BITS) | bin_ for bin_, load in enumerate(loads.tolist())]

@@ -12,17 +12,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from learner.packing.best_fit import Int64s, best_fit, descending, fewest_bins
+from learner.packing.best_fit import Int64s, best_fit, descending_order, fewest_bins
 from learner.packing.cost import TYPICAL, Cost
-from learner.packing.lock_step import by_cost, even, rows_alike
+from learner.packing.lock_step import balanced_bins, balanced_rows, ranked_by_cost
 
 Bins = list[list[int]]
 
-EVENED_OUT = 8192
+MAX_BALANCED_SEQUENCES = 8192
 """Up to this number of sequences bins are balanced jointly; with more, the bins of a row are similar anyway."""
-TIGHT = 0.985
+MAX_BALANCED_FILL = 0.985
 """If bins must be filled above this share, balancing them would exceed the capacity."""
-SCALE = 2**40
+COST_SCALE = 2**40
 """Scale of costs as integers, which are exact and fast to compare."""
 
 
@@ -44,7 +44,7 @@ def plan(
     if not slots.size:
         return [[] for _ in range(num_shards)]
     rooms = np.minimum(slots, capacity)  # a longer sequence fills its bin
-    order = descending(rooms, capacity)
+    order = descending_order(rooms, capacity)
     places, num_rows = _rows(rooms[order], cost.of(slots[order]), capacity, num_shards, bins_multiple)
     of_sequence = np.empty_like(places)
     of_sequence[order] = places
@@ -56,35 +56,35 @@ def _rows(
     sizes: Int64s, exact_costs: npt.NDArray[np.float64], capacity: int, width: int, bins_multiple: int
 ) -> tuple[Int64s, int]:
     """For descending sizes return each sequence's place (shard x rows + row) and the number of rows."""
-    costs = np.rint(exact_costs * (SCALE / exact_costs.sum())).astype(np.int64)
+    costs = np.rint(exact_costs * (COST_SCALE / exact_costs.sum())).astype(np.int64)
     places, num_rows = None, 0
-    if width > 1 and len(sizes) <= EVENED_OUT:
-        num_rows = _up_to(fewest_bins(sizes, capacity), width * bins_multiple) // width
-        if sizes.sum() <= TIGHT * capacity * num_rows * width:
-            places = rows_alike(sizes, costs, capacity, num_rows=num_rows, width=width)
+    if width > 1 and len(sizes) <= MAX_BALANCED_SEQUENCES:
+        num_rows = _rounded_up(fewest_bins(sizes, capacity), width * bins_multiple) // width
+        if sizes.sum() <= MAX_BALANCED_FILL * capacity * num_rows * width:
+            places = balanced_rows(sizes, costs, capacity, num_rows=num_rows, width=width)
     if places is None:
-        places, num_bins = _fullest(sizes, costs, capacity, width * bins_multiple)
+        places, num_bins = _densely_packed(sizes, costs, capacity, width * bins_multiple)
         num_rows = num_bins // width
-    return (_dealt(places, costs, num_rows, width) if width > 1 else places), num_rows
+    return (_dealt_to_shards(places, costs, num_rows, width) if width > 1 else places), num_rows
 
 
-def _up_to(number: int, multiple: int) -> int:
+def _rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _fullest(sizes: Int64s, costs: Int64s, capacity: int, multiple: int) -> tuple[Int64s, int]:
+def _densely_packed(sizes: Int64s, costs: Int64s, capacity: int, multiple: int) -> tuple[Int64s, int]:
     """Use as few bins as best-fit finds, by falling cost; the content of the last ones is spread over the required number."""
     bins = best_fit(sizes, capacity)
     num_bins = int(bins.max()) + 1
-    wanted = _up_to(num_bins, multiple)
-    places, _ = by_cost(bins, costs, num_bins)
+    wanted = _rounded_up(num_bins, multiple)
+    places, _ = ranked_by_cost(bins, costs, num_bins)
     last = np.flatnonzero(places >= wanted - multiple)
-    if wanted > num_bins and (spread := even(sizes[last], costs[last], capacity, multiple)) is not None:
-        places[last] = wanted - multiple + by_cost(spread, costs[last], multiple)[0]
+    if wanted > num_bins and (spread := balanced_bins(sizes[last], costs[last], capacity, multiple)) is not None:
+        places[last] = wanted - multiple + ranked_by_cost(spread, costs[last], multiple)[0]
     return places, wanted
 
 
-def _dealt(places: Int64s, costs: Int64s, num_rows: int, width: int) -> Int64s:
+def _dealt_to_shards(places: Int64s, costs: Int64s, num_rows: int, width: int) -> Int64s:
     """Translate row x width + column to shard x rows + row: the costliest bin of each row goes to the lightest shard.
 
     Rows with the largest differences are dealt first, so that the others can compensate.

@@ -23,7 +23,7 @@ from async_rl.megatron.parameters.table import VALUE_BIAS, VALUE_WEIGHT
 from async_rl.models.hf_config import read_shape
 from async_rl.models.safetensors import divide
 from learner.models.__main__ import main
-from learner.models.memory import ParallelSizes, bytes_of
+from learner.models.memory import MemoryLayout, bytes_of
 from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
 from tests.scenarios.full_weights import weights_of
@@ -193,6 +193,6 @@ def test_parts_are_as_large_as_allowed() -> None:
 def test_memory_is_divided_as_the_ranks_are(folder: Path) -> None:
     shape = read_shape(folder)
     numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-    assert bytes_of(shape, ParallelSizes(gpus=1)) == 18 * numbers
-    assert bytes_of(shape, ParallelSizes(gpus=4)) == (6 + 12 / 4) * numbers
-    assert bytes_of(shape, ParallelSizes(gpus=2, tensor=2)) > 9 * numbers, "norms are whole on both"
+    assert bytes_of(shape, MemoryLayout(gpus=1)) == 18 * numbers
+    assert bytes_of(shape, MemoryLayout(gpus=4)) == (6 + 12 / 4) * numbers
+    assert bytes_of(shape, MemoryLayout(gpus=2, tensor=2)) > 9 * numbers, "norms are whole on both"

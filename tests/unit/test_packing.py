@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from async_rl.models.shape import Experts, ModelShape
 from learner.packing import plan
-from learner.packing.best_fit import best_fit, brackets, fewest_bins
+from learner.packing.best_fit import best_fit, fewest_bins, matched_pairs
 from learner.packing.cost import Cost, cost_of
-from learner.packing.lock_step import even, pour
+from learner.packing.lock_step import balanced_bins, fill_cheapest
 
 KINDS = ["lognormal", "uniform", "bimodal"]
 
@@ -119,7 +119,7 @@ def test_sequences_take_the_tightest_bins_as_if_they_came_one_by_one(rooms: list
         if holding:
             left.remove(holding[-1])
             one_by_one.append((holding[-1], sequence))
-    opening, closing = brackets(np.array(rooms, np.int64), np.array(wanted, np.int64))
+    opening, closing = matched_pairs(np.array(rooms, np.int64), np.array(wanted, np.int64))
     assert sorted(zip(opening.tolist(), closing.tolist(), strict=True)) == sorted(one_by_one)
 
 
@@ -194,9 +194,9 @@ def test_evening_out_never_costs_the_capacity() -> None:
 def test_a_bin_that_is_too_full_for_one_takes_a_shorter_one_later() -> None:
     rooms, loads = np.array([2, 9]), np.array([0, 100])
     sizes = np.array([3, 2, 1])
-    assert pour(sizes, sizes, rooms, loads).tolist() == [1, 0, 1]
-    assert pour(sizes, sizes, rooms, loads, ceiling=2).tolist() == [-1, 0, -1]
-    assert even(np.array([4, 4, 4]), np.array([4, 4, 4]), 7, 2) is None
+    assert fill_cheapest(sizes, sizes, rooms, loads).tolist() == [1, 0, 1]
+    assert fill_cheapest(sizes, sizes, rooms, loads, ceiling=2).tolist() == [-1, 0, -1]
+    assert balanced_bins(np.array([4, 4, 4]), np.array([4, 4, 4]), 7, 2) is None
 
 
 def test_a_shard_may_have_to_run_an_empty_bin() -> None:
