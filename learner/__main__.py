@@ -149,7 +149,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         await requests.resume()
         fleet, reports, evaluations = FleetMetrics(board), WorkerReports(board), Evaluations(board, config.evaluation)
         training_guard = TrainingGuard(
-            config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, trainer=ranks
+            config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, ranks=ranks
         )
         await training_guard.begin()
         reporter = parts.enter_context(open_reporter(config, publisher, progress))

@@ -23,22 +23,22 @@ STATE = TypeAdapter(GuardState)
 class GuardedRanks(Protocol):
     learning_rate_scale: float
     """Factor on the schedule's learning rate, from the next step on."""
-    beside: dict[str, Any]
+    extra_state: dict[str, Any]
     """Extra state that is saved with every checkpoint, as loaded from the checkpoint the run resumed from."""
 
 
 class TrainingGuard:
-    def __init__(self, config: GuardConfig, *, max_age: float, buffer: ReplayBuffer, fence: int, trainer: GuardedRanks):
-        kept = trainer.beside.get("guard", {}).get(config.action)  # state of another action does not apply to this one
+    def __init__(self, config: GuardConfig, *, max_age: float, buffer: ReplayBuffer, fence: int, ranks: GuardedRanks):
+        kept = ranks.extra_state.get("guard", {}).get(config.action)  # state of another action does not apply to this one
         state = STATE.validate_python(kept) if kept is not None else GuardState()
         self._guard = GuardRule(config=config, configured_max_age=max_age, state=state)
-        self._buffer, self._fence, self._trainer = buffer, fence, trainer
+        self._buffer, self._fence, self._ranks = buffer, fence, ranks
 
     async def begin(self) -> None:
         """Apply the state that a resumed run had reached."""
         if self._guard.max_age != self._guard.configured_max_age:
             await self._buffer.set_max_age(self._fence, self._guard.max_age)
-        self._tell_trainer()
+        self._apply()
 
     async def after(self, result: StepResult) -> None:
         """Check the metrics of a step and act on them. Raises Diverged if the action is `stop`."""
@@ -46,7 +46,7 @@ class TrainingGuard:
             return
         before = self._guard.max_age
         self._guard, verdict = self._guard.after(result.metrics)
-        self._tell_trainer()
+        self._apply()
         if verdict is not None:
             if verdict.stop:
                 raise Diverged(verdict.sentence)
@@ -57,6 +57,6 @@ class TrainingGuard:
     def row(self) -> Mapping[str, float]:
         return {"guard/notches": float(self._guard.state.notches)} if self._guard.config.action != "off" else {}
 
-    def _tell_trainer(self) -> None:
-        self._trainer.learning_rate_scale = self._guard.learning_rate_scale
-        self._trainer.beside["guard"] = {self._guard.config.action: asdict(self._guard.state)}
+    def _apply(self) -> None:
+        self._ranks.learning_rate_scale = self._guard.learning_rate_scale
+        self._ranks.extra_state["guard"] = {self._guard.config.action: asdict(self._guard.state)}

@@ -51,7 +51,7 @@ class RankGroupThread:
         self._folder, self._keep, self._life = folder, keep, life
         self.learning_rate_scale = 1.0
         """Factor on the schedule's learning rate; the guard sets it."""
-        self.beside: dict[str, Any] = {}
+        self.extra_state: dict[str, Any] = {}
         """Extra state that is saved with every checkpoint."""
 
     @classmethod
@@ -118,7 +118,7 @@ class RankGroupThread:
             "timeline": progress.timeline,
             "fence": self._life,
             "position": POSITION.dump_python(position, mode="json"),
-            "beside": dict(self.beside),
+            "beside": dict(self.extra_state),
         }
         how = {"step": progress.step, "extra": extra, "keep": self._keep, "life": self._life, "confirm": confirm}
         return asyncio.wrap_future(await self._call(lambda: self._rank_group.save(self._folder, **how)))
@@ -129,7 +129,7 @@ class RankGroupThread:
         if extra is None:
             return None
         position = POSITION.validate_python(extra["position"]) if "position" in extra else None
-        self.beside = dict(extra.get("beside", {}))
+        self.extra_state = dict(extra.get("beside", {}))
         return Resumed(step=extra.get("step", 0), position=position)
 
     async def idle(self) -> None:

@@ -1,4 +1,4 @@
-"""What the guard decides reaches buffer and trainer, and outlives the learner as long as the same guard is asked for."""
+"""What the guard decides reaches buffer and ranks, and is kept over restarts with the same action."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RUN = Config.model_validate({
 
 
 @dataclass
-class Trainer:
+class FakeRanks:
     learning_rate_scale: float = 1.0
-    beside: dict[str, Any] = field(default_factory=dict)
+    extra_state: dict[str, Any] = field(default_factory=dict)
 
 
 def step(ess: float) -> StepResult:
@@ -35,11 +35,11 @@ def step(ess: float) -> StepResult:
     return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=False, metrics=metrics)
 
 
-async def life(buffer: MemoryBuffer, trainer: Trainer, action: str, *sizes: float) -> int:
+async def life(buffer: MemoryBuffer, ranks: FakeRanks, action: str, *sizes: float) -> int:
     """Run one learner; return the number of slots at its end."""
     fence = await buffer.acquire("learner", RUN.limits)
     guard = GuardConfig.model_validate({"action": action, "min_ess": 0.5, "patience": 1, "recovery": 1})
-    watch = TrainingGuard(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, trainer=trainer)
+    watch = TrainingGuard(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, ranks=ranks)
     await watch.begin()
     for size in sizes:
         await watch.after(step(size))
@@ -48,25 +48,25 @@ async def life(buffer: MemoryBuffer, trainer: Trainer, action: str, *sizes: floa
 
 
 async def test_a_tighter_age_returns_with_the_guard_and_goes_with_it() -> None:
-    buffer, trainer = MemoryBuffer(), Trainer()
-    assert await life(buffer, trainer, "tighten_max_age") == 8
-    assert await life(buffer, trainer, "tighten_max_age", FAR, FAR) == 4
-    assert await life(buffer, trainer, "tighten_max_age") == 4
-    assert await life(buffer, trainer, "tighten_max_age", NEAR) == 6
-    assert await life(buffer, trainer, "off") == 8
+    buffer, ranks = MemoryBuffer(), FakeRanks()
+    assert await life(buffer, ranks, "tighten_max_age") == 8
+    assert await life(buffer, ranks, "tighten_max_age", FAR, FAR) == 4
+    assert await life(buffer, ranks, "tighten_max_age") == 4
+    assert await life(buffer, ranks, "tighten_max_age", NEAR) == 6
+    assert await life(buffer, ranks, "off") == 8
 
 
 async def test_the_state_of_one_action_does_not_apply_to_another() -> None:
-    buffer, trainer = MemoryBuffer(), Trainer()
-    await life(buffer, trainer, "lower_learning_rate", FAR, FAR)
-    assert trainer.learning_rate_scale == 0.25
-    trainer.learning_rate_scale = 1.0
-    await life(buffer, trainer, "lower_learning_rate")
-    assert trainer.learning_rate_scale == 0.25
-    assert await life(buffer, trainer, "tighten_max_age") == 8
-    assert trainer.learning_rate_scale == 1.0
+    buffer, ranks = MemoryBuffer(), FakeRanks()
+    await life(buffer, ranks, "lower_learning_rate", FAR, FAR)
+    assert ranks.learning_rate_scale == 0.25
+    ranks.learning_rate_scale = 1.0
+    await life(buffer, ranks, "lower_learning_rate")
+    assert ranks.learning_rate_scale == 0.25
+    assert await life(buffer, ranks, "tighten_max_age") == 8
+    assert ranks.learning_rate_scale == 1.0
 
 
 async def test_the_end_is_said_in_a_sentence() -> None:
     with pytest.raises(Diverged, match=r"policy/ess 0\.3 is below learner\.guard\.min_ess 0\.5"):
-        await life(MemoryBuffer(), Trainer(), "stop", FAR)
+        await life(MemoryBuffer(), FakeRanks(), "stop", FAR)
