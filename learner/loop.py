@@ -119,8 +119,8 @@ class Loop:
             prefetch = tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
             while progress.step < self._schedule.steps:
                 idle_since = time.monotonic()
-                while not await self._is_served(prefetch, stopping, progress, tasks):
-                    held, progress = progress, await self._grant(progress)
+                while not await self._wait_for_batch(prefetch, stopping, progress, tasks):
+                    held, progress = progress, await self._handle_request(progress)
                     if progress != held:
                         prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if self._stop.is_set():
@@ -143,7 +143,7 @@ class Loop:
             await self._checkpoints.finish(progress, tasks)
         return progress
 
-    async def _is_served(
+    async def _wait_for_batch(
         self, prefetch: asyncio.Task[StepBatch], stopping: asyncio.Task[bool], progress: Progress, tasks: asyncio.TaskGroup
     ) -> bool:
         """Wait for the next batch. Returns False if an operator request is pending, True otherwise (also when `stop` is set).
@@ -230,7 +230,7 @@ class Loop:
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(record, releases=progress.step)
 
-    async def _grant(self, progress: Progress) -> Progress:
+    async def _handle_request(self, progress: Progress) -> Progress:
         """Handle a pending operator request: push now, pin or roll back."""
         self._publisher.has_request.clear()
         if (wanted := self._publisher.take_rollback()) is not None:
