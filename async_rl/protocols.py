@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from async_rl.imports.old_names import old_names
 from async_rl.types import (
     Completion,
     Message,
@@ -78,11 +79,21 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """Text and messages are rendered; token ids are used as they are."""
 
 
+Returns = Literal["text", "tokens", "logprobs"]
+"""What the completions of an inference backend carry: only text; the sampled token ids too; or also log-probabilities and
+versions, without which they cannot be trained on."""
+
+
 @runtime_checkable
 class InferenceInterface(Protocol):
     """A model as an agent sees it."""
 
     tokenizer: Tokenizer
+
+    @property
+    def returns(self) -> Returns:
+        """What its completions carry."""
+        ...
 
     async def generate(self, prompt: Prompt, args: GenerationArgs | None = None) -> Completion:
         """Sample one continuation.
@@ -91,18 +102,6 @@ class InferenceInterface(Protocol):
         Raises ContextOverflow if the prompt leaves no room for an answer.
         """
         ...
-
-
-class ReturnsText:
-    """Marks a backend whose completions have text. `isinstance(inference, ReturnsTokens)` tells whether they have more."""
-
-
-class ReturnsTokens(ReturnsText):
-    """Marks a backend whose completions have the sampled token ids too."""
-
-
-class ReturnsLogprobs(ReturnsTokens):
-    """Marks a backend whose completions also have log-probabilities and versions, so that they can be trained on."""
 
 
 class Session(Protocol):
@@ -272,3 +271,6 @@ class MetricsSink(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+__getattr__ = old_names(__name__)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface, Tokenizer
+from async_rl.imports.old_names import old_names
+from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface, Returns, Tokenizer
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Message, Rollout, Sample, Status, StopReason, Task, VersionSpan, spans_of
 
@@ -37,6 +38,8 @@ AnswerFunction = Callable[[str], str | Awaitable[str]]
 
 class ScriptedInference:
     """Inference without a model: `answer` writes the text; stop reasons, limits and versions are as an engine returns them."""
+
+    returns: Returns = "logprobs"
 
     def __init__(
         self,
@@ -122,3 +125,6 @@ def one_turn_row(prompt: Sequence[int], completion: Completion) -> Sample:
             VersionSpan(version=span.version, start=given + span.start, stop=given + span.stop) for span in completion.versions
         ),
     )
+
+
+__getattr__ = old_names(__name__)

@@ -17,6 +17,9 @@ from async_rl.protocols import Agent
 
 ENTRY_POINT_GROUP = "async_rl.environments"
 
+MAKE_AGENT = "make_agent"
+"""Attribute of a decorated function: makes its agent from a name and a seed."""
+
 BUILT_IN = {
     "counting": "rollout_workers.environments.counting:Counting",
     "dataset": "rollout_workers.agents.dataset:DatasetAgent",
@@ -36,17 +39,40 @@ BUILT_IN = {
 
 
 def build_agent(config: EnvironmentConfig, seed: int) -> Agent:
-    """Make the agent that a section of the configuration describes. Raises ConfigError for anything wrong with it."""
-    make = find_agent_type(config.type)
+    """Make the agent that a section of the configuration describes. An environment without `rollout` is played by an
+    EnvironmentAgent. Raises ConfigError for anything wrong with it.
+    """
+    make = _maker(find_agent_type(config.type))
     arguments = _arguments(make, config, seed)
     try:
-        agent = make(**arguments)
+        made = make(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {config.label!r} ({config.type}) cannot be made: {error}") from error
-    missing = [f"{method}()" for method in ("task", "rollout") if not callable(getattr(agent, method, None))]
-    if missing:
-        raise ConfigError(f"environment {config.label!r} ({config.type}) is no agent: it has no {' and no '.join(missing)}")
-    return agent
+    return _playable(made, f"{config.label!r} ({config.type})", name=config.label, seed=seed)
+
+
+def agent_of(maker: Callable[..., Any], *, name: str, seed: int = 0) -> Agent:
+    """Make the agent of a class or a decorated function, as a configuration that names it would."""
+    return _playable(_maker(maker)(name=name, seed=seed), repr(name), name=name, seed=seed)
+
+
+def _playable(made: Any, described: str, *, name: str, seed: int) -> Agent:
+    if not _has(made, "task"):
+        raise ConfigError(f"environment {described} has no method task(index), which poses its tasks")
+    if _has(made, "rollout"):
+        return made
+    if _has(made, "reward") or _has(made, "trajectory_reward"):
+        from rollout_workers.agents.environment_agent import EnvironmentAgent  # late: agents import this module
+
+        return EnvironmentAgent(made, name=name, seed=seed)
+    raise ConfigError(
+        f"environment {described} has neither reward(task, response), which scores an answer, "
+        "nor rollout(task, inference, context), which plays and scores an episode"
+    )
+
+
+def _has(made: object, method: str) -> bool:
+    return callable(getattr(made, method, None))
 
 
 def find_agent_type(type_name: str) -> Callable[..., Any]:
@@ -71,6 +97,11 @@ def load_attribute(reference: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{reference} names {type(found).__name__} {found!r}, which cannot be called")
     return found
+
+
+def _maker(found: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorated function stays what it was and carries what makes its agent."""
+    return getattr(found, MAKE_AGENT, found)
 
 
 def _arguments(make: Callable[..., Any], config: EnvironmentConfig, seed: int) -> dict[str, JsonValue]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
@@ -22,9 +22,11 @@ from rollout_workers.adapters.scoring import RewardFunction, score_of
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.task_stream import TaskStream
 from rollout_workers.episodes.rewards import Score
+from rollout_workers.registry import MAKE_AGENT
 from rollout_workers.user_functions import call_user_function
 
 AgentFunction = Callable[[str, str, Task], Any | Awaitable[Any]]
+F = TypeVar("F", bound=AgentFunction)
 
 
 @dataclass(kw_only=True)
@@ -79,15 +81,14 @@ class OpenAIAgent(EndpointAgent, RowTasks):
         return self.reward_function(task, output)
 
 
-def openai_agent(
-    *, tasks: Rows, reward: RewardFunction, model: str = "policy"
-) -> Callable[[AgentFunction], Callable[..., OpenAIAgent]]:
-    """Decorates the agent; name it in the configuration as `path/to/file.py:function`."""
+def openai_agent(*, tasks: Rows, reward: RewardFunction, model: str = "policy") -> Callable[[F], F]:
+    """Decorate a function as an agent; name it in the configuration as `path/to/file.py:function`. It can still be called."""
 
-    def attach(function: AgentFunction) -> Callable[..., OpenAIAgent]:
+    def attach(function: F) -> F:
         def make(*, name: str, seed: int = 0) -> OpenAIAgent:
             return OpenAIAgent(name=name, seed=seed, rows=tasks, function=function, reward_function=reward, model=model)
 
-        return make
+        setattr(function, MAKE_AGENT, make)
+        return function
 
     return attach

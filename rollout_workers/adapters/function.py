@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
 from rollout_workers.adapters.scoring import RewardFunction, score_of
 from rollout_workers.adapters.task_rows import Rows, RowTasks
 from rollout_workers.agents.dialogue import Dialogue, Observation
+from rollout_workers.registry import MAKE_AGENT
 
 AgentFunction = Callable[[Task, "Client"], Awaitable[Any]]
+F = TypeVar("F", bound=AgentFunction)
 
 
 @dataclass(slots=True)
@@ -82,15 +84,14 @@ class FunctionAgent(RowTasks):
         )
 
 
-def function_agent(
-    *, tasks: Rows, reward: RewardFunction | None = None
-) -> Callable[[AgentFunction], Callable[..., FunctionAgent]]:
-    """Decorates the function; name it in the configuration as `path/to/file.py:function`."""
+def function_agent(*, tasks: Rows, reward: RewardFunction | None = None) -> Callable[[F], F]:
+    """Decorate a function as an agent; name it in the configuration as `path/to/file.py:function`. It can still be called."""
 
-    def attach(function: AgentFunction) -> Callable[..., FunctionAgent]:
+    def attach(function: F) -> F:
         def make(*, name: str, seed: int = 0) -> FunctionAgent:
             return FunctionAgent(name=name, seed=seed, rows=tasks, function=function, reward=reward)
 
-        return make
+        setattr(function, MAKE_AGENT, make)
+        return function
 
     return attach

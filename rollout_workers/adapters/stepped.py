@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from async_rl.imports.old_names import old_names
 from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.agents.dialogue import Dialogue
@@ -102,3 +103,6 @@ class SteppedAgent(TaskStream):
                 return await world.step(said)
         except NoAction as problem:
             return WorldStep(told=str(problem), reward=self.no_action_reward, is_action=False)
+
+
+__getattr__ = old_names(__name__)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
-from rollout_workers.agents.reward_only import RewardOnlyAgent, RewardValue
+from rollout_workers.agents.environment import RewardValue
+from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.siblings import play_siblings
 
 

@@ -15,7 +15,8 @@ from async_rl.datasets.order import Epochs
 from async_rl.datasets.rows import Row, open_rows
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Scalar, Task
-from rollout_workers.agents.reward_only import RewardOnlyAgent, RewardValue
+from rollout_workers.agents.environment import RewardValue
+from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.datasets.curriculum import CurriculumOrder, RowOrder
 from rollout_workers.datasets.scoring import find_scoring
 from rollout_workers.registry import load_attribute

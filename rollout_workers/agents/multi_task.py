@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from async_rl.board.environment_mix import PERIOD, apportion, interleave
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
+from async_rl.imports.old_names import old_names
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GroupAgent, InferenceInterface
 from async_rl.types import Rollout, Task
 from rollout_workers.agents.siblings import play_siblings
@@ -144,3 +145,6 @@ def _member(whole: str, written: Mapping[str, Any], seed: int) -> MultiTaskMembe
         evaluation_only=section.evaluation_only,
         max_in_flight=section.max_in_flight,
     )
+
+
+__getattr__ = old_names(__name__)

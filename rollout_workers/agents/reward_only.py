@@ -5,41 +5,21 @@ prompt ─▶ generate ─▶ observation? ─▶ generate ─▶ ... ─▶ rew
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, StopReason, Task, Tool, Turn
 from rollout_workers.agents.dialogue import Dialogue, Observation, assistant_message, text_of
-from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
+from rollout_workers.agents.environment import Environment
+from rollout_workers.episodes.rewards import RewardFailed, as_score
 from rollout_workers.episodes.stage_timeouts import stage
 from rollout_workers.user_functions import awaited
 
-RewardValue = float | Score | Awaitable[float | Score]
-"""What a reward method returns; it may be plain or async."""
-
 
 @dataclass(kw_only=True)
-class RewardOnlyAgent(TaskStream):
-    """Subclass it with `task` and `reward`; for several turns add `get_observation` and `trajectory_reward`."""
-
-    max_turns = 64
-    """The episode ends after this many generations."""
-    length_is_truncation = True
-    """Whether an episode whose last answer ran into its length limit counts as truncated."""
-
-    def reward(self, task: Task, response: str) -> RewardValue:
-        """Score the last answer."""
-        raise NotImplementedError(f"{type(self).__name__} must define reward or trajectory_reward")
-
-    def trajectory_reward(self, task: Task, turns: Sequence[Turn]) -> RewardValue:
-        """Score the whole episode. By default, the reward of its last answer."""
-        return self.reward(task, turns[-1].text)
-
-    def get_observation(self, task: Task, turns: Sequence[Turn]) -> Observation | Awaitable[Observation | None] | None:
-        """Answer the last turn; None ends the episode."""
-        return None
+class RewardOnlyAgent(Environment):
+    """An environment that plays its own episodes. Subclass it with `task` and `reward`, and what else Environment offers."""
 
     def offered_tools(self, task: Task) -> Sequence[Tool]:
         """Tools that the prompt offers to the model."""

@@ -17,9 +17,6 @@ from async_rl.protocols import (
     GroupAgent,
     InferenceInterface,
     Prompt,
-    ReturnsLogprobs,
-    ReturnsText,
-    ReturnsTokens,
 )
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
@@ -28,7 +25,7 @@ from rollout_workers.environment_pool import opened
 from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.leaked_tasks import run_episode, track_episode_tasks
 from rollout_workers.episodes.task_mix import TaskSource
-from rollout_workers.inference.interface import Inference
+from rollout_workers.inference.interface import Inference, returns_of
 from rollout_workers.registry import build_agent
 
 Answerers = Callable[[Task], Sequence[tuple[str, InferenceInterface]]]
@@ -108,7 +105,7 @@ async def _play_task(seen: EnvironmentTrials, agent: Agent, index: int, settings
     for sibling, (answer, inference) in enumerate(answerers(task)):
         ticket = Ticket(id=f"check-{index}", task_index=index, version=0, attempt=1)
         context = replace(settings.context, ticket=ticket, sibling=sibling, seed=sibling)
-        watch = timed(inference)
+        watch = TimedInference(inference)
         began = time.monotonic()
         rollouts = await _play(agent, task, watch, context, settings)
         seconds = time.monotonic() - began
@@ -135,6 +132,7 @@ class TimedInference(Inference):
         self._inference = inference
         self._loop = asyncio.get_running_loop()
         self.tokenizer = inference.tokenizer
+        self.returns = returns_of(inference)
         self.seconds = 0.0
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
@@ -143,13 +141,6 @@ class TimedInference(Inference):
             return await self._inference.generate(prompt, args)
         finally:
             self.seconds += time.monotonic() - began
-
-
-def timed(inference: InferenceInterface) -> TimedInference:
-    """It says of itself what the backend says: agents ask whether it returns tokens."""
-    marks = (mark for mark in (ReturnsLogprobs, ReturnsTokens, ReturnsText) if isinstance(inference, mark))
-    mark = next(marks, None)
-    return TimedInference(inference) if mark is None else type("Timed", (TimedInference, mark), {})(inference)
 
 
 def chosen(sections: Sequence[EnvironmentConfig], word: str, **described: Any) -> Sequence[EnvironmentConfig]:

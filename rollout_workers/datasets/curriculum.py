@@ -16,6 +16,7 @@ from typing import Protocol
 from async_rl.datasets.order import Epochs, chance
 from async_rl.datasets.rows import Row, Rows
 from async_rl.errors import ConfigError
+from async_rl.imports.old_names import old_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +74,6 @@ def _order(weights: Sequence[float], seed: str, is_shuffled: bool) -> RowOrder:
     if len(set(weights)) == 1:
         return Epochs(len(weights), seed=seed, is_shuffled=is_shuffled)
     return WeightedDraws(weights, seed=seed)
+
+
+__getattr__ = old_names(__name__)

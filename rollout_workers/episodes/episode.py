@@ -22,7 +22,7 @@ from rollout_workers.episodes.rewards import RewardFailed
 from rollout_workers.episodes.stage_timeouts import StageTimeout, apply_timeouts, stage
 from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.episodes.validation import checked, failed, invalid_result, problem_with_task
-from rollout_workers.episodes.watched_inference import WatchedInference, watch_inference
+from rollout_workers.episodes.watched_inference import WatchedInference
 from rollout_workers.user_functions import awaited
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ async def _attempt(
 ) -> T | Failure:
     deadline = asyncio.timeout(timeout_s)
     with apply_timeouts(timeouts):
-        watched = watch_inference(inference)
+        watched = WatchedInference(inference)
         try:
             async with deadline:
                 return await episode(watched)

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Literal
 
 from async_rl.config.rollout import TimeoutsConfig
+from async_rl.imports.old_names import old_names
 
 Stage = Literal["task", "inference", "environment", "reward"]
 
@@ -67,3 +68,6 @@ async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGen
 
 
 _NONE = TimeoutsConfig(task_s=0)
+
+
+__getattr__ = old_names(__name__)

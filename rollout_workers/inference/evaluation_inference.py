@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, ReturnsText, Tokenizer
+from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, Tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.interface import Inference
 
@@ -15,7 +15,7 @@ NO_VERSION = -1
 """Version of tokens that no version of the run sampled."""
 
 
-class EvaluationInference(Inference, ReturnsText):
+class EvaluationInference(Inference):
     """Wraps a backend; its completions are not for training. `always` overrides the arguments of agents."""
 
     def __init__(self, inference: InferenceInterface, always: GenerationArgs | None = None) -> None:

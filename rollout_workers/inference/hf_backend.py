@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from async_rl.errors import ConfigError
-from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, ReturnsTokens, Tokenizer
+from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Tokenizer
 from async_rl.types import Completion, StopReason
 from rollout_workers.inference.interface import Inference, prompt_ids
 
@@ -32,8 +32,10 @@ async def open_hf(
         yield HuggingFaceInference(model, tokenizer, defaults, thread)
 
 
-class HuggingFaceInference(Inference, ReturnsTokens):
+class HuggingFaceInference(Inference):
     """Its tokens have log-probabilities but no version, because the model is not the trained one."""
+
+    returns = "tokens"
 
     def __init__(self, model: Any, tokenizer: Tokenizer, defaults: GenerationArgs, thread: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer

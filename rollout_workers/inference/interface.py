@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import TypedDict, Unpack
 
-from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion, Message
 
 
@@ -30,9 +30,11 @@ class GenerationKeywords(TypedDict, total=False):
 
 
 class Inference(ABC):
-    """The base of the backends. One provides `_generate`, and says by a marker of async_rl.protocols what it returns."""
+    """The base of the backends. One provides `_generate` and sets `returns`."""
 
     tokenizer: Tokenizer
+    returns: Returns = "text"
+    """What its completions carry."""
     _loop: asyncio.AbstractEventLoop
     """The loop on which it was opened."""
 
@@ -67,6 +69,12 @@ class Inference(ABC):
         if _running_loop() is self._loop:
             raise RuntimeError("generate_blocking would wait for the very loop that it blocks: use `await generate(...)` here")
         return asyncio.run_coroutine_threadsafe(self._generate(prompt, overlay(args, keywords)), self._loop).result()
+
+
+def returns_of(inference: object) -> Returns:
+    """What the completions of a backend carry; text for one that does not say."""
+    returns = getattr(inference, "returns", "text")
+    return returns if returns in ("tokens", "logprobs") else "text"
 
 
 def overlay(args: GenerationArgs | None, keywords: GenerationKeywords) -> GenerationArgs:

@@ -22,7 +22,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
 from rollout_workers.episodes.stage_timeouts import current_timeouts
-from rollout_workers.remote.socket_model import returns_of
+from rollout_workers.inference.interface import returns_of
 from rollout_workers.remote.tokenizers import describe
 from rollout_workers.remote.wire import (
     MAX_BYTES,

@@ -20,7 +20,7 @@ from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavail
 from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.registry import build_agent
-from rollout_workers.remote.socket_model import PendingGenerations, socket_model
+from rollout_workers.remote.socket_model import PendingGenerations, SocketInference
 from rollout_workers.remote.tokenizers import tokenizer_for
 from rollout_workers.remote.wire import (
     MAX_BYTES,
@@ -28,6 +28,7 @@ from rollout_workers.remote.wire import (
     MalformedMessage,
     WireMap,
     pack,
+    read_returns,
     read_task,
     read_ticket,
     unpack,
@@ -145,23 +146,23 @@ class EnvironmentServer:
             if not socket.closed:
                 await socket.send_bytes(pack(message))
 
-        questions = PendingGenerations(send)
+        pending = PendingGenerations(send)
         async with asyncio.TaskGroup() as tasks:
-            playing = tasks.create_task(self._played(order, questions))
-            listening = tasks.create_task(_listen(socket, questions, playing))
+            playing = tasks.create_task(self._played(order, pending))
+            listening = tasks.create_task(_listen(socket, pending, playing))
             await asyncio.wait([playing])
             if not playing.cancelled():
                 await send(playing.result())
             listening.cancel()
 
-    async def _played(self, order: WireMap, questions: PendingGenerations) -> WireMap:
+    async def _played(self, order: WireMap, pending: PendingGenerations) -> WireMap:
         try:
-            rollouts = await self._rollouts(order, questions)
+            rollouts = await self._rollouts(order, pending)
         except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
             return {"refused": str(error)}
         return {"rollouts": [write_rollout(rollout) for rollout in rollouts]}
 
-    async def _rollouts(self, order: WireMap, questions: PendingGenerations) -> tuple[Rollout, ...]:
+    async def _rollouts(self, order: WireMap, pending: PendingGenerations) -> tuple[Rollout, ...]:
         match order:
             case {"schema": int() as schema} if schema != SCHEMA:
                 raise MalformedMessage(
@@ -179,7 +180,7 @@ class EnvironmentServer:
             case _:
                 raise MalformedMessage("an order names environment, task, contexts and models")
         posed = read_task(task)
-        made = {model: self._model(questions, model, said) for model, said in models.items()}
+        made = {model: self._model(pending, model, said) for model, said in models.items()}
         episodes = [self._context(said, made) for said in contexts]
         limits: Any = {"timeout_s": WHOLE_EPISODE_S, "timeouts": TimeoutsConfig.model_validate(timeouts)}
         async with self._source(name, seed, episodes[0].ticket.task_index) as source:
@@ -187,8 +188,8 @@ class EnvironmentServer:
                 return await play_group(source.agent, posed, made[""], episodes, **limits)
             return (await play(source.agent, posed, made[""], episodes[0], **limits),)
 
-    def _model(self, questions: PendingGenerations, name: str, said: Mapping[str, Any]) -> InferenceInterface:
-        return socket_model(said["mark"])(questions, name, tokenizer_for(said["tokenizer"], self._tokenizer))
+    def _model(self, pending: PendingGenerations, name: str, said: Mapping[str, Any]) -> InferenceInterface:
+        return SocketInference(pending, name, tokenizer_for(said["tokenizer"], self._tokenizer), read_returns(said["mark"]))
 
     def _context(self, said: Mapping[str, Any], models: Mapping[str, InferenceInterface]) -> EpisodeContext:
         policies = {name: model for name, model in models.items() if name}
@@ -210,16 +211,16 @@ class EnvironmentServer:
             yield TaskSource(environment=section, agent=agent, index=index)
 
 
-async def _listen(socket: web.WebSocketResponse, questions: PendingGenerations, playing: asyncio.Task[Any]) -> None:
+async def _listen(socket: web.WebSocketResponse, pending: PendingGenerations, playing: asyncio.Task[Any]) -> None:
     try:
         async for message in socket:
             if message.type is not WSMsgType.BINARY:
                 break
             match unpack(message.data):
                 case {"number": int() as number, "completion": completion}:
-                    questions.answer(number, completion)
+                    pending.answer(number, completion)
                 case {"number": int() as number, "kind": str() as kind, "message": str() as reason}:
-                    questions.refuse(number, kind, reason)
+                    pending.refuse(number, kind, reason)
                 case _:
                     break
     except MalformedMessage as error:

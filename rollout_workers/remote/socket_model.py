@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cache
 from itertools import count
 from typing import Any
 
-from async_rl.protocols import (
-    ContextOverflow,
-    GenerationArgs,
-    Prompt,
-    ReturnsLogprobs,
-    ReturnsText,
-    ReturnsTokens,
-    Tokenizer,
-)
+from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference
 from rollout_workers.remote.wire import WireMap, read_completion, write_args, write_prompt
-
-MARKS: dict[str, type] = {"logprobs": ReturnsLogprobs, "tokens": ReturnsTokens, "text": ReturnsText}
-"""What completions carry, the most first."""
 
 Send = Callable[[WireMap], Awaitable[None]]
 
@@ -69,22 +57,14 @@ class PendingGenerations:
 
 
 class SocketInference(Inference):
-    def __init__(self, questions: PendingGenerations, model: str, tokenizer: Tokenizer) -> None:
-        self._questions = questions
+    """Generates with the worker's model `model`: the empty name is the trained one."""
+
+    def __init__(self, pending: PendingGenerations, model: str, tokenizer: Tokenizer, returns: Returns) -> None:
+        self._pending = pending
         self._model = model
         self._loop = asyncio.get_running_loop()
         self.tokenizer = tokenizer
+        self.returns = returns
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
-        return await self._questions.ask(self._model, prompt, args)
-
-
-def returns_of(inference: object) -> str:
-    """The name of what its completions carry; empty for a backend that does not say."""
-    return next((name for name, mark in MARKS.items() if isinstance(inference, mark)), "")
-
-
-@cache
-def socket_model(mark: str) -> type[SocketInference]:
-    """It says of itself what the worker's model says: agents ask whether it returns tokens."""
-    return type(f"SocketInference{mark}", (SocketInference, MARKS[mark]), {}) if mark in MARKS else SocketInference
+        return await self._pending.ask(self._model, prompt, args)

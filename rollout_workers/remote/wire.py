@@ -10,7 +10,7 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from async_rl.protocols import GenerationArgs, Prompt
+from async_rl.protocols import GenerationArgs, Prompt, Returns
 from async_rl.types import Completion, Failure, Message, Rollout, Sample, Status, StopReason, Task, Ticket, VersionSpan
 
 SCHEMA = 1
@@ -86,6 +86,11 @@ def read_prompt(value: Any) -> Prompt:
             return read(_IDS, ids)
         case _:
             raise MalformedMessage("a prompt is a text, messages or token ids")
+
+
+def read_returns(value: Any) -> Returns:
+    """An empty one, or one of another kind, means text."""
+    return value if value in ("tokens", "logprobs") else "text"
 
 
 def write_args(args: GenerationArgs) -> WireMap:

@@ -8,6 +8,7 @@ import pytest
 from adapter_stage import contexts
 
 from async_rl.testing import ScriptedInference
+from rollout_workers import agent_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ def test_the_code_of_the_page_is_the_example(page: str, example: str):
     ],
 )
 async def test_the_code_of_the_page_works(page: str, name: str, said: str, reward: float):
-    agent = names_of(page)[name](name="shown")
+    agent = agent_of(names_of(page)[name], name="shown")
     [context] = contexts(1)
     rollout = await agent.rollout(agent.task(0), ScriptedInference(lambda text: said), context)
     assert rollout.reward == pytest.approx(reward)

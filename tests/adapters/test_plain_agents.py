@@ -14,7 +14,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import Agent
 from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task
-from rollout_workers.adapters import Client, function_agent, openai_agent, trl_rewards
+from rollout_workers import Client, agent_of, function_agent, openai_agent, trl_rewards
 from rollout_workers.adapters.import_optional import import_optional
 from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 from rollout_workers.episodes.episode import play
@@ -62,11 +62,11 @@ async def test_only_a_limit_that_the_function_did_not_set_cuts(limit: dict, stat
         return 1.0
 
     endless = ScriptedInference(lambda text: "z" * 20, context_tokens=8)
-    assert (await played(brief(name="brief"), endless)).status is status
+    assert (await played(agent_of(brief, name="brief"), endless)).status is status
 
 
 async def test_each_conversation_of_a_function_is_a_row():
-    rollout = await played(two_conversations(name="two"), in_turn("xyz", "z"))
+    rollout = await played(agent_of(two_conversations, name="two"), in_turn("xyz", "z"))
     assert rollout.reward == 4
     assert [row.num_sampled for row in rollout.samples] == [4, 2], "with their end tokens"
 
@@ -86,7 +86,7 @@ async def talks(task: Task, client: Client) -> str:
     [(shy, "environment", "never asked the model"), (talks, "reward", "finite number, got 'x'")],
 )
 async def test_what_a_function_may_do_wrong(make, boundary: str, sentence: str):
-    rollout = await played(make(name="wrong"), in_turn("x"))
+    rollout = await played(agent_of(make, name="wrong"), in_turn("x"))
     assert rollout.failure is not None
     assert rollout.failure.boundary == boundary
     assert sentence in rollout.failure.message
@@ -107,13 +107,13 @@ def blocking(base_url: str, api_key: str, task: Task) -> str:
 
 @pytest.mark.parametrize(("said", "reward"), [("41", 1.0), ("40", 0.0)])
 async def test_a_blocking_agent_is_scored_for_its_output(said: str, reward: float):
-    rollout = await played(blocking(name="blocking"), in_turn(said), index=41)
+    rollout = await played(agent_of(blocking, name="blocking"), in_turn(said), index=41)
     assert (rollout.reward, rollout.status) == (reward, Status.OK), rollout.failure
     assert [row.num_sampled for row in rollout.samples] == [3]
 
 
 async def test_without_a_gateway_an_agent_says_what_is_missing():
-    agent = blocking(name="blocking")
+    agent = agent_of(blocking, name="blocking")
     rollout = await play(agent, agent.task(0), in_turn(), contexts(1)[0], timeout_s=30)
     assert rollout.failure is not None
     assert "no gateway is open" in rollout.failure.message
@@ -209,7 +209,7 @@ async def test_a_full_context_ends_the_climb():
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 def test_mistakes_are_one_sentence():
     with pytest.raises(ConfigError, match="environment 'none' has no tasks"):
-        function_agent(tasks=[])(lambda task, client: None)(name="none")
+        agent_of(function_agent(tasks=[])(lambda task, client: None), name="none")
     with pytest.raises(ConfigError, match="2 reward functions and 1 weights"):
         trl_rewards(len, sum, dataset=["a="], weights=[1.0])(name="trl")
     with pytest.raises(ConfigError, match=r"'no_such_library' is not installed here: pip install 'async-rl\[envs\]'"):

@@ -17,7 +17,7 @@ from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt, ReturnsLogprobs
+from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Message, Rollout, RolloutGroup, Status, Task, Ticket, ToolCall
 from buffer.payloads.validation import problem_with
@@ -47,8 +47,10 @@ SHAPE = ModelShape(
 SIBLINGS = 4
 
 
-class Recording(ReturnsLogprobs):
+class Recording:
     """The engine, and all that it sampled."""
+
+    returns = "logprobs"
 
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference

@@ -19,7 +19,7 @@ from aiohttp import ClientSession, web
 
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt, ReturnsLogprobs
+from async_rl.protocols import EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt
 from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Rollout, Task, Ticket, VersionSpan
 from rollout_workers.episodes.episode import play, play_group, pose_task
@@ -32,7 +32,7 @@ from rollout_workers.remote.wire import pack
 HERE = "remote_environments"
 
 
-class Model(ScriptedInference, ReturnsLogprobs):
+class Model(ScriptedInference):
     """Weights flip in the middle of every answer."""
 
     async def generate(self, prompt: Prompt, args: GenerationArgs | None = None, **_: Any) -> Completion:

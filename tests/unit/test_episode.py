@@ -13,7 +13,7 @@ import pytest
 
 from async_rl.config.rollout import EnvironmentConfig, TimeoutsConfig
 from async_rl.errors import FailureBudgetSpent, ServiceStopped
-from async_rl.protocols import EpisodeContext, InferenceInterface, ReturnsLogprobs, ReturnsText, ReturnsTokens
+from async_rl.protocols import EpisodeContext, InferenceInterface, Returns
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Failure, Rollout, Status, Task, Ticket, Turn, VersionSpan
 from rollout_workers.agents import RewardOnlyAgent, Score
@@ -265,20 +265,19 @@ async def test_a_stage_that_takes_too_long_is_named(stage: str, boundary: str):
     assert rollout.failure == Failure(boundary=boundary, kind="TimeoutError", message=message)
 
 
-@pytest.mark.parametrize("mark", [ReturnsLogprobs, ReturnsTokens, ReturnsText, None])
-async def test_an_agent_sees_what_the_backend_can_do(mark: type | None):
-    class Marked(ScriptedInference, *([mark] if mark else [])):
-        pass
-
-    seen: list[bool] = []
+@pytest.mark.parametrize("returns", ["text", "tokens", "logprobs"])
+async def test_an_agent_sees_what_the_backend_returns(returns: Returns):
+    backend = ScriptedInference(lambda text: text)
+    backend.returns = returns
+    seen: list[Returns] = []
 
     class Curious(EchoAgent):
         async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-            seen.extend(isinstance(inference, each) for each in (ReturnsLogprobs, ReturnsTokens, ReturnsText))
+            seen.append(inference.returns)
             return await EchoAgent.rollout(self, task, inference, context)
 
-    assert (await play_one(Curious(), Marked(lambda text: text))).status is Status.OK
-    assert seen == [mark is not None and issubclass(mark, each) for each in (ReturnsLogprobs, ReturnsTokens, ReturnsText)]
+    assert (await play_one(Curious(), backend)).status is Status.OK
+    assert seen == [returns]
 
 
 async def test_a_rollout_without_tokens_can_be_evaluated_but_not_trained():

@@ -15,7 +15,7 @@ from openai_servers import JsonObject, chat_choice, error, never, serving, text_
 from async_rl.config.evaluation import OpenAIPolicy, PolicySampling
 from async_rl.config.tokenizer import CharacterTokenizer
 from async_rl.errors import ConfigError
-from async_rl.protocols import ContextOverflow, EpisodeContext, ReturnsLogprobs, ReturnsTokens
+from async_rl.protocols import ContextOverflow, EpisodeContext
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, Status, StopReason, Ticket, Tool, ToolCall
 from rollout_workers.environments.counting import Counting
@@ -37,8 +37,7 @@ async def backend(url: str, **settings: Any) -> AsyncIterator[OpenAIText]:
 async def test_a_server_that_returns_ids_gives_tokens_but_nothing_to_train_on() -> None:
     async with serving(completions=token_server(END)) as (url, asked), backend(url, tokenizer=DIGITS) as inference:
         completion = await inference.generate("3=", max_tokens=8, temperature=0.5, top_k=4)
-        assert isinstance(inference, ReturnsTokens)
-        assert not isinstance(inference, ReturnsLogprobs)
+        assert inference.returns == "tokens"
         assert asked[-1]["prompt"] == inference.tokenizer.render("3=")
         assert {name: asked[-1][name] for name in ("model", "max_tokens", "temperature", "top_k")} == {
             "model": "served",
@@ -69,7 +68,7 @@ async def test_a_server_of_text_is_given_text_and_can_be_evaluated() -> None:
         rollout = await agent.rollout(task, EvaluationInference(inference), CONTEXT)
         assert rollout.conversation[-1].content == "456"
         assert asked[-1]["prompt"] == task.prompt
-        assert not isinstance(inference, ReturnsTokens)
+        assert inference.returns == "text"
         with pytest.raises(ValueError, match="top_k is not offered by the server at http"):
             await inference.generate("3=", top_k=3)
 

@@ -22,9 +22,6 @@ from async_rl.protocols import (
     ContextOverflow,
     GenerationArgs,
     Prompt,
-    ReturnsLogprobs,
-    ReturnsText,
-    ReturnsTokens,
     Tokenizer,
 )
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -57,7 +54,7 @@ async def open_openai(config: OpenAIPolicy) -> AsyncGenerator[OpenAIText]:
         yield kind(client, model, config, tokenizer)
 
 
-class OpenAIText(Inference, ReturnsText):
+class OpenAIText(Inference):
     """Text goes in, decoded from the prompt's ids, and text comes out."""
 
     asks_for: Mapping[str, Any] = {}
@@ -89,8 +86,10 @@ class OpenAIText(Inference, ReturnsText):
         return choice.completion(text_of(choice), (), end_id=None)
 
 
-class OpenAITokens(OpenAIText, ReturnsTokens):
+class OpenAITokens(OpenAIText):
     """Ids go in and come out: nothing is tokenized twice."""
+
+    returns = "tokens"
 
     asks_for: Mapping[str, Any] = {"return_token_ids": True, "logprobs": 1, "include_stop_str_in_output": True}
     not_offered = ()
@@ -102,8 +101,10 @@ class OpenAITokens(OpenAIText, ReturnsTokens):
         return choice.completion(text_of(choice), choice.token_ids, end_id=self.tokenizer.end_id)
 
 
-class OpenAILogprobs(OpenAITokens, ReturnsLogprobs):
+class OpenAILogprobs(OpenAITokens):
     """Our own gateway: every token comes with its log-probability and the version that sampled it."""
+
+    returns = "logprobs"
 
 
 class OpenAIChat(OpenAIText):

@@ -25,7 +25,7 @@ from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import check_complete, specs
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import GenerationArgs, Prompt, ReturnsLogprobs, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.interface import Inference, prompt_ids
@@ -39,11 +39,13 @@ FOLDER_PREFIX = "engines-"
 """Prefix of the folder in which the ranks of a worker's engines find each other."""
 
 
-class EngineFleet(Inference, ReturnsLogprobs):
+class EngineFleet(Inference):
     """Enter with `async with`: entering starts the processes and builds their engines, leaving ends them.
 
     It has the interface of MegatronEngine.
     """
+
+    returns = "logprobs"
 
     def __init__(
         self,

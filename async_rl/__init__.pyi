@@ -1,0 +1,30 @@
+from async_rl.errors import AsyncRLError as AsyncRLError
+from async_rl.errors import ConfigError as ConfigError
+from async_rl.protocols import Agent as Agent
+from async_rl.protocols import ContextOverflow as ContextOverflow
+from async_rl.protocols import EpisodeContext as EpisodeContext
+from async_rl.protocols import FiniteAgent as FiniteAgent
+from async_rl.protocols import Gateway as Gateway
+from async_rl.protocols import GenerationArgs as GenerationArgs
+from async_rl.protocols import GroupAgent as GroupAgent
+from async_rl.protocols import InferenceInterface as InferenceInterface
+from async_rl.protocols import Prompt as Prompt
+from async_rl.protocols import Returns as Returns
+from async_rl.protocols import Session as Session
+from async_rl.protocols import Tokenizer as Tokenizer
+from async_rl.types import Completion as Completion
+from async_rl.types import Failure as Failure
+from async_rl.types import Message as Message
+from async_rl.types import Rollout as Rollout
+from async_rl.types import RolloutGroup as RolloutGroup
+from async_rl.types import Sample as Sample
+from async_rl.types import Status as Status
+from async_rl.types import StopReason as StopReason
+from async_rl.types import Task as Task
+from async_rl.types import Ticket as Ticket
+from async_rl.types import Tool as Tool
+from async_rl.types import ToolCall as ToolCall
+from async_rl.types import Turn as Turn
+from async_rl.types import VersionSpan as VersionSpan
+
+__version__: str
