@@ -1,10 +1,10 @@
 """An environment of your own: say the letters backwards."""
 
-from async_rl.types import Task
-from rollout_workers.agents import RewardOnlyAgent
+from async_rl import Task
+from rollout_workers import Environment
 
 
-class Backwards(RewardOnlyAgent):
+class Backwards(Environment):
     def task(self, index: int) -> Task:
         letters = "".join(self.random(index).choices("abc", k=4))
         return self.new_task(index, letters + "=", answer=letters[::-1])

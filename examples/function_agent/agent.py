@@ -1,7 +1,7 @@
 """A plain async function as the agent: it may ask again when the answer was wrong."""
 
-from async_rl.types import Task
-from rollout_workers.adapters import Client, function_agent
+from async_rl import Task
+from rollout_workers import Client, function_agent
 
 
 def sums(index: int) -> tuple[str, str]:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from rollout_workers.adapters.gymnasium import Gymnasium
-from rollout_workers.adapters.stepped import NoAction
+from rollout_workers import Gymnasium, NoAction
 
 
 @dataclass(kw_only=True)

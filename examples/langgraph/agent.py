@@ -3,7 +3,7 @@
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from rollout_workers.adapters import openai_agent
+from rollout_workers import openai_agent
 
 
 @openai_agent(tasks=[("1+1=", "2"), ("2+3=", "5")], reward=lambda task, answer: float(answer == task.answer))

@@ -3,9 +3,8 @@
 import sys
 from pathlib import Path
 
-from async_rl.types import Task
-from rollout_workers.agents import ToolAgent
-from rollout_workers.agents.tools import McpServer
+from async_rl import Task
+from rollout_workers import McpServer, ToolAgent
 
 
 class Calculator(ToolAgent):

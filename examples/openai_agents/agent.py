@@ -3,7 +3,7 @@
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from rollout_workers.adapters import openai_agent
+from rollout_workers import openai_agent
 
 set_tracing_disabled(True)  # it would send every episode to OpenAI
 

@@ -2,7 +2,7 @@
 
 from openai import AsyncOpenAI
 
-from rollout_workers.adapters import openai_agent
+from rollout_workers import openai_agent
 
 
 @openai_agent(tasks=[("1+1=", "2"), ("2+3=", "5")], reward=lambda task, answer: float(answer == task.answer))

@@ -1,6 +1,6 @@
 """Reward functions as they stand in a script for TRL's GRPOTrainer, and the line that makes an environment of them."""
 
-from rollout_workers.adapters import trl_rewards
+from rollout_workers import trl_rewards
 
 rows = [{"prompt": f"{one}+{other}=", "solution": str(one + other)} for one in range(5) for other in range(5)]
 

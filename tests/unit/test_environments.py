@@ -13,6 +13,7 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs
 from async_rl.testing import AnswerFunction, ScriptedInference
 from async_rl.types import Message, Rollout, Status, Task, Ticket, Turn
+from rollout_workers import Environment, agent_of
 from rollout_workers.agents import RewardOnlyAgent, Score
 from rollout_workers.environments.counting import Counting
 from rollout_workers.environments.even_digits import EvenDigits
@@ -215,9 +216,9 @@ async def test_the_example_of_the_documentation_is_the_file_and_works():
 
 
 async def test_the_multi_turn_example_of_the_documentation_works():
-    names: dict[str, type[RewardOnlyAgent]] = {}
+    names: dict[str, type[Environment]] = {}
     exec(python_blocks()[1], names)
-    agent = names["AskTwice"](name="ask_twice")
+    agent = agent_of(names["AskTwice"], name="ask_twice")
     assert (await play(agent, in_turn("9", agent.task(0).answer))).reward == 0.5
 
 
