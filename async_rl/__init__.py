@@ -1,6 +1,6 @@
 """async_rl: asynchronous off-policy RL post-training. This package holds the words that the three roles share.
 
-`from async_rl import Task, Rollout, ...`: the public names stand in `__init__.pyi` and are imported on first use. Base classes
+`from async_rl import Task, Rollout, ...`: the public names are listed in `__init__.pyi` and imported on first use. Base classes
 and decorators for environments and agents come from `rollout_workers`.
 """
 

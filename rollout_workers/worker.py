@@ -169,7 +169,7 @@ class Worker:
     @property
     def _groups_playing(self) -> int:
         """Running episodes divided by the group size: one slow episode does not keep a whole group from starting."""
-        return ceil(sum(flight.num_playing for flight in self._in_flight.values()) / self._batch.group_size)
+        return ceil(sum(group.num_playing for group in self._in_flight.values()) / self._batch.group_size)
 
     def weights_changed(self) -> None:
         """Ask for tickets again at once: the inference serves another version."""
@@ -228,13 +228,12 @@ class Worker:
         if stop.is_set():
             await self._hand_back(ticket.id, "abandoned")
             return
-        while (
-            older := self._in_flight.get(ticket.id)
-        ) is not None:  # a server restored from an older state issues a number again
+        # A server restored from an older state issues a number again.
+        while (older := self._in_flight.get(ticket.id)) is not None:
             older.cut("lease_lost")
             await self._wait_for_change()
-        flight = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._batch.group_size)
-        tasks.create_task(self._work_on(flight), name=f"group {ticket.id}")
+        group = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._batch.group_size)
+        tasks.create_task(self._work_on(group), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
         self._environment_limits.close()
@@ -242,8 +241,8 @@ class Worker:
             async with asyncio.timeout(self._settings.drain_s):
                 while self._in_flight:
                     await self._wait_for_change()
-        for flight in self._in_flight.values():
-            flight.cut("abandoned")
+        for group in self._in_flight.values():
+            group.cut("abandoned")
 
     async def _renew_leases(self) -> None:
         """Service: renew every ticket in flight, and cancel the groups whose lease is lost."""
@@ -253,8 +252,8 @@ class Worker:
             if not self._in_flight:
                 continue
             for lost in await self._buffer.renew(self.name, list(self._in_flight)):
-                if (flight := self._in_flight.get(lost)) is not None:  # it may have finished meanwhile
-                    flight.cut("lease_lost")
+                if (group := self._in_flight.get(lost)) is not None:  # it may have finished meanwhile
+                    group.cut("lease_lost")
 
     def _check_up(self) -> None:
         self._leaked_processes.sweep(asyncio.get_running_loop().time())
@@ -263,26 +262,26 @@ class Worker:
         if self.limit > before:
             self._changed.set()
 
-    async def _work_on(self, flight: GroupInFlight) -> None:
+    async def _work_on(self, group: GroupInFlight) -> None:
         """Roll out one group and commit it, or hand its ticket back."""
         try:
-            ended = await flight.until_cut(lambda: self._roll_out(flight))
+            ended = await group.until_cut(lambda: self._roll_out(group))
             if isinstance(ended, RolloutGroup):
                 await self._commit(ended)
             else:
-                await self._hand_back(flight.ticket.id, ended)
+                await self._hand_back(group.ticket.id, ended)
         finally:
-            del self._in_flight[flight.ticket.id]
+            del self._in_flight[group.ticket.id]
             self._changed.set()
 
-    async def _roll_out(self, flight: GroupInFlight) -> RolloutGroup | Drop:
+    async def _roll_out(self, group: GroupInFlight) -> RolloutGroup | Drop:
         def episode_ended() -> None:
-            flight.num_playing = max(1, flight.num_playing - 1)
+            group.num_playing = max(1, group.num_playing - 1)
             self._changed.set()
 
-        if not self._tasks.knows(flight.ticket.mix):
+        if not self._tasks.knows(group.ticket.mix):
             self._tasks.follow(await self._buffer.mix())
-        return await self._runner.play(flight.ticket, episode_ended)
+        return await self._runner.play(group.ticket, episode_ended)
 
     async def _commit(self, group: RolloutGroup) -> None:
         """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""

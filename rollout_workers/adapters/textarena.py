@@ -40,12 +40,12 @@ class TextArenaGame:
 
     def observe(self) -> tuple[Message, ...]:
         """What happened since this seat's last move, and the latest board."""
-        seat, told = self._game.get_observation()
+        seat, observations = self._game.get_observation()
         board = self._library.ObservationType.GAME_BOARD
-        boards = [place for place, (_, _, kind) in enumerate(told) if kind is board]
+        boards = [place for place, (_, _, kind) in enumerate(observations) if kind is board]
         lines = [
             f"[Player {sender}] {text}" if sender != self._library.GAME_ID else text
-            for place, (sender, text, kind) in enumerate(told)
+            for place, (sender, text, kind) in enumerate(observations)
             if sender != seat and (kind is not board or place == boards[-1])
         ]
         return (Message(role="user", content="\n".join(lines)),)

@@ -31,8 +31,8 @@ class DirectHarness(vf.Harness[vf.HarnessConfig]):
         data: Any,
     ) -> Any:
         system, prompt = self.resolve_prompt(data)
-        told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
-        messages = [*([{"role": "system", "content": system}] if system else []), *told]
+        prompts = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages = [*([{"role": "system", "content": system}] if system else []), *prompts]
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as http,
             http.post(f"{endpoint}/chat/completions", json={"model": ctx.model, "messages": messages}) as answer,

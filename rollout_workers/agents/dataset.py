@@ -84,9 +84,9 @@ class DatasetAgent(RewardOnlyAgent):
         asked = row[self.prompt]
         if isinstance(asked, str) and not (self.chat or self.system):
             return asked
-        told = [Message(role="system", content=self.system)] if self.system else []
-        said = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        return (*told, *(Message(role=message["role"], content=message["content"]) for message in said))
+        system = [Message(role="system", content=self.system)] if self.system else []
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        return (*system, *(Message(role=message["role"], content=message["content"]) for message in messages))
 
     def answer_of(self, row: Row) -> str:
         return str(row[self.answer]) if self.answer else ""

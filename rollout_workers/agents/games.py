@@ -57,12 +57,12 @@ class GamePlayer:
         self._moves = 0
         self._is_context_full = False
 
-    async def move(self, told: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
+    async def move(self, observation: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
         """Sample the next move; None when the context is full."""
         if self._dialogue is None:
-            self._dialogue = Dialogue(self._inference, told)
+            self._dialogue = Dialogue(self._inference, observation)
         else:
-            self._dialogue.observe(told)
+            self._dialogue.observe(observation)
         try:
             completion = await self._dialogue.generate(args)
         except ContextOverflow:

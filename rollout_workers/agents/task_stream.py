@@ -12,7 +12,7 @@ from async_rl.types import Message, Scalar, Task
 
 @dataclass(kw_only=True)
 class TaskStream(ABC):
-    """Half of an agent: what the tasks are. How they are played is said by its subclasses.
+    """Base of environments and agents: the stream of their tasks.
 
     Decorate a subclass with `@dataclass(kw_only=True)` and its fields become the `args` of its configuration.
     """

@@ -29,16 +29,16 @@ def write(calls: Sequence[ToolCall], format: ToolCallFormat = "hermes") -> str:
 
 def _parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     calls: list[ToolCall] = []
-    beside: list[str] = []
+    texts: list[str] = []
     reached = 0
     for found in _TAGGED.finditer(text):
         if (call := _call_of(_decoded(found[1].strip()))) is not None:
             calls.append(call)
-            beside.append(text[reached : found.start()])
+            texts.append(text[reached : found.start()])
             reached = found.end()
-    beside.append(text[reached:])
-    said = "".join(beside)
-    return (said.strip() if calls else said), tuple(calls)
+    texts.append(text[reached:])
+    text_beside_calls = "".join(texts)
+    return (text_beside_calls.strip() if calls else text_beside_calls), tuple(calls)
 
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)

@@ -149,5 +149,5 @@ def chosen(sections: Sequence[EnvironmentConfig], word: str, **described: Any) -
         return sections
     named = [section for section in sections if section.label == word]
     if named and described:
-        raise ConfigError(f"{word} stands in the configuration with arguments of its own: leave out --args, or name a type")
+        raise ConfigError(f"{word} is in the configuration with its own arguments: leave out --args, or name a type")
     return named if named else [EnvironmentConfig(type=word, **described)]

@@ -29,7 +29,7 @@ MAX_HAND_BACKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResources:
-    """What episodes use beside their task."""
+    """What every episode of a worker or evaluator uses."""
 
     inference: InferenceInterface
     gateway: Gateway | None

@@ -120,8 +120,8 @@ async def _read(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
         content = None
     if response.status >= 400:
         error = content.get("error", content) if isinstance(content, dict) else None
-        told: dict[str, Any] = error if isinstance(error, dict) else {}
-        raise RequestRefused(response.status, str(told.get("message", response.reason)), str(told.get("code") or ""))
+        details: dict[str, Any] = error if isinstance(error, dict) else {}
+        raise RequestRefused(response.status, str(details.get("message", response.reason)), str(details.get("code") or ""))
     if not isinstance(content, dict):
         raise RequestRefused(response.status, "something that is not a JSON object", "")
     return content
