@@ -35,7 +35,7 @@ from rollout_workers.inference.openai.messages import (
     body_of,
     first_choice,
 )
-from rollout_workers.inference.openai.retrying_client import RequestRefused, RetryingClient, ServerUnavailable
+from rollout_workers.inference.openai.retrying_client import RetryingClient, ServerRefusal, ServerUnavailable
 from rollout_workers.inference.transcript import Transcript, read
 
 PROBE = "1"
@@ -49,7 +49,7 @@ async def open_openai(config: OpenAIPolicy) -> AsyncGenerator[OpenAIText]:
             model = config.model if config.model else await _only_model(client)
             tokenizer = open_tokenizer(config.tokenizer) if config.tokenizer is not None else Transcript()
             kind = OpenAIChat if isinstance(tokenizer, Transcript) else await _probe(client, model, tokenizer)
-        except (RequestRefused, ServerUnavailable, MalformedResponse, TimeoutError) as error:
+        except (ServerRefusal, ServerUnavailable, MalformedResponse, TimeoutError) as error:
             raise ConfigError(f"the server at {config.url} cannot be used: {error}") from error
         yield kind(client, model, config, tokenizer)
 
@@ -76,7 +76,7 @@ class OpenAIText(Inference):
                 raise ValueError(f"{name} is not offered by the server at {self._client.url}; leave it unset")
         try:
             return await self._ask(prompt_ids(prompt, self.tokenizer), body_of(chosen) | {"model": self.model, **self.asks_for})
-        except RequestRefused as refused:
+        except ServerRefusal as refused:
             if refused.code == "context_length_exceeded" or "maximum context length" in str(refused):
                 raise ContextOverflow(f"the prompt is too long for the model {self.model}: {refused}") from refused
             raise
@@ -140,7 +140,7 @@ async def _probe(client: RetryingClient, model: str, tokenizer: Tokenizer) -> ty
     body = {"model": model, "prompt": tokenizer.render(PROBE), "max_tokens": 1, **OpenAITokens.asks_for}
     try:
         choice = first_choice(await client.post("/completions", body))
-    except RequestRefused as refused:
+    except ServerRefusal as refused:
         if refused.status in (401, 403):
             raise
         return OpenAIText  # it takes no ids, or does not know the fields that ask for them

@@ -24,7 +24,7 @@ class ServerUnavailable(Exception):
     """The server stayed busy or unreachable for all allowed attempts."""
 
 
-class RequestRefused(Exception):
+class ServerRefusal(Exception):
     """The server refused the request; a retry would not help."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
@@ -83,7 +83,7 @@ class RetryingClient:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Raises RequestRefused, ServerUnavailable, or TimeoutError when all attempts together took too long."""
+        """Raises ServerRefusal, ServerUnavailable, or TimeoutError when all attempts together took too long."""
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
@@ -121,9 +121,9 @@ async def _read(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
     if response.status >= 400:
         error = content.get("error", content) if isinstance(content, dict) else None
         details: dict[str, Any] = error if isinstance(error, dict) else {}
-        raise RequestRefused(response.status, str(details.get("message", response.reason)), str(details.get("code") or ""))
+        raise ServerRefusal(response.status, str(details.get("message", response.reason)), str(details.get("code") or ""))
     if not isinstance(content, dict):
-        raise RequestRefused(response.status, "something that is not a JSON object", "")
+        raise ServerRefusal(response.status, "something that is not a JSON object", "")
     return content
 
 
