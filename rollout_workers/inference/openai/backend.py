@@ -43,7 +43,7 @@ PROBE = "1"
 
 @asynccontextmanager
 async def open_openai(config: OpenAIPolicy) -> AsyncGenerator[OpenAIText]:
-    """The served model, after one short request that shows what the server returns. Raises ConfigError."""
+    """Open a served model, after one short request that shows what the server returns. Raises ConfigError."""
     async with RetryingClient.open(config) as client:
         try:
             model = config.model if config.model else await _only_model(client)
@@ -55,12 +55,12 @@ async def open_openai(config: OpenAIPolicy) -> AsyncGenerator[OpenAIText]:
 
 
 class OpenAIText(Inference):
-    """Text goes in, decoded from the prompt's ids, and text comes out."""
+    """Sends the prompt as text and reads text."""
 
     asks_for: Mapping[str, Any] = {}
-    """In every request."""
+    """Fields added to every request."""
     not_offered: tuple[str, ...] = ("top_k", "stop_token_ids")
-    """Arguments outside OpenAI's protocol, which not every server would even notice."""
+    """Arguments outside OpenAI's protocol, which other servers may silently ignore."""
 
     def __init__(self, client: RetryingClient, model: str, config: OpenAIPolicy, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -87,7 +87,7 @@ class OpenAIText(Inference):
 
 
 class OpenAITokens(OpenAIText):
-    """Ids go in and come out: nothing is tokenized twice."""
+    """Sends and reads token ids: nothing is tokenized twice."""
 
     returns = "tokens"
 
@@ -97,18 +97,18 @@ class OpenAITokens(OpenAIText):
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
         choice = first_choice(await self._client.post("/completions", {**body, "prompt": token_ids}))
         if choice.token_ids is None:
-            raise MalformedResponse(f"the server at {self._client.url} returned token ids once and does so no more")
+            raise MalformedResponse(f"the server at {self._client.url} returned token ids when it was opened and does not any more")
         return choice.completion(text_of(choice), choice.token_ids, end_id=self.tokenizer.end_id)
 
 
 class OpenAILogprobs(OpenAITokens):
-    """Our own gateway: every token comes with its log-probability and the version that sampled it."""
+    """Our own gateway: tokens come with their log-probabilities and versions."""
 
     returns = "logprobs"
 
 
 class OpenAIChat(OpenAIText):
-    """Messages and tools go in: for servers that keep their tokenizer to themselves. Ids are those of a transcript."""
+    """Sends messages and tools, for servers whose tokenizer is unknown. Ids are those of a transcript."""
 
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
         assert isinstance(self.tokenizer, Transcript)
@@ -130,7 +130,7 @@ async def _only_model(client: RetryingClient) -> str:
     try:
         names = [model.id for model in ServedModels.model_validate(await client.get("/models")).data]
     except ValidationError as error:
-        raise MalformedResponse("its /models are no list of models") from error
+        raise MalformedResponse("its /models is not a list of models") from error
     if len(names) != 1:
         raise ConfigError(f"the server at {client.url} has these models: {', '.join(names)}; say which with `model`")
     return names[0]
@@ -143,7 +143,7 @@ async def _probe(client: RetryingClient, model: str, tokenizer: Tokenizer) -> ty
     except ServerRefusal as refused:
         if refused.status in (401, 403):
             raise
-        return OpenAIText  # it takes no ids, or does not know the fields that ask for them
+        return OpenAIText  # it does not accept token ids, or does not know the fields that ask for them
     if not choice.token_ids:
         return OpenAIText
     return OpenAILogprobs if choice.versions else OpenAITokens
