@@ -1,7 +1,7 @@
-"""ServedModels behind any server that speaks OpenAI's protocol. What the server returns decides what the backend is:
+"""Models behind any server that speaks OpenAI's protocol. What the server returns decides the class of the backend:
 
     ids, logprobs and versions (our gateway)    OpenAILogprobs    can be trained on
-    ids (vLLM's return_token_ids)               OpenAITokens      can be evaluated, opponents, judges
+    ids (vLLM's return_token_ids)               OpenAITokens      evaluation, opponents, judges
     text                                        OpenAIText        the same
 
 With a tokenizer prompts go as token ids to /completions; without one as messages to /chat/completions.
@@ -97,7 +97,7 @@ class OpenAITokens(OpenAIText):
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
         choice = first_choice(await self._client.post("/completions", {**body, "prompt": token_ids}))
         if choice.token_ids is None:
-            raise MalformedResponse(f"the server at {self._client.url} returned token ids when it was opened and does not any more")
+            raise MalformedResponse(f"the server at {self._client.url} returned token ids at first and does not any more")
         return choice.completion(text_of(choice), choice.token_ids, end_id=self.tokenizer.end_id)
 
 
