@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -88,7 +89,7 @@ class ParquetRows:
 
     def __init__(self, file: Path) -> None:
         try:
-            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+            parquet: Any = import_module("pyarrow.parquet")
         except ImportError as error:
             raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
         self._file = file
@@ -125,7 +126,7 @@ class HuggingFaceRows:
 
 def _hugging_face(path: str, split: str) -> Rows:
     try:
-        import datasets  # pyright: ignore[reportMissingImports]
+        datasets: Any = import_module("datasets")
     except ImportError as error:
         raise ConfigError(
             f"dataset {path!r} is not a .jsonl or .parquet file, so it needs the package datasets: "
@@ -136,6 +137,6 @@ def _hugging_face(path: str, split: str) -> Rows:
         if any((saved / name).is_file() for name in ("state.json", "dataset_dict.json")):
             found: Any = datasets.load_from_disk(path)
             return HuggingFaceRows(found[split] if isinstance(found, datasets.DatasetDict) else found, path)
-        return HuggingFaceRows(cast("Any", datasets.load_dataset(path, split=split)), path)
+        return HuggingFaceRows(datasets.load_dataset(path, split=split), path)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"dataset {path!r} has no split {split!r} that can be opened: {error}") from error
