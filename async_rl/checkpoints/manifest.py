@@ -113,6 +113,8 @@ def found_in(folder: Path) -> list[Path]:
 
 
 _NAME = re.compile(r"step-(\d{8,})(?:-by-(\d+))?")
+_SET_ASIDE = ".damaged"
+"""Suffix of checkpoints that a resume has passed over."""
 
 
 def place_of(checkpoint: Path) -> tuple[int, int]:
@@ -194,11 +196,23 @@ def facts_of(path: Path) -> FileFacts:
 def remove_superseded(root: Path, keep: int, *, newest: int, life: int = 0, spared: str = "") -> None:
     """Remove all but `keep` checkpoints: that of step `newest`, which this learner (`life`) just wrote, and the newest others.
 
-    Checkpoints of this learner above `newest` are removed too, because they were damaged. `spared` is kept in addition.
+    `spared` is kept in addition. Checkpoints that were set aside are removed once `keep` undamaged ones exist.
     """
     found = [checkpoint for checkpoint in candidates(root) if checkpoint.name not in (spared, folder_of(newest, life))]
-    above = [checkpoint for checkpoint in found if place_of(checkpoint) > (life, newest) and place_of(checkpoint)[0] == life]
-    remove([*above, *[checkpoint for checkpoint in found if checkpoint not in above][keep - 1 :]])
+    remove(found[keep - 1 :])
+    if len(found) >= keep - 1:
+        remove(root.glob(f"step-*{_SET_ASIDE}"))
+
+
+def set_aside(checkpoint: Path) -> None:
+    """Rename a damaged checkpoint that a resume passes over.
+
+    Otherwise it would count among those that are kept, and one that can be read again later would bring back steps whose groups
+    have been rolled out a second time.
+    """
+    target = checkpoint.with_name(checkpoint.name + _SET_ASIDE)
+    shutil.rmtree(target, ignore_errors=True)
+    checkpoint.rename(target)
 
 
 def check_is_latest(root: Path, life: int) -> None:

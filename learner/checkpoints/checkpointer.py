@@ -22,6 +22,7 @@ from async_rl.checkpoints.manifest import (
     check_is_latest,
     read_manifest,
     remove_superseded,
+    set_aside,
 )
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.pieces import check_model, lacks_head, open_pieces
@@ -73,8 +74,9 @@ class Checkpointer:
     def load(self, folder: Path, found: Sequence[str]) -> dict[str, Any] | None:
         """Restore the first of the checkpoints `found` that is undamaged and return its `extra`; None if there are none.
 
-        Raises CheckpointError if all are damaged.
+        Damaged ones before it are set aside. Raises CheckpointError if all are damaged.
         """
+        damaged: list[Path] = []
         for path in (folder / name for name in found):
             manifest, problem = None, None
             try:
@@ -86,7 +88,11 @@ class Checkpointer:
             if all_succeeded(problem is None):
                 assert manifest is not None
                 self._restore(path, manifest)
+                if dist.get_rank() == 0:
+                    for each in damaged:
+                        set_aside(each)
                 return dict(manifest.extra)
+            damaged.append(path)
             log.warning(
                 f"checkpoint {path.name} is damaged, trying the one before it", reason=str(problem or "another rank's part")
             )

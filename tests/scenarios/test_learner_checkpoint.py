@@ -186,6 +186,19 @@ def test_a_damaged_newest_falls_back(rank_group: RankGroup, tmp_path: Path, dama
     assert successor().load(tmp_path) == {"step": 2, "again": True}
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_not_counted_among_those_kept(rank_group: RankGroup, tmp_path: Path) -> None:
+    for step in (1, 2):
+        rank_group.save(tmp_path, step=step, extra={"step": step}, keep=2, life=1).result()
+    flip_a_byte(tmp_path / "step-00000002-by-1")
+    resumed = successor()
+    assert resumed.load(tmp_path) == {"step": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001-by-1", "step-00000002-by-1.damaged"]
+    resumed.save(tmp_path, step=3, extra={"step": 3}, keep=2, life=2).result()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001-by-1", "step-00000003-by-2"]
+    flip_a_byte(tmp_path / "step-00000003-by-2")
+    assert successor().load(tmp_path) == {"step": 1}, "one undamaged checkpoint is still there"
+
+
 def test_all_damaged_is_an_error_instead_of_a_silent_restart(rank_group: RankGroup, tmp_path: Path) -> None:
     saved_twice(rank_group, tmp_path)
     for folder in tmp_path.iterdir():
