@@ -89,7 +89,11 @@ class OldModules(MetaPathFinder, Loader):
         """Let the module look its names up in the new one."""
         new = import_module(str(new_module(module.__name__)))
         renamed = NAMES.get(new.__name__, {})
-        vars(module)["__getattr__"] = lambda name: getattr(new, renamed.get(name, name))
+
+        def find(name: str) -> Any:
+            return getattr(new, renamed.get(name, name))
+
+        vars(module)["__getattr__"] = find
 
 
 def new_module(old: str) -> str | None:

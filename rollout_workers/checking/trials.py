@@ -17,6 +17,7 @@ from async_rl.protocols import (
     GroupAgent,
     InferenceInterface,
     Prompt,
+    Returns,
 )
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
@@ -132,7 +133,7 @@ class TimedInference(Inference):
         self._inference = inference
         self._loop = asyncio.get_running_loop()
         self.tokenizer = inference.tokenizer
-        self.returns = returns_of(inference)
+        self.returns: Returns = returns_of(inference)
         self.seconds = 0.0
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:

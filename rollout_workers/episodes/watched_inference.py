@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt
+from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, Returns
 from async_rl.types import Completion
 from rollout_workers.episodes.leaked_tasks import outside_episodes
 from rollout_workers.episodes.stage_timeouts import current_timeouts, stage
@@ -20,7 +20,7 @@ class WatchedInference(Inference):
         # Read here: a gateway generates for an episode in tasks with another context.
         self._timeouts = current_timeouts()
         self.tokenizer = inference.tokenizer
-        self.returns = returns_of(inference)
+        self.returns: Returns = returns_of(inference)
         self.raised: Exception | None = None
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:

@@ -64,7 +64,7 @@ class SocketInference(Inference):
         self._model = model
         self._loop = asyncio.get_running_loop()
         self.tokenizer = tokenizer
-        self.returns = returns
+        self.returns: Returns = returns
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         return await self._pending.ask(self._model, prompt, args)
