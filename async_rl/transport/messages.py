@@ -119,6 +119,8 @@ class PushStaged(_Reply):
 class PushFailed(_Reply):
     kind: Literal["failed"] = "failed"
     reason: str
+    is_cut_off: bool = False
+    """The member does not reach the learner's machine, which explains why others in its group failed too."""
 
 
 ToWorkers = PushOffer | PushBegin | PushCancel | VersionLive

@@ -25,7 +25,7 @@ from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve
@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 class MegatronEngine(Inference):
     """Enter with `async with`: entering builds the model on the engine's thread, leaving ends every generation."""
 
-    returns = "logprobs"
+    returns: Returns = "logprobs"
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from async_rl.errors import ConfigError
-from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Tokenizer
+from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion, StopReason
 from rollout_workers.inference.interface import Inference, prompt_ids
 
@@ -35,7 +35,7 @@ async def open_hf(
 class HuggingFaceInference(Inference):
     """Its tokens have log-probabilities but no version, because the model is not the trained one."""
 
-    returns = "tokens"
+    returns: Returns = "tokens"
 
     def __init__(self, model: Any, tokenizer: Tokenizer, defaults: GenerationArgs, thread: ThreadPoolExecutor) -> None:
         self.tokenizer = tokenizer

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.testing import AnswerFunction, ScriptedInference
 from async_rl.types import Completion, Message
 from rollout_workers.chat.tool_calls import ToolCallFormat, write
@@ -16,7 +16,7 @@ from rollout_workers.inference.interface import Inference
 class Scripted(Inference):
     """`answers` is a list, used in turn and repeated, or a function of the text so far."""
 
-    returns = "logprobs"
+    returns: Returns = "logprobs"
 
     def __init__(
         self,

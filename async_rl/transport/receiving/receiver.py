@@ -51,6 +51,7 @@ from async_rl.transport.packed_source import PackedSource, read_source
 from async_rl.transport.plan import wire_specs
 from async_rl.transport.receiving.catch_up import CatchUp
 from async_rl.transport.receiving.parcel_receiver import ParcelReceiver, ReceivedVersion
+from async_rl.transport.wire.http import is_reachable
 from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
@@ -267,7 +268,7 @@ class WeightReceiver:
             await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=str(error)))
             raise
         except WireError as error:
-            await post(self._board, TO_LEARNER, PushFailed(**self._reply_to(offer), reason=str(error)))
+            await self._post_failed(self._reply_to(offer), str(error))
         else:
             await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
 
@@ -275,10 +276,14 @@ class WeightReceiver:
         if cancel.attempt != self._newest or self._staged is not None:
             return
         await self._abandon()
-        failed = PushFailed(
-            fence=cancel.fence, generation=cancel.generation, member=self._member.id, reason="the attempt was cancelled"
-        )
-        await post(self._board, TO_LEARNER, failed)
+        reply = _ReplyFields(fence=cancel.fence, generation=cancel.generation, member=self._member.id)
+        await self._post_failed(reply, "the attempt was cancelled")
+
+    async def _post_failed(self, reply: _ReplyFields, reason: str) -> None:
+        versions = self._source.versions.values() if self._source is not None else ()
+        urls = {parcel.url for packed in versions for parcel in packed}
+        is_cut_off = await in_daemon_thread(lambda: not all(map(is_reachable, urls)), name="weight-probe")
+        await post(self._board, TO_LEARNER, PushFailed(**reply, reason=reason, is_cut_off=is_cut_off))
 
     async def _abandon(self) -> None:
         """Abandon the current attempt, the current catch-up, and a version that is staged but not served."""

@@ -67,7 +67,7 @@ class AttemptOutcome:
     dropped: dict[str, str] = field(default_factory=dict[str, str])
     """Member id -> why it does not get the version."""
     lost: list[str] = field(default_factory=list[str])
-    """Dropped members whose silence broke the attempt."""
+    """Dropped members that broke the attempt: they are silent, or do not reach the learner."""
     retryable: list[str] = field(default_factory=list[str])
     """Members that failed with the attempt and may be sent to again."""
 
@@ -183,6 +183,9 @@ class PushAttempt:
             match replies.last.get(member):
                 case PushStaged():
                     outcome.staged.append(member)
+                case PushFailed(reason=reason, is_cut_off=True):
+                    self._drop_failed(member, f"does not reach the learner: {reason}")
+                    outcome.lost.append(member)
                 case PushFailed(reason=reason):
                     failed[member] = reason
                 case _:

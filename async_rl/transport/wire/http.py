@@ -43,6 +43,9 @@ _CONNECTIONS = 64
 _REQUEST_S = 2.0
 """Time limit for receiving a request; workers send theirs at once."""
 
+_PROBE_S = 0.3
+"""Time limit for connecting, which needs no process to be awake. It is shorter than the learner waits for a report of failure."""
+
 _NO_DESCRIPTORS_S = 0.1
 """Pause before accepting again when file descriptors have run out."""
 
@@ -151,6 +154,18 @@ class _ParcelRequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def is_reachable(url: str) -> bool:
+    """Whether packets reach the machine of a parcel's URL and come back; a refused connection is proof of that too."""
+    where = urlsplit(url)
+    try:
+        socket.create_connection((where.hostname or "", where.port or 0), _PROBE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def pull(

@@ -22,6 +22,7 @@ from async_rl.protocols import (
     ContextOverflow,
     GenerationArgs,
     Prompt,
+    Returns,
     Tokenizer,
 )
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -89,7 +90,7 @@ class OpenAIText(Inference):
 class OpenAITokens(OpenAIText):
     """Sends and reads token ids: nothing is tokenized twice."""
 
-    returns = "tokens"
+    returns: Returns = "tokens"
 
     asks_for: Mapping[str, Any] = {"return_token_ids": True, "logprobs": 1, "include_stop_str_in_output": True}
     not_offered = ()
@@ -104,7 +105,7 @@ class OpenAITokens(OpenAIText):
 class OpenAILogprobs(OpenAITokens):
     """Our own gateway: tokens come with their log-probabilities and versions."""
 
-    returns = "logprobs"
+    returns: Returns = "logprobs"
 
 
 class OpenAIChat(OpenAIText):

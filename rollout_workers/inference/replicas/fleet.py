@@ -25,7 +25,7 @@ from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import check_complete, specs
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import GenerationArgs, Prompt, Tokenizer
+from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.interface import Inference, prompt_ids
@@ -45,7 +45,7 @@ class EngineFleet(Inference):
     It has the interface of MegatronEngine.
     """
 
-    returns = "logprobs"
+    returns: Returns = "logprobs"
 
     def __init__(
         self,
