@@ -44,7 +44,7 @@ _REQUEST_S = 2.0
 """Time limit for receiving a request; workers send theirs at once."""
 
 _PROBE_S = 0.3
-"""Time limit for connecting, which needs no process to be awake. It is shorter than the learner waits for a report of failure."""
+"""Time limit for connecting, which needs no process to be awake; shorter than the learner waits for a report of failure."""
 
 _NO_DESCRIPTORS_S = 0.1
 """Pause before accepting again when file descriptors have run out."""
