@@ -137,7 +137,7 @@ def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "a" / "b").read_text())
     assert (found["environment.device"], found["packing.outcome"]) == ("cpu", "ok")
-    assert found["packing.logits_float32"] < found["packing.logits_bfloat16"]
+    assert found["packing.gradients_float32"] < found["packing.gradients_bfloat16"]
     assert ended.stdout.endswith("nothing failed\n")
 
 
