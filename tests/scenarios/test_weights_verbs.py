@@ -90,7 +90,9 @@ def test_pinned_rolled_back_and_let_go(tmp_path: Path) -> None:
         said = weights.status()
         assert said["learner"]["version"] > served.version
         assert said["learner"]["pinned"] == f"rolled back to step {goal.step}"
-        assert [worker["behind"] for worker in said["workers"]] == [0]
+        until(
+            lambda: [worker["behind"] for worker in weights.status()["workers"]] == [0], "the worker serves it", while_alive=run
+        )
 
         os.kill(pid_of(config, "learner"), signal.SIGKILL)
         until(lambda: live(config).timeline != served.timeline, "the next learner serves something", while_alive=run)

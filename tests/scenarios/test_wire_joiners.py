@@ -18,7 +18,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 from test_wire import Worker, all_needy, running
-from wire_board import StageBoard, board_of, config_of
+from wire_board import StageBoard, board_of, config_of, go_live
 from wire_learner import WIRE
 from wire_weights import Sender, held, sending, weights
 
@@ -154,6 +154,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
                     async with sending(board, WIRE, weights(0), fence=2, timeline="b") as second:
                         await all_needy(second, 4, restarted, another)
                         await second.push(4, pushed := weights(seed=4))
+                        await go_live(board, redis_server, run_name, second.records[4])
                         await second.flip(4)
                         await another.serves(4)
                         await restarted.serves(4)

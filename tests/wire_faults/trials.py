@@ -89,12 +89,13 @@ async def _kill_a_worker(stage: Stage, luck: random.Random) -> str:
     victim = luck.choice(WORKERS)
     moment, at, after_s = _moment(luck, WORKER_MOMENTS, "read:begin")
     await stage.strike(victim, "SIGKILL", at, after_s)
-    if luck.random() < 0.5:  # its supervisor is quick
-        await stage.ended(victim)
-        await stage.start(victim, "worker")
-    await _others_go_on(stage, victim)
-    if stage.pids[victim] in _ended(stage):
-        await stage.start(victim, "worker")
+    is_supervisor_quick = luck.random() < 0.5
+    if not is_supervisor_quick:
+        await _others_go_on(stage, victim)
+    await stage.ended(victim)
+    await stage.start(victim, "worker")
+    if is_supervisor_quick:
+        await _others_go_on(stage, victim)
     await _others_go_on(stage, versions=1)
     return moment
 
@@ -220,10 +221,6 @@ async def _ends_well(stage: Stage, name: str) -> None:
         raise
     if code != 0:
         raise NeverHappened(f"{name} was asked to end, and ended with code {code}")
-
-
-def _ended(stage: Stage) -> set[int]:
-    return {fact.more["pid"] for fact in stage.facts if fact.what == "ended"}
 
 
 TRIALS: Mapping[str, Trial] = {

@@ -80,6 +80,17 @@ def _explain_mismatch() -> Iterator[None]:
         ) from error
 
 
+def _raise_if_run_was_lost(live: VersionRecord, version: int, timeline: str) -> None:
+    """Raise ServiceStopped when a new timeline counts from below the version served: Redis and the run's folder were both lost.
+
+    A running worker never goes back to an older version, so it is restarted and takes the live one.
+    """
+    if live.version <= version and timeline not in ("", live.timeline):
+        raise ServiceStopped(
+            f"this worker serves version {version} of a run that was lost; version {live.version} of another is live now"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Attempt:
     """A push that this worker takes part in."""
@@ -197,21 +208,12 @@ class WeightReceiver:
             await asyncio.sleep(HEARTBEAT_S)
             await self._announce()
             # The live version in Redis decides; VersionLive only announces it sooner, and a learner may die before it.
+            version, timeline = self.version, self._timeline  # a newer version may be served while Redis answers
             if (live := await self._board.live_version()) is not None:
-                self._raise_if_run_was_lost(live)
+                _raise_if_run_was_lost(live, version, timeline)
                 await self._serve(live, swap)
                 if self._needs(live) and time.monotonic() >= self._next_catch_up_at:
                     self._is_behind.set()
-
-    def _raise_if_run_was_lost(self, live: VersionRecord) -> None:
-        """Raise ServiceStopped when a new timeline counts from below the version served here: Redis and the run's folder were
-        both lost. A running worker never goes back to an older version, so it is restarted and takes the live one.
-        """
-        if live.version <= self.version and self._timeline not in ("", live.timeline):
-            raise ServiceStopped(
-                f"this worker serves version {self.version} of a run that was lost; "
-                f"version {live.version} of another is live now"
-            )
 
     async def _on_offer(self, offer: PushOffer, services: asyncio.TaskGroup) -> None:
         is_old = offer.fence == self._newest[0] and offer.generation <= self._newest[1]
