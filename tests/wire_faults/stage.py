@@ -22,7 +22,7 @@ from buffer import open_buffer
 from buffer.board import RedisBoard
 
 _HERE = Path(__file__).parent
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 """Waiting longer than this for anything is a failure."""
 
 
