@@ -19,6 +19,8 @@ AsyncRLError (1)
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -119,8 +121,13 @@ def boundary(program: str) -> Generator[None, None, None]:
     """
     try:
         yield
+        _flush_output()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:
+        if not _drop_unread_output():
+            raise
+        raise SystemExit(141) from None  # as a shell reports a program that SIGPIPE ended
     except (AsyncRLError, BaseExceptionGroup) as error:
         ours = find_async_rl_error(error)
         if ours is None:
@@ -128,3 +135,22 @@ def boundary(program: str) -> Generator[None, None, None]:
         with suppress(OSError):  # a log on a full disk is no reason to end with another exit code
             print(f"{program}: {ours}", file=sys.stderr)
         raise SystemExit(ours.exit_code) from None
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # a log on a full disk is no reason to end with another exit code
+        pass
+
+
+def _drop_unread_output() -> bool:
+    """Whether the reader of stdout is gone, as with `| head`; what was not written yet is dropped then."""
+    stdout, state = sys.stdout.fileno(), select.poll()
+    state.register(stdout, 0)
+    if not any(event & select.POLLERR for _, event in state.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+    return True

@@ -151,3 +151,11 @@ def test_what_is_shown_lacks_the_password_of_sentinels(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "redis+sentinel://***@a,b/main" in shown
     assert "secret" not in shown
+
+
+def test_a_reader_that_has_read_enough_gets_no_traceback() -> None:
+    program = f"{sys.executable} -P -c 'from async_rl.cli.main import main; main()'"
+    line = f"{program} config show @ configs/quickstart.yaml | head -n 1"
+    done = subprocess.run(["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] in ("0", "141"), "0 if all was written before the reader left"
