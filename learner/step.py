@@ -87,7 +87,7 @@ class StepResult:
     grad_norm: float
     """The largest of the updates, before clipping."""
     learning_rate: float
-    """Of the last update."""
+    """The last update's."""
     skipped: bool
     """True if every update was skipped: the weights are unchanged."""
     metrics: Mapping[str, float]
