@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -107,19 +109,17 @@ class Sampler:
                     )
                 )
         folder = self._stage.config.run_folder
-        size = sum(path.stat().st_size for path in _files(folder) if "redis" not in path.relative_to(folder).parts)
+        size = sum(size for path, size in _files(folder) if "redis" not in path.relative_to(folder).parts)
         self.samples.setdefault("folder", []).append(Sample(at_s=now, steps=steps, memory_mb=size / 2**20))
 
 
-def _files(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                path.stat()
-                found.append(path)
-        except OSError:  # deleted meanwhile
-            continue
+def _files(folder: Path) -> list[tuple[Path, int]]:
+    """Return the files below a folder with their sizes, without those that are deleted meanwhile."""
+    found: list[tuple[Path, int]] = []
+    for parent, _, names in os.walk(folder):  # unlike rglob, it passes over a folder that is deleted meanwhile
+        for path in (Path(parent, name) for name in names):
+            with suppress(FileNotFoundError):
+                found.append((path, path.stat().st_size))
     return found
 
 
