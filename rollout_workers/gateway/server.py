@@ -8,7 +8,6 @@ Access to an endpoint needs the key of its episode: 128 random bits, known to it
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import socket
 from collections import OrderedDict
@@ -28,11 +27,11 @@ from rollout_workers.gateway.endpoints.responses import responses
 from rollout_workers.gateway.endpoints.tokens import detokenize, generate, tokenize
 from rollout_workers.gateway.request_errors import RequestError, closed, from_http
 from rollout_workers.gateway.session import EpisodeSession
+from rollout_workers.http_server import Handler, listen, url_of
 
 log = structlog.get_logger()
 
 Endpoint = Callable[[web.Request, EpisodeSession], Awaitable[web.StreamResponse]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REMEMBERED = 10_000
 """Number of ended episodes that are still answered with 410 instead of 404, so that late agents see why they fail."""
@@ -41,46 +40,25 @@ REMEMBERED = 10_000
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig, *, context_tokens: int, run_token: str) -> AsyncIterator[HttpGateway]:
     """Serve until the block is left. `context_tokens` is the model's context; `run_token` gives access to /metrics."""
-    with _listen(config) as listener:
-        gateway = HttpGateway(config, _address(config, listener), context_tokens, run_token)
-        # handler_cancellation ends the generation of a client that disconnects. Sessions end their own requests, so the
-        # shutdown waits only for responses being sent.
-        runner = web.AppRunner(gateway.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
+    gateway = HttpGateway(config, context_tokens, run_token)
+    advertised = config.advertised_host
+    if advertised is None:
+        advertised = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+    async with listen(gateway.application(), config.host, config.port, key="worker.gateway") as port:
+        gateway.address = url_of(advertised, port)
         try:
-            await web.SockSite(runner, listener).start()
             yield gateway
         finally:
             await gateway.close()
-            await runner.cleanup()
-
-
-def _listen(config: GatewayConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno is not None else str(error)
-        raise ConfigError(
-            f"worker.gateway: cannot listen on {config.host}:{config.port}: {why}; "
-            "host must be an address of this machine, and port a free one, or 0 for any"
-        ) from error
-
-
-def _address(config: GatewayConfig, listener: socket.socket) -> str:
-    """The address under which agents reach the gateway."""
-    host = config.advertised_host
-    if host is None:
-        host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
-    port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpGateway:
     """Implements `Gateway`."""
 
-    def __init__(self, config: GatewayConfig, address: str, context_tokens: int, run_token: str) -> None:
-        self.address = address
+    address: str
+    """The url under which agents reach it."""
+
+    def __init__(self, config: GatewayConfig, context_tokens: int, run_token: str) -> None:
         self.counters = GatewayCounters()
         self._config = config
         self._context_tokens = context_tokens

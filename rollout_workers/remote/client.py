@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Self
 
 from aiohttp import (
@@ -18,6 +17,7 @@ from aiohttp import (
     WSServerHandshakeError,
 )
 
+from async_rl.config.exposure import read_token
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Task
@@ -25,21 +25,22 @@ from rollout_workers.episodes.stage_timeouts import current_timeouts
 from rollout_workers.inference.interface import returns_of
 from rollout_workers.remote.tokenizers import describe
 from rollout_workers.remote.wire import (
+    ARGS,
+    HEARTBEAT_S,
     MAX_BYTES,
+    ROLLOUTS,
     SCHEMA,
+    TASK,
+    EpisodeOrder,
+    OrderedEpisode,
+    OrderedModel,
     WireMap,
     pack,
-    read_args,
+    read,
     read_prompt,
-    read_rollout,
-    read_task,
     unpack,
-    write_completion,
-    write_task,
-    write_ticket,
 )
 
-HEARTBEAT_S = 15.0
 ANSWER_S = 60.0
 """Time limit of requests other than episodes."""
 
@@ -55,20 +56,25 @@ class RemoteAgent:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {url!r}")
         self._name, self._seed, self._url = name, seed, url.rstrip("/")
-        self._token = _token_in(token_file)
-        self._open = AsyncExitStack()
+        self._token = read_token(token_file, key=f"environment {name!r}: token_file")
 
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         # One socket per episode; the worker limits their number.
-        self._session = await self._open.enter_async_context(ClientSession(headers=headers, connector=TCPConnector(limit=0)))
+        self._session = ClientSession(headers=headers, connector=TCPConnector(limit=0))
+        try:
+            await self._greet()
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def _greet(self) -> None:
         try:
             hello = await self._get("/hello")
         except (EnvironmentServerFailed, TimeoutError) as error:
-            await self._open.aclose()
             raise ConfigError(f"environment {self._name!r}: {error}; `async-rl env serve` starts a server") from error
         if hello.get("schema") != SCHEMA:
-            await self._open.aclose()
             raise ConfigError(
                 f"the environment server at {self._url} speaks schema {hello.get('schema')} and this worker {SCHEMA}: "
                 "use the same async_rl on both sides"
@@ -76,42 +82,34 @@ class RemoteAgent:
         num_tasks = hello.get("num_tasks")
         self.num_tasks = num_tasks if isinstance(num_tasks, int) else None
         if hello.get("plays_groups"):
-            self.rollout_group = self._rollout_group  # with this method it is a GroupAgent
-        return self
+            self.rollout_group = self._play  # with this method it is a GroupAgent
 
     async def __aexit__(self, *problem: object) -> None:
-        await self._open.aclose()
+        await self._session.close()
 
     async def task(self, index: int) -> Task:
         answer = await self._get("/task", name=self._name, seed=str(self._seed), index=str(index))
         if "failure" in answer:
             raise EnvironmentServerFailed(answer["failure"])
-        return read_task(answer.get("task"))
+        return read(TASK, answer.get("task"))
 
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        [rollout] = await self._played(task, inference, [context])
+        [rollout] = await self._play(task, inference, [context])
         return rollout
 
-    async def _rollout_group(
-        self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
-    ) -> Sequence[Rollout]:
-        return await self._played(task, inference, contexts)
-
-    async def _played(self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]) -> list[Rollout]:
+    async def _play(self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]) -> list[Rollout]:
         models = {"": inference, **contexts[0].policies}
-        order = {
-            "schema": SCHEMA,
-            "name": self._name,
-            "seed": self._seed,
-            "task": write_task(task),
-            "contexts": [
-                {"ticket": write_ticket(each.ticket), "sibling": each.sibling, "seed": each.seed} for each in contexts
-            ],
-            "models": {
-                name: {"mark": returns_of(model), "tokenizer": describe(model.tokenizer)} for name, model in models.items()
+        order = EpisodeOrder(
+            name=self._name,
+            seed=self._seed,
+            task=task,
+            contexts=tuple(OrderedEpisode(ticket=each.ticket, sibling=each.sibling, seed=each.seed) for each in contexts),
+            models={
+                name: OrderedModel(mark=returns_of(model), tokenizer=describe(model.tokenizer))
+                for name, model in models.items()
             },
-            "timeouts": current_timeouts().model_dump(),
-        }
+            timeouts=current_timeouts(),
+        )
         try:
             async with self._session.ws_connect(f"{self._url}/play", max_msg_size=MAX_BYTES, heartbeat=HEARTBEAT_S) as socket:
                 await socket.send_bytes(pack(order))
@@ -122,7 +120,7 @@ class RemoteAgent:
             raise self._gone(error) from error
         match last:
             case {"rollouts": list() as rollouts}:
-                return [read_rollout(rollout) for rollout in rollouts]
+                return read(ROLLOUTS, rollouts)
             case {"refused": str() as reason}:
                 raise EnvironmentServerFailed(reason)
             case _:
@@ -168,18 +166,9 @@ async def _serve_generations(socket: ClientWebSocketResponse, models: Mapping[st
 
 async def _generate(socket: ClientWebSocketResponse, number: int, model: InferenceInterface, question: WireMap) -> None:
     try:
-        completion = await model.generate(read_prompt(question.get("prompt")), read_args(question.get("args")))
-        reply: WireMap = {"number": number, "completion": write_completion(completion)}
+        completion = await model.generate(read_prompt(question.get("prompt")), read(ARGS, question.get("args")))
+        reply: WireMap = {"number": number, "completion": completion}
     except Exception as error:  # raised again in the agent on the server
         reply = {"number": number, "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
     with suppress(ClientError, OSError):  # the reader of the socket notices that it closed
         await socket.send_bytes(pack(reply))
-
-
-def _token_in(file: str) -> str:
-    if not file:
-        return ""
-    try:
-        return Path(file).read_text().strip()
-    except OSError as error:
-        raise ValueError(f"token_file {file} cannot be read: {error.strerror}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -11,41 +11,36 @@ from typing import Any
 import structlog
 from aiohttp import WSMsgType, web
 
-from async_rl.config.exposure import knows, refuse_exposure
-from async_rl.config.rollout import EnvironmentConfig, TimeoutsConfig
+from async_rl.config.exposure import refuse_exposure
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, InferenceInterface, Tokenizer
+from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, Tokenizer
 from async_rl.types import Failure, Rollout
 from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavailable
 from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.task_mix import TaskSource
+from rollout_workers.http_server import Handler, listen, require_token, url_of
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.socket_model import PendingGenerations, SocketInference
 from rollout_workers.remote.tokenizers import tokenizer_for
 from rollout_workers.remote.wire import (
+    HEARTBEAT_S,
     MAX_BYTES,
+    ORDER,
     SCHEMA,
     MalformedMessage,
     WireMap,
     pack,
-    read_returns,
-    read_task,
-    read_ticket,
+    read,
     unpack,
-    write_rollout,
-    write_task,
 )
 
 log = structlog.get_logger()
 
-HEARTBEAT_S = 15.0
-"""A dead peer is noticed within twice this time."""
 WHOLE_EPISODE_S = 7 * 24 * 3600.0
 """Never reached: the worker closes the socket at its own deadline."""
 RUNS_MOST = 64
 """Maximum number of (name, seed) pairs for which the environment is made."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
@@ -62,16 +57,8 @@ async def open_server(
     """Serve until the block is left; yields the url. Raises ConfigError for a wrong environment or address."""
     refuse_exposure("the environment", host, token=token, insecure=False, way_out="give --token-file")
     server = EnvironmentServer(section, token=token, tokenizer=tokenizer, gateway=gateway, max_episodes=max_episodes)
-    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    async with server.pool.open():
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-            yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        finally:
-            await runner.cleanup()
+    async with server.pool.open(), listen(server.application(), host, port) as bound:
+        yield url_of(host, bound)
 
 
 class EnvironmentServer:
@@ -94,20 +81,12 @@ class EnvironmentServer:
         self._free = max_episodes
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self._guard], client_max_size=2**20)
+        guard = require_token("the environment server", self._token)
+        application = web.Application(middlewares=[guard, _refuse], client_max_size=2**20)
         application.add_routes(
             [web.get("/hello", self._hello), web.get("/task", self._task), web.get("/play", self._play)]
         )  # fmt: skip
         return application
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not knows(request.headers.get("Authorization", ""), self._token):
-            raise web.HTTPUnauthorized(text="the environment server does not know this token")
-        try:
-            return await handler(request)
-        except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
 
     async def _hello(self, request: web.Request) -> web.Response:
         about = {"type": self._section.type, "plays_groups": self._plays_groups, "num_tasks": self._num_tasks}
@@ -122,7 +101,7 @@ class EnvironmentServer:
             task = await pose_task(source)
         if isinstance(task, Failure):
             return _answer({"failure": f"{task.kind}: {task.message}"})
-        return _answer({"task": write_task(task)})
+        return _answer({"task": task})
 
     async def _play(self, request: web.Request) -> web.StreamResponse:
         if not self._free:
@@ -160,43 +139,32 @@ class EnvironmentServer:
             rollouts = await self._rollouts(order, pending)
         except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
             return {"refused": str(error)}
-        return {"rollouts": [write_rollout(rollout) for rollout in rollouts]}
+        return {"rollouts": rollouts}
 
-    async def _rollouts(self, order: WireMap, pending: PendingGenerations) -> tuple[Rollout, ...]:
-        match order:
-            case {"schema": int() as schema} if schema != SCHEMA:
-                raise MalformedMessage(
-                    f"the worker speaks schema {schema} and this server {SCHEMA}: use the same async_rl on both sides"
-                )
-            case {
-                "name": str() as name,
-                "seed": int() as seed,
-                "task": task,
-                "contexts": list() as contexts,
-                "models": {"": _} as models,
-                "timeouts": dict() as timeouts,
-            }:
-                pass
-            case _:
-                raise MalformedMessage("an order names environment, task, contexts and models")
-        posed = read_task(task)
-        made = {model: self._model(pending, model, said) for model, said in models.items()}
-        episodes = [self._context(said, made) for said in contexts]
-        limits: Any = {"timeout_s": WHOLE_EPISODE_S, "timeouts": TimeoutsConfig.model_validate(timeouts)}
-        async with self._source(name, seed, episodes[0].ticket.task_index) as source:
+    async def _rollouts(self, message: WireMap, pending: PendingGenerations) -> tuple[Rollout, ...]:
+        if (schema := message.get("schema")) != SCHEMA:
+            raise MalformedMessage(
+                f"the worker speaks schema {schema} and this server {SCHEMA}: use the same async_rl on both sides"
+            )
+        order = read(ORDER, message)
+        if "" not in order.models:
+            raise MalformedMessage("an order without the trained model")
+        models = {
+            name: SocketInference(pending, name, tokenizer_for(each.tokenizer, self._tokenizer), each.mark)
+            for name, each in order.models.items()
+        }
+        trained, policies = models[""], {name: model for name, model in models.items() if name}
+        episodes = [
+            EpisodeContext(
+                ticket=each.ticket, sibling=each.sibling, seed=each.seed, gateway=self._gateway, policies=policies
+            )
+            for each in order.contexts
+        ]  # fmt: skip
+        limits: Any = {"timeout_s": WHOLE_EPISODE_S, "timeouts": order.timeouts}
+        async with self._source(order.name, order.seed, episodes[0].ticket.task_index) as source:
             if isinstance(source.agent, GroupAgent):
-                return await play_group(source.agent, posed, made[""], episodes, **limits)
-            return (await play(source.agent, posed, made[""], episodes[0], **limits),)
-
-    def _model(self, pending: PendingGenerations, name: str, said: Mapping[str, Any]) -> InferenceInterface:
-        return SocketInference(pending, name, tokenizer_for(said["tokenizer"], self._tokenizer), read_returns(said["mark"]))
-
-    def _context(self, said: Mapping[str, Any], models: Mapping[str, InferenceInterface]) -> EpisodeContext:
-        policies = {name: model for name, model in models.items() if name}
-        ticket = read_ticket(said["ticket"])
-        return EpisodeContext(
-            ticket=ticket, sibling=said["sibling"], seed=said["seed"], gateway=self._gateway, policies=policies
-        )  # fmt: skip
+                return await play_group(source.agent, order.task, trained, episodes, **limits)
+            return (await play(source.agent, order.task, trained, episodes[0], **limits),)
 
     @asynccontextmanager
     async def _source(self, name: str, seed: int, index: int) -> AsyncGenerator[TaskSource]:
@@ -209,6 +177,14 @@ class EnvironmentServer:
         self.pool.add(key, partial(build_agent, section, seed))
         async with self.pool.use(key, is_detached=lambda: False) as agent:
             yield TaskSource(environment=section, agent=agent, index=index)
+
+
+@web.middleware
+async def _refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (MalformedMessage, ConfigError, EnvironmentUnavailable) as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
 
 
 async def _listen(socket: web.WebSocketResponse, pending: PendingGenerations, playing: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference
-from rollout_workers.remote.wire import WireMap, read_completion, write_args, write_prompt
+from rollout_workers.remote.wire import COMPLETION, WireMap, read, write_prompt
 
 Send = Callable[[WireMap], Awaitable[None]]
 
@@ -30,7 +30,7 @@ class PendingGenerations:
     async def ask(self, model: str, prompt: Prompt, args: GenerationArgs) -> Completion:
         number = next(self._numbers)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
-        question = {"number": number, "model": model, "prompt": write_prompt(prompt), "args": write_args(args)}
+        question = {"number": number, "model": model, "prompt": write_prompt(prompt), "args": args}
         try:
             await self._send({"generate": question})
             return await answer
@@ -46,7 +46,7 @@ class PendingGenerations:
         if asked is None or asked.done():
             return
         try:
-            asked.set_result(read_completion(said))
+            asked.set_result(read(COMPLETION, said))
         except ValueError as error:
             asked.set_exception(error)
 

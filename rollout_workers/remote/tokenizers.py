@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters
-from async_rl.types import Message, Tool
 from rollout_workers.remote.wire import WireMap
 
 PROBE = "Ünder 7 trees, a fox said: «42!»\n\n"
 """Tokenizers of equal size that encode this alike are taken to be the same."""
+
+
+_characters = cache(Characters)
 
 
 def describe(tokenizer: Tokenizer) -> WireMap:
@@ -32,11 +33,6 @@ def tokenizer_for(described: WireMap, own: Tokenizer | None) -> Tokenizer:
     return own if own is not None else MissingTokenizer(described)
 
 
-@cache
-def _characters(alphabet: str) -> Characters:
-    return Characters(alphabet)
-
-
 class MissingTokenizer:
     """Raises ConfigError when an agent uses the tokenizer; most agents never do."""
 
@@ -44,18 +40,7 @@ class MissingTokenizer:
         self.vocab_size: int = described.get("vocab_size", 0)
         self.end_id: int = described.get("end_id", -1)
 
-    def encode(self, text: str) -> list[int]:
-        raise self._missing()
+    def _missing(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError("the run's tokenizer is not on this environment server: start it with --tokenizer FOLDER")
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        raise self._missing()
-
-    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        raise self._missing()
-
-    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        raise self._missing()
-
-    @staticmethod
-    def _missing() -> Any:
-        return ConfigError("the run's tokenizer is not on this environment server: start it with --tokenizer FOLDER")
+    encode = decode = render = render_reply = _missing

@@ -15,9 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-from async_rl.config.exposure import knows
-from async_rl.errors import ConfigError
 from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered, read_answer, read_messages
+from rollout_workers.http_server import listen, require_token, url_of
 
 MOST_WAITING = 4096
 
@@ -92,23 +91,7 @@ class RewardServer:
 @asynccontextmanager
 async def listening(server: RewardServer, *, host: str, port: int, token: str = "") -> AsyncGenerator[str]:
     """Listen while inside; yields the address. Raises ConfigError when the port cannot be used."""
-
-    @web.middleware
-    async def guard(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if not knows(request.headers.get("Authorization", ""), token):
-            raise web.HTTPUnauthorized(text="the reward model does not know this token")
-        return await handler(request)
-
-    application = web.Application(middlewares=[guard])
+    application = web.Application(middlewares=[require_token("the reward model", token)])
     application.router.add_post("/score", server.answer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    finally:
-        await runner.cleanup()
+    async with listen(application, host, port) as bound:
+        yield url_of(host, bound)
