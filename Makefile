@@ -49,23 +49,22 @@ test-adapters: $(VENV)/.dev
 KILLS ?= 500
 SEED ?= 1
 chaos-buffer: $(VENV)/.dev
-	$(BIN)/python tests/chaos/run.py --kills $(KILLS) --seed $(SEED) --report runs/chaos_buffer.json
+	$(BIN)/python -m tests.chaos.run --kills $(KILLS) --seed $(SEED) --report runs/chaos_buffer.json
 
-PIPELINE := PYTHONPATH=tests:tests/scenarios:tests/chaos $(BIN)/python tests/chaos/pipeline
 FAULTS ?= 500
 chaos: $(VENV)/.dev
-	$(PIPELINE)/run.py --faults $(FAULTS) --seed $(SEED) --report runs/chaos.json $(WITH)
+	$(BIN)/python -m tests.chaos.pipeline.run --faults $(FAULTS) --seed $(SEED) --report runs/chaos.json $(WITH)
 
 MINUTES ?= 60
 soak: $(VENV)/.dev
-	$(PIPELINE)/soak.py --minutes $(MINUTES) --seed $(SEED) --report runs/soak.json $(WITH)
+	$(BIN)/python -m tests.chaos.pipeline.soak --minutes $(MINUTES) --seed $(SEED) --report runs/soak.json $(WITH)
 
 TRIALS ?= 100
 wire-faults: $(VENV)/.dev
-	$(BIN)/python tests/wire_faults/run.py --trials $(TRIALS) --seed $(SEED) --report runs/wire_faults.json
+	$(BIN)/python -m tests.wire_faults.run --trials $(TRIALS) --seed $(SEED) --report runs/wire_faults.json
 
 fuzz-ports: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -s tests/scenarios/test_listeners.py
+	$(BIN)/python -m pytest -m slow -s tests/scenarios/runs/test_listeners.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from private_server import private_server
 
 from buffer.server.embedded.programs import find_binary
+from tests.support.private_server import private_server
 
 settings.register_profile("any machine", deadline=None)  # no test asserts a time
 settings.load_profile("any machine")

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
-from adapter_stage import Stage, open_stage
 
 from async_rl.config.loading import load
-
-ROOT = Path(__file__).parents[2]
+from tests.adapters.adapter_stage import Stage, open_stage
+from tests.support.repository import ROOT
 
 
 @pytest.fixture

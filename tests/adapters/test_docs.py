@@ -1,16 +1,14 @@
 """What the pages about adapters show is what the examples are, or works as it stands."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.testing import ScriptedInference
 from rollout_workers import agent_of
-
-ROOT = Path(__file__).parents[2]
+from tests.adapters.adapter_stage import contexts
+from tests.support.repository import ROOT
 
 
 def block(page: str) -> str:

@@ -6,7 +6,6 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
@@ -14,6 +13,7 @@ from async_rl.testing import ScriptedInference
 from async_rl.types import Status
 from rollout_workers.episodes.episode import play
 from rollout_workers.registry import build_agent
+from tests.adapters.adapter_stage import contexts
 
 REASON = "{} is not installed: make test-adapters"
 

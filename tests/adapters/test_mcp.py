@@ -1,9 +1,9 @@
 """A server of the Model Context Protocol, started and asked by an agent."""
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.testing import ScriptedInference
+from tests.adapters.adapter_stage import contexts
 
 pytest.importorskip("mcp", reason="mcp is not installed: make test-adapters")
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from small_tokenizer import make_tokenizer
 
 from async_rl.config.rollout import GatewayConfig
 from async_rl.testing import ScriptedInference
@@ -15,6 +14,7 @@ from async_rl.types import ToolCall
 from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import open_gateway
 from rollout_workers.gateway.session import EpisodeSession
+from tests.support.small_tokenizer import make_tokenizer
 
 openai = pytest.importorskip("openai", reason="the openai SDK is not installed: make test-adapters")
 

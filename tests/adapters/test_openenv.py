@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.testing import ScriptedInference
 from async_rl.types import Status
 from rollout_workers.episodes.episode import play
+from tests.adapters.adapter_stage import contexts
 
 PYTHON = os.environ.get("OPENENV_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="OPENENV_PYTHON names no Python that has OpenEnv: make test-adapters")

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import ConfigError
@@ -20,6 +19,7 @@ from rollout_workers.adapters.stepped import NoAction, SteppedAgent, WorldStep
 from rollout_workers.episodes.episode import play
 from rollout_workers.episodes.rewards import RewardFailed
 from rollout_workers.gateway import open_gateway
+from tests.adapters.adapter_stage import contexts
 
 
 def in_turn(*answers: str) -> ScriptedInference:

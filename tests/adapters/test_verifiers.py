@@ -1,12 +1,12 @@
 """A taskset of verifiers: its own rewards for what our engine says."""
 
 import pytest
-from adapter_stage import contexts
 
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.testing import ScriptedInference
 from rollout_workers.registry import build_agent
+from tests.adapters.adapter_stage import contexts
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed: make test-adapters")
 

@@ -1,6 +1,6 @@
 """Checks a round from client-side journals and the server's final content, without the buffer's code.
 
-    python tests/chaos/auditor.py FOLDER        audits the folder of a round again; exit code 1 on any violation
+    python -m tests.chaos.auditor FOLDER        audits the folder of a round again; exit code 1 on any violation
 
 Each check returns its violations, one sentence each. Surviving steps are those that the last checkpoint descends from.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from evidence import Evidence
+from tests.chaos.evidence import Evidence
 
 ALIVE = ("reserved", "ready", "again", "taken")
 

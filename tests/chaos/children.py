@@ -19,15 +19,14 @@ from mmap import mmap
 from pathlib import Path
 from typing import NoReturn
 
-from journals import Journal
-from learner_role import learn
-from plan import WRITERS, Plan
-from server_role import keep_server
-from stage import STARTING, STATE_BYTES, Stage
-from writer_role import write
-
 from async_rl.durable import failpoints
 from async_rl.errors import AsyncRLError, find_async_rl_error
+from tests.chaos.journals import Journal
+from tests.chaos.learner_role import learn
+from tests.chaos.plan import WRITERS, Plan
+from tests.chaos.server_role import keep_server
+from tests.chaos.stage import STARTING, STATE_BYTES, Stage
+from tests.chaos.writer_role import write
 
 POINTS_LOG = "points.log"
 SLOTS = 128

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from journals import Line, read
+from tests.chaos.journals import Line, read
 
 
 def newest(checkpoints: Path) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis import Redis
-from stage import RUN, config_of
 
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.chaos.stage import RUN, config_of
 
 ZSETS = ("leases", "reserved", "ready", "again", "taken", "kept", "lottery")
 HASHES = ("state", "dropped", "records", "ended", "quarantine", "versions", "tally")

@@ -15,15 +15,14 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from evidence import newest
-from plan import RoundSettings
-from stage import Stage, stop_event
-
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import write_whole
 from async_rl.replay_protocol import Limits, ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, VersionRecord
 from learner.checkpoints.fences import Fences
+from tests.chaos.evidence import newest
+from tests.chaos.plan import RoundSettings
+from tests.chaos.stage import Stage, stop_event
 
 define("learner.trained", "learner.issued", "learner.published", "learner.saved")
 

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from stage import RUN
 
 from async_rl.config import Config
+from tests.chaos.stage import RUN
 
 TIMEOUT_S = 0.2
 ONCE = Retry(NoBackoff(), retries=0)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from children import POINTS, points_of
-from outcome import Outcome
-from plan import Plan
-from recovery import Times, as_lines, summed
+from tests.chaos.children import POINTS, points_of
+from tests.chaos.outcome import Outcome
+from tests.chaos.plan import Plan
+from tests.chaos.recovery import Times, as_lines, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

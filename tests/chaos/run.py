@@ -1,7 +1,7 @@
 """Kills writers, learners and servers at random, hundreds of times, and checks that no group was lost or trained twice.
 
-    python tests/chaos/run.py --kills 500 --seed 1 [--server redis|valkey|PATH] [--report FILE] [--keep FOLDER]
-    python tests/chaos/run.py --kills 500 --seed 1 --round 7          only this round of that run again
+    python -m tests.chaos.run --kills 500 --seed 1 [--server redis|valkey|PATH] [--report FILE] [--keep FOLDER]
+    python -m tests.chaos.run --kills 500 --seed 1 --round 7          only this round of that run again
 
 Exit code 1 on any violation; then the journals, the plan and the server's data stay in the folder that it prints.
 """
@@ -15,16 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from auditor import violations
-from children import POINTS_LOG
-from evidence import Evidence
-from final_state import dump
-from plan import Plan, rounds
-from report import Round, as_json, table
-from supervisor import Supervisor
-
 from async_rl.errors import ConfigError, boundary
 from buffer.server.embedded.programs import find_binary
+from tests.chaos.auditor import violations
+from tests.chaos.children import POINTS_LOG
+from tests.chaos.evidence import Evidence
+from tests.chaos.final_state import dump
+from tests.chaos.plan import Plan, rounds
+from tests.chaos.report import Round, as_json, table
+from tests.chaos.supervisor import Supervisor
 
 
 def main() -> int:
@@ -38,7 +37,7 @@ def main() -> int:
     for plan in plans:
         done.append(_play(plan, root / f"round-{plan.round:03d}", binary))
         print(f"round {plan.round}: {done[-1].sentence}", file=sys.stderr, flush=True)
-    command = f"python tests/chaos/run.py --kills {wanted.kills} --seed {wanted.seed}"
+    command = f"python -m tests.chaos.run --kills {wanted.kills} --seed {wanted.seed}"
     command += " --set-backs" if wanted.set_backs else ""
     command += f" --server {wanted.server}" if wanted.server else ""
     print(table(done, command=command))

@@ -7,10 +7,9 @@ import contextlib
 import os
 import signal
 
-from stage import SERVING, Stage, stop_event
-
 from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer
+from tests.chaos.stage import SERVING, Stage, stop_event
 
 
 async def keep_server(stage: Stage) -> None:

@@ -12,13 +12,12 @@ from mmap import mmap
 from pathlib import Path
 from random import Random
 
-from journals import Journal
-from plan import Plan
-
 from async_rl.config import Config
 from buffer.board import RedisBoard
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.chaos.journals import Journal
+from tests.chaos.plan import Plan
 
 RUN = "chaos"
 STATE_BYTES = 32

@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from children import POINTS_LOG, ROLES, Child, Children
-from journals import Journal
-from outcome import Death, Outcome
-from plan import Event, Plan
-from poison import poison
 from redis.exceptions import RedisError
-from set_back import cut
-from stage import SERVING, STARTING, config_of
 
 from async_rl.errors import FenceLost, RestartLimit, ServerRewound
+from tests.chaos.children import POINTS_LOG, ROLES, Child, Children
+from tests.chaos.journals import Journal
+from tests.chaos.outcome import Death, Outcome
+from tests.chaos.plan import Event, Plan
+from tests.chaos.poison import poison
+from tests.chaos.set_back import cut
+from tests.chaos.stage import SERVING, STARTING, config_of
 
 MAX_WRONG_ENDS = 5
 """A role that ends wrongly this often is not restarted."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from stage import Stage, stop_event
 
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, Task, Ticket, spans_of
+from tests.chaos.stage import Stage, stop_event
 
 define("writer.reserved", "writer.answered")
 

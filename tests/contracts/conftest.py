@@ -8,9 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
-from private_fleet import cluster_url, private_cluster
-from private_server import binaries, private_server
-from runs import LEARNER_LEASE_S, Run
 
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
@@ -19,6 +16,9 @@ from buffer.redis_buffer import RedisBuffer
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from buffer.server.client import Server
+from tests.support.private_fleet import cluster_url, private_cluster
+from tests.support.private_server import binaries, private_server
+from tests.support.runs import LEARNER_LEASE_S, Run
 
 MEMORY, CLUSTER = "memory", "cluster"
 

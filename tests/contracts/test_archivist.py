@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from groups import group
-from runs import Run, limits, started
 
 from async_rl.durable import failpoints
 from async_rl.errors import FenceLost
@@ -26,6 +22,9 @@ from buffer.archive.service import archive_spent, drain_spent
 from buffer.archive.writing import ArchiveWriter
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.support.groups import group
+from tests.support.repository import module_command, module_environment
+from tests.support.runs import Run, limits, started
 
 PER_STEP = 20
 KEEP = {"groups_per_step": PER_STEP, "max_age": 1, "keep_steps": 1000}
@@ -232,8 +231,6 @@ async def test_a_cancelled_service_leaves_no_write_behind(tmp_path: Path):
 
 
 # -- kill -9 ------------------------------------------------------------------------------------------------------------
-PROGRAM = Path(__file__).with_name("archiving_process.py")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @asynccontextmanager
@@ -241,8 +238,8 @@ async def child(
     url: str, run_name: str, fence: int, folder: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", PROGRAM, url, run_name, str(fence), str(folder)),
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        *module_command("tests.contracts.archiving_process", url, run_name, fence, folder),
+        env=module_environment(**environment),
         stdout=asyncio.subprocess.PIPE,
     )
     try:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from runs import limits, publish
 
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Board, Member
@@ -15,6 +14,7 @@ from buffer import keys
 from buffer.board import RedisBoard
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.support.runs import limits, publish
 
 Both = tuple[Board, ReplayBuffer]
 

@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
-from groups import group
-from runs import Run, limits, publish
 
 from async_rl.errors import FenceLost
 from async_rl.replay_protocol import ReplayBuffer
+from tests.support.groups import group
+from tests.support.runs import Run, limits, publish
 
 
 async def reserved(buffer: ReplayBuffer, count: int, worker: str = "w", version: int = 0, wait_s: float = 0) -> list[str]:

@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from groups import group
-from runs import Run, limits, publish
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, TakenGroup, Ticket, UndoneGroup, VersionRecord
+from tests.support.groups import group
+from tests.support.runs import Run, limits, publish
 
 
 async def ready(buffer: ReplayBuffer, count: int, version: int = 0) -> list[Ticket]:

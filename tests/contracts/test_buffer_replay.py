@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 
 import pytest
-from groups import group
-from runs import Run, limits, publish
 
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition
+from tests.support.groups import group
+from tests.support.runs import Run, limits, publish
 
 
 async def ready(buffer: ReplayBuffer, count: int, version: int = 0) -> list[str]:

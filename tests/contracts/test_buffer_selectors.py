@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from groups import group
-from runs import Run, publish
 
 from async_rl.errors import ServerRewound
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import RolloutGroup, Ticket
+from tests.support.groups import group
+from tests.support.runs import Run, publish
 
 
 def of_environment(ticket: Ticket, name: str) -> RolloutGroup:

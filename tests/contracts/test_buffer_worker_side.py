@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from groups import group, sample
-from runs import Run, limits, publish
 
 from async_rl.types import RolloutGroup, Status, Ticket, VersionSpan
+from tests.support.groups import group, sample
+from tests.support.runs import Run, limits, publish
 
 
 async def test_no_ticket_is_issued_before_a_learner_published_and_recovered(run: Run):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHAOS = Path(__file__).parents[1] / "chaos"
+from tests.support.repository import module_command, module_environment
+
 Line = dict[str, Any]
 
 
@@ -20,7 +20,7 @@ Line = dict[str, Any]
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a round with 40 kills."""
     folder = tmp_path_factory.mktemp("chaos") / "kept"
-    ended = _python("run.py", "--kills", "40", "--seed", "1", "--keep", folder)
+    ended = _python("run", "--kills", "40", "--seed", "1", "--keep", folder)
     print(ended.stdout, ended.stderr)  # pytest shows it when the round was not clean
     assert ended.returncode == 0
     return folder / "round-000"
@@ -32,7 +32,7 @@ def test_forty_kills_lose_nothing_and_train_nothing_twice(killed: Path):
     assert {death["role"].partition("-")[0] for death in outcome["deaths"]} == {"learner", "writer", "server"}
     assert any(death["how"] == "failpoint" for death in outcome["deaths"])
     assert json.loads((killed / "final.json").read_text())["state"]["spent"] != "0"
-    assert _python("auditor.py", killed).returncode == 0
+    assert _python("auditor", killed).returncode == 0
 
 
 def _lose_a_group(steps: list[Line]) -> None:
@@ -118,11 +118,11 @@ def _steps(lines: list[Line]) -> list[Line]:
 
 
 def _is_seen(folder: Path, said: str) -> None:
-    audited = _python("auditor.py", folder)
+    audited = _python("auditor", folder)
     assert audited.returncode == 1
     assert said in audited.stdout
 
 
-def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(CHAOS / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def _python(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = module_command(f"tests.chaos.{module}", *arguments)
+    return subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=200, check=False)

@@ -14,9 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from chaos_proxy import ChaosProxy, Weather
-from private_fleet import cluster_url, private_cluster
-from private_server import binaries, client_of, private_folder, private_server, server_on
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError
 
@@ -26,6 +23,9 @@ from buffer import keys, open_group_stores
 from buffer.group_store import EXPIRY_S, MAX_VALUE_BYTES, RedisGroupStore
 from buffer.server.client import Server
 from buffer.server.users import create_users
+from tests.support.chaos_proxy import ChaosProxy, Weather
+from tests.support.private_fleet import cluster_url, private_cluster
+from tests.support.private_server import binaries, client_of, private_folder, private_server, server_on
 
 CLUSTER = "cluster"
 BUNDLED = binaries()["bundled"]

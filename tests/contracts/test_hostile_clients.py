@@ -13,9 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import pytest
-from groups import group
-from private_server import private_server
-from runs import limits, publish, started
 
 from async_rl.errors import AsyncRLError
 from async_rl.protocols import Member
@@ -26,6 +23,9 @@ from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.programs import find_binary
+from tests.support.groups import group
+from tests.support.private_server import private_server
+from tests.support.runs import limits, publish, started
 
 Both = tuple[RedisBuffer, Server]
 

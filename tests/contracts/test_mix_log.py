@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 
 import pytest
-from runs import Run, limits, started
 
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition, MixChange, Ticket
+from tests.support.runs import Run, limits, started
 
 
 async def added(buffer: ReplayBuffer, change: str) -> MixChange:

@@ -21,9 +21,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from groups import group
-from private_server import private_server
-from runs import publish, started
 
 from async_rl.durable import failpoints
 from async_rl.errors import FleetMismatch
@@ -34,6 +31,9 @@ from buffer.payloads.files import PayloadFolder, is_reference
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.programs import find_binary
+from tests.support.groups import group
+from tests.support.private_server import private_server
+from tests.support.runs import publish, started
 
 SPAWN = multiprocessing.get_context("spawn")
 LEASE_S = 1.0

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from groups import group
-from runs import limits, publish
 
 from async_rl.errors import FenceLost, ServerRewound
 from buffer import keys
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from learner.checkpoints.fences import Fences
+from tests.support.groups import group
+from tests.support.runs import limits, publish
 
 Both = tuple[RedisBuffer, Server]
 Act = Callable[[], Awaitable[None]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from facts import Fact
+from tests.wire_faults.facts import Fact
 
 _CRASH = ("terminate called", "Traceback", "Fatal Python error", "Segmentation", "Exception raised from")
 

@@ -6,12 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-from facts import tell
-from strike import FaultInjector
-from wire_board import board_of, config_of
-from wire_weights import held, open_rank_sender, weights
-from worker_role import ROWS
-
 from async_rl.config import HEARTBEAT_S, WireConfig
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.transport.digest import digest_of
@@ -22,6 +16,11 @@ from buffer import open_buffer
 from buffer.redis_buffer import RedisBuffer
 from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
+from tests.support.wire_board import board_of, config_of
+from tests.support.wire_weights import held, open_rank_sender, weights
+from tests.wire_faults.facts import tell
+from tests.wire_faults.strike import FaultInjector
+from tests.wire_faults.worker_role import ROWS
 
 TICK_S = 0.02
 STEP_S = (0.1, 0.5)

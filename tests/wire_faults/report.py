@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trials import Played
+from tests.wire_faults.trials import Played
 
 SLACK_S = 1.0
 """What a broken push may take beyond one operation timeout, beside the time that the learner's process waits for a turn on the

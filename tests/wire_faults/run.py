@@ -1,6 +1,6 @@
 """Kills, stops and cuts off what is at both ends of the weight wire, and proves that no torn or older version was ever served.
 
-    python tests/wire_faults/run.py --trials 100 --seed 1 [--fault storm] [--over gloo] [--report FILE] [--keep FOLDER]
+    python -m tests.wire_faults.run --trials 100 --seed 1 [--fault storm] [--over gloo] [--report FILE] [--keep FOLDER]
 
 Every trial's luck comes from the seed, the fault and the trial's number. Exit code 1 on any violation; then the logs stay.
 """
@@ -18,18 +18,14 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "scenarios")]
-
-from audit import longest_pause, noise, violations  # noqa: E402
-from private_server import private_server  # noqa: E402
-from report import Round, as_json, table, too_long  # noqa: E402
-from stage import open_stage  # noqa: E402
-from trials import CUTS, TRIALS, WORKERS, Played, play  # noqa: E402
-
-from async_rl.config import WireConfig  # noqa: E402
-from async_rl.errors import boundary  # noqa: E402
-from buffer.server.embedded.programs import find_binary  # noqa: E402
+from async_rl.config import WireConfig
+from async_rl.errors import boundary
+from buffer.server.embedded.programs import find_binary
+from tests.support.private_server import private_server
+from tests.wire_faults.audit import longest_pause, noise, violations
+from tests.wire_faults.report import Round, as_json, table, too_long
+from tests.wire_faults.stage import open_stage
+from tests.wire_faults.trials import CUTS, TRIALS, WORKERS, Played, play
 
 OPERATION_S = 2.0
 RENDEZVOUS_S = 5.0
@@ -63,7 +59,7 @@ def main() -> int:
                 random.Random(f"{wanted.seed}/{over}").shuffle(deck)
                 while deck:
                     rounds.append(asyncio.run(_round(url, root, over, deck, seed=wanted.seed, number=len(rounds))))
-    command = shlex.join(["python", "tests/wire_faults/run.py", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "tests.wire_faults.run", *sys.argv[1:]])
     print(table(rounds, command=command, operation_s=OPERATION_S))
     if wanted.report is not None:
         wanted.report.parent.mkdir(parents=True, exist_ok=True)

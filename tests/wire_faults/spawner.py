@@ -12,17 +12,16 @@ import select
 import signal
 from typing import Any
 
-import learner_role
 import torch
-import worker_role
-from facts import tell
-from network import Network
 
 from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.transport.delta import codec
 from async_rl.transport.parcel_transfer import DELTA_COMPILER
+from tests.wire_faults import learner_role, worker_role
+from tests.wire_faults.facts import tell
+from tests.wire_faults.network import Network
 
 ROLES = {"worker": worker_role.main, "learner": learner_role.main}
 

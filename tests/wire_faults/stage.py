@@ -6,22 +6,20 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from facts import FACTS, Fact
-from network import LEARNER, Direction, in_network_of_its_own
-from strike import STRIKES
-from wire_board import board_of, config_of
-
 from async_rl.config import WireConfig
 from buffer import open_buffer
 from buffer.board import RedisBoard
+from tests.support.repository import module_command, module_environment
+from tests.support.wire_board import board_of, config_of
+from tests.wire_faults.facts import FACTS, Fact
+from tests.wire_faults.network import LEARNER, Direction, in_network_of_its_own
+from tests.wire_faults.strike import STRIKES
 
-_HERE = Path(__file__).parent
 PATIENCE_S = 120.0
 """Waiting longer than this for anything is a failure."""
 
@@ -133,17 +131,14 @@ class Stage:
 @asynccontextmanager
 async def open_stage(url: str, folder: Path, wire: WireConfig) -> AsyncIterator[Stage]:
     folder.mkdir(parents=True)
-    command, environment = in_network_of_its_own([sys.executable, "-P", str(_HERE / "spawner.py")])
+    command, environment = in_network_of_its_own(module_command("tests.wire_faults.spawner"))
     if environment:
         wire = wire.model_copy(update={"host": LEARNER, "insecure": True})
     facts_in, facts_out = os.pipe()
-    path = [str(_HERE), str(_HERE.parent / "scenarios")]
     with (folder / "spawner.log").open("wb") as log:
         spawner = await asyncio.create_subprocess_exec(
             *["bash", "-c", f'exec "$@" {FACTS}>&{facts_out}', "bash", *command],
-            env=os.environ
-            | environment
-            | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL", "PYTHONPATH": os.pathsep.join([*path, *sys.path])},
+            env=module_environment(**environment),
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,

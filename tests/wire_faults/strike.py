@@ -8,9 +8,8 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from facts import tell
-
 from async_rl.protocols import Board
+from tests.wire_faults.facts import tell
 
 STRIKES = "strikes"
 """The topic on which the stage announces which process is signalled when."""

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from signal import SIGCONT, SIGKILL, SIGTERM, SIGUSR1
 
-from network import Direction
-from stage import NeverHappened, Stage
+from tests.wire_faults.network import Direction
+from tests.wire_faults.stage import NeverHappened, Stage
 
 WORKERS = ("w0", "w1", "w2")
 STORM = 20

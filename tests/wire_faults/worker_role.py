@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from facts import tell
-from strike import FaultInjector
-from wire_board import board_of
-from wire_weights import weights
 
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.supervision import drain_on_signals, run_with
 from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.receiving.receiver import WeightReceiver
+from tests.support.wire_board import board_of
+from tests.support.wire_weights import weights
+from tests.wire_faults.facts import tell
+from tests.wire_faults.strike import FaultInjector
 
 ROWS = 500
 TICK_S = 0.02

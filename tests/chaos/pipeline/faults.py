@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from processes import descendants, listening_ports
-from servers import NetworkBetween, OutsideServer
-from stage import MAX_AGE, Stage, Struck
-
 from async_rl.checkpoints.manifest import candidates
+from tests.chaos.pipeline.processes import descendants, listening_ports
+from tests.chaos.pipeline.servers import NetworkBetween, OutsideServer
+from tests.chaos.pipeline.stage import MAX_AGE, Stage, Struck
 
 DAY_S = 86_400
 SCANS = 200

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faults import Scene, strike
-from plan import Plan
-from private_server import private_folder
-from servers import OutsideServer, proxied
-from stage import Stage, Stalled
+from tests.chaos.pipeline.faults import Scene, strike
+from tests.chaos.pipeline.plan import Plan
+from tests.chaos.pipeline.servers import OutsideServer, proxied
+from tests.chaos.pipeline.stage import Stage, Stalled
+from tests.support.private_server import private_folder
 
 HOPELESS = 3
 """Stalls after which a run is given up."""

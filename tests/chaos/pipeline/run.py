@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plan import few, rounds
-from recovery import as_lines, summed
-from rounds import Outcome, play
-
 from async_rl.errors import ConfigError, boundary
+from tests.chaos.pipeline.plan import few, rounds
+from tests.chaos.pipeline.rounds import Outcome, play
+from tests.chaos.recovery import as_lines, summed
 
 
 def main() -> int:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chaos_proxy import ChaosProxy
-from clock import OFFSET, wrong_clock
-from private_server import client_of, wait_until_it_answers
-
 from buffer.server.embedded.programs import find_binary, server_command
+from tests.chaos.pipeline.clock import OFFSET, wrong_clock
+from tests.support.chaos_proxy import ChaosProxy
+from tests.support.private_server import client_of, wait_until_it_answers
 
 
 class OutsideServer:

@@ -21,14 +21,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from faults import strike
-from plan import FAULTS_PER_ROUND, PIPELINES, Plan, rounds
-from processes import descendants, role_of
-from recovery import as_lines, summed
-from rounds import scene_of
-from stage import Stage, Stalled
-
 from async_rl.errors import boundary
+from tests.chaos.pipeline.faults import strike
+from tests.chaos.pipeline.plan import FAULTS_PER_ROUND, PIPELINES, Plan, rounds
+from tests.chaos.pipeline.processes import descendants, role_of
+from tests.chaos.pipeline.rounds import scene_of
+from tests.chaos.pipeline.stage import Stage, Stalled
+from tests.chaos.recovery import as_lines, summed
 
 SAMPLE_S = 5.0
 SETTLED_S = 60.0

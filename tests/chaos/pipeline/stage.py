@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plan import Pipeline
-from processes import of_role
-from run_processes import ASYNC_RL, read_config, write_config
-
 from async_rl.config import Config
+from tests.chaos.pipeline.plan import Pipeline
+from tests.chaos.pipeline.processes import of_role
+from tests.support.run_processes import ASYNC_RL, read_config, write_config
 
 LOOK_AGAIN_S = 0.05
 STALLED_S = 150.0

@@ -1,0 +1,1 @@
+"""The adapters' examples, played with their real libraries; `make test-adapters`."""

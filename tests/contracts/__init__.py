@@ -1,0 +1,1 @@
+"""What every buffer promises: the one in memory and the one on every server."""

@@ -1,0 +1,1 @@
+"""The buffer's commands and the audit of a run."""

@@ -1,0 +1,1 @@
+"""The inference engine, its replicas and other backends on small models."""

@@ -1,0 +1,1 @@
+"""Environments checked, served, attached, and hostile ones beside good ones."""

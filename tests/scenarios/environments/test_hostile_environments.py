@@ -1,0 +1,56 @@
+"""Two hundred episodes at once, half of them in environments that hang, raise, exit, leak and talk nonsense: the others land as
+if nothing were the matter, nothing is left behind, and every cause is told once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.repository import module_command, module_environment
+
+CAUSES = {
+    "TimeoutError": "deadline",
+    "LookupError": "environment",
+    "SystemExit": "environment",
+    "CancelledError": "environment",
+    "InvalidResult": "environment",
+    "OSError": "environment",
+    "IndexError": "task",
+}
+
+
+def work(*arguments: object) -> tuple[dict[str, Any], str]:
+    """What the worker found, and its log."""
+    done = subprocess.run(
+        module_command("tests.scenarios.environments.hostile_worker", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=module_environment(PYTHONWARNINGS="ignore"),
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(("engine", "tasks", "episodes", "deadline_s"), [("scripted", 128, 200, 3), ("megatron", 4, 16, 8)])
+def test_a_worker_lives_with_hostile_environments(engine: str, tasks: int, episodes: int, deadline_s: int) -> None:
+    found, log = work(engine, tasks, episodes, deadline_s)
+    clean, hostile = found["clean"], found["hostile"]
+    rate, beside_slow = hostile["groups_per_s"], clean["groups_per_s"]
+    print(f"{engine}: {rate:.1f} good groups/s beside hostile ones, {beside_slow:.1f} beside slow: {rate / beside_slow:.2f}")
+    assert found["after"] == found["before"]
+    for each in (clean, hostile):
+        assert (each["complete"], each["reserved"], each["problems"]) == (True, 0, [])
+    assert clean["failures"] == {}
+    assert hostile["left_behind"] > 0
+    told = Counter(re.findall(r"boundary=(\w+) .*kind=(\w+) .* times=1$", log, re.MULTILINE))
+    assert set(told.values()) == {1}, "a cause was told more than once"
+    if engine == "scripted":
+        assert set(told) == {(boundary, kind) for kind, boundary in CAUSES.items()}

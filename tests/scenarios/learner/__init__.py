@@ -1,0 +1,1 @@
+"""The learner on real models: steps, layouts of ranks, checkpoints, critics."""

@@ -1,0 +1,1 @@
+"""`async-rl train` and reward models on small models."""

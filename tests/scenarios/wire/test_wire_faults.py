@@ -1,0 +1,41 @@
+"""Whatever is killed, stopped or cut off, no torn or older version is ever served. `make wire-faults` does 100 of each."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.repository import module_command, module_environment
+
+QUICK = ("worker SIGKILL", "worker SIGSTOP", "worker SIGTERM", "learner SIGKILL", "learner SIGTERM", "stranger")
+CUT = "one-way cut"
+"""Needs a network of its own, so it is skipped where the system does not permit one."""
+
+
+def _play(report: Path, *arguments: object) -> dict[str, Any]:
+    command = module_command("tests.wire_faults.run", "--report", report, *arguments)
+    ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True)
+    print(ended.stdout, ended.stderr)  # pytest shows it when something was violated
+    played = json.loads(report.read_text())
+    assert played["violations"] == []  # how long it took is for a quiet machine to judge
+    return played
+
+
+@pytest.mark.parametrize("over", ["gloo", "memory"])
+def test_a_fault_affects_only_its_own_process(tmp_path: Path, over: str) -> None:
+    """Each fault strikes once, at a moment of its own: the seed is printed with the command."""
+    chosen = [word for fault in (*QUICK, CUT) for word in ("--fault", fault)]
+    played = _play(tmp_path / "report.json", "--trials", 1, "--over", over, "--seed", random.randrange(10**6), *chosen)
+    assert {trial["fault"] for trial in played["trials"]} >= set(QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_a_hundred_of_each(tmp_path: Path) -> None:
+    played = _play(tmp_path / "report.json", "--trials", 100)
+    assert all(fault["trials"] == 100 for fault in played["faults"])

@@ -1,0 +1,1 @@
+"""Pure parts and single processes, in folders that mirror the packages."""

@@ -1,0 +1,1 @@
+"""The configuration tree, its files and command line."""

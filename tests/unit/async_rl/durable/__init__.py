@@ -1,0 +1,1 @@
+"""Files on disks that fail, and failpoints."""

@@ -1,0 +1,1 @@
+"""Services, child processes and ranks."""

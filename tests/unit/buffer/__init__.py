@@ -1,0 +1,1 @@
+"""Codec, selection, archive, payload files and commands of the buffer."""

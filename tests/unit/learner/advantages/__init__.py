@@ -1,0 +1,1 @@
+"""Advantages of rollouts and of tokens."""

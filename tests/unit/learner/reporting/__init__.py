@@ -1,0 +1,1 @@
+"""What a learner reports and writes down."""

@@ -1,0 +1,169 @@
+"""The learner's loop over the reference buffer: a step that is skipped must not starve those after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from async_rl.config import BatchConfig
+from async_rl.config.buffer import StalenessConfig
+from async_rl.replay_protocol import BufferStats, CommitResult
+from async_rl.transport.sending.sender import PushReport
+from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
+from buffer.reference.memory_buffer import MemoryBuffer
+from learner.batches.batch import PackedBatch
+from learner.checkpoints.writing import Written
+from learner.loop import FinishedStep, Loop, LoopSettings
+from learner.objective import load_objective
+from learner.prefetch import Prefetcher
+from learner.progress import Progress
+from learner.step import StepResult
+from learner.versions.publish import Publisher
+from learner.versions.push_policy import PushPolicy
+from tests.support.groups import group
+from tests.support.runs import limits
+
+EVERY_STEP = PushPolicy()
+SKIPPED = 2
+STEPS = 5
+
+
+class FakeRanks:
+    """Trains nothing; its second step is not finite."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        self._steps += 1
+        return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=self._steps == SKIPPED, metrics={})
+
+    async def pack_version(self, version: int, keep: Collection[int]) -> str:
+        return "digest"
+
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+        return f"digest of {checkpoint.name}"
+
+    async def save(
+        self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
+    ) -> Awaitable[Written]:
+        return self._written(still_ours)
+
+    async def _written(self, still_ours: Callable[[], Awaitable[None]]) -> Written:
+        await still_ours()
+        return Written(bytes=0, seconds=0.0)
+
+    async def idle(self) -> None: ...
+
+
+class NoWorkers:
+    async def wait_for_members_behind(self, version: int) -> list[str]:
+        return await asyncio.Future()
+
+    async def push(self, record: VersionRecord) -> PushReport:
+        return PushReport(staged=(), dropped={}, num_bytes=0, seconds=0.0)
+
+    async def flip(self, record: VersionRecord) -> None: ...
+
+
+async def roll_out(buffer: MemoryBuffer) -> None:
+    while True:
+        live = (await buffer.stats()).version
+        for ticket in await buffer.reserve("w", version=live, count=2, wait_s=0.05):
+            await buffer.commit("w", group(ticket))
+
+
+class FullServer(MemoryBuffer):
+    """Has room for the payloads of two steps; commits beyond that wait for a checkpoint."""
+
+    async def stats(self) -> BufferStats:
+        stats = await super().stats()
+        return replace(stats, starving=stats.taken >= 4)
+
+    async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
+        while (await self.stats()).starving:
+            await self._change(0.5)
+        return await super().commit(worker, group, keep=keep)
+
+
+@asynccontextmanager
+async def a_loop(
+    buffer: MemoryBuffer,
+    done: list[FinishedStep],
+    *,
+    max_age: float = 2,
+    trainer: FakeRanks | None = None,
+    checkpoint_every: int = 100,
+    disk_wait_s: float = 0,
+    policy: PushPolicy = EVERY_STEP,
+    meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
+) -> AsyncIterator[tuple[Loop, Progress]]:
+    """A loop with a worker, a publisher and a meddler beside it. By default it never writes a checkpoint."""
+    fence = await buffer.acquire("learner", limits(max_age=max_age))
+    await buffer.recover(fence, None)
+    sender: Any = NoWorkers()
+    publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy)
+    prefetcher = Prefetcher(
+        buffer=buffer,
+        fence=fence,
+        batch=BatchConfig(groups_per_step=2, group_size=2),
+        staleness=StalenessConfig(max_age=max_age),
+        objective=load_objective("async_default"),
+        shards=1,
+        num_workers=lambda: 1,
+    )
+
+    async def report(finished: FinishedStep) -> None:
+        done.append(finished)
+
+    async def written(*_row: object) -> None:
+        pass
+
+    loop = Loop(
+        buffer=buffer,
+        fence=fence,
+        ranks=trainer if trainer is not None else FakeRanks(),
+        prefetcher=prefetcher,
+        publisher=publisher,
+        schedule=LoopSettings(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
+        record=written,
+        record_rollback=written,
+        report=report,
+        stop=(stop := asyncio.Event()),
+    )
+
+    async def meddler() -> None:
+        if meddle is not None:
+            await meddle(publisher, stop)
+
+    async with asyncio.TaskGroup() as tasks:
+        beside = [tasks.create_task(each) for each in (roll_out(buffer), publisher.run(), meddler())]
+        yield loop, Progress(step=0, version=await buffer.issue(fence, after=-1), timeline="t")
+        for task in beside:
+            task.cancel()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("max_age", [0, 1, 2])
+async def test_a_skipped_step_is_followed_by_others(max_age: int):
+    buffer, done = MemoryBuffer(), list[FinishedStep]()
+    async with a_loop(buffer, done, max_age=max_age) as (loop, start):
+        end = await loop.run(start)
+    assert end.step == STEPS
+    assert end.version == start.version + STEPS - 1, "a skipped step makes no version"
+    assert all(taken.age <= max_age for finished in done for taken in finished.step_batch.groups)
+    assert (await buffer.audit()).is_clean
+
+
+@pytest.mark.timeout(60)
+async def test_a_full_server_makes_the_loop_save_early():
+    buffer = FullServer()
+    async with a_loop(buffer, []) as (loop, start):
+        end = await loop.run(start)
+    assert end.step == STEPS

@@ -1,0 +1,253 @@
+"""From rows of a table to packed rows: which tokens are learned, in which order, and what people are told of bad rows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_rl.cli.train import load_any, load_training
+from async_rl.config.loading import resolve, shipped_configs
+from async_rl.config.training import METHODS, DataConfig, Method
+from async_rl.errors import ConfigError
+from async_rl.protocols import Tokenizer
+from async_rl.tokenization.rendering import PromptFormat, RenderedText
+from async_rl.tokenization.tokenizers import Characters, HuggingFace
+from learner.training.examples import CompletionFormat, Example, ExampleReader, PreferenceFormat
+from learner.training.packed import pack
+from learner.training.table import Table, TokenLimits
+from tests.support.small_tokenizer import CHATML, THINKING, make_tokenizer
+
+CHARACTERS = Characters("0123456789=")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    return {
+        name: HuggingFace(make_tokenizer(tmp_path_factory.mktemp(name), template))
+        for name, template in {"chatml": CHATML, "thinking": THINKING}.items()
+    }
+
+
+def read(
+    row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any
+) -> tuple[RenderedText, ...]:
+    config = DataConfig(path="", **data)
+    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.chat, system=config.system)
+    return ExampleReader(
+        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
+        columns=config.columns,
+    )(row).texts
+
+
+def said(text: RenderedText, tokenizer: Tokenizer = CHARACTERS) -> tuple[str, str]:
+    """What the model reads, and what it says."""
+    parts = (
+        [each for each, is_said in zip(text.token_ids, text.trained, strict=True) if is_said is wanted]
+        for wanted in (False, True)
+    )
+    given, own = (list(part) for part in parts)
+    return tokenizer.decode(given), tokenizer.decode(own)
+
+
+def conversation(*turns: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if place % 2 else "user", "content": turn} for place, turn in enumerate(turns)]
+
+
+# -- rows of a table ------------------------------------------------------------------------------------------------------
+def test_an_answer_is_what_a_rollout_would_be():
+    (text,) = read({"prompt": "3=", "response": "45"})
+    assert text.token_ids == [*CHARACTERS.render("3="), *CHARACTERS.encode("45"), CHARACTERS.end_id]
+    assert said(text) == ("3=", "45")
+    assert text.trained[-1]  # the end is learned too
+
+
+def test_all_of_a_text_is_learned():
+    (text,) = read({"text": "3=45"})
+    assert text.trained == [False, True, True, True, True, True]
+
+
+@pytest.mark.parametrize("template", ["chatml", "thinking"])
+def test_of_a_conversation_the_assistants_words_are_learned(chat: dict[str, Tokenizer], template: str):
+    tokenizer = chat[template]
+    (text,) = read({"messages": conversation("hello", "hi", "more?", "yes", "ignored")}, tokenizer)
+    given, own = said(text, tokenizer)
+    assert own == "hiyes"
+    assert "hello" in given
+    assert "more?" in given
+    assert "ignored" not in given  # nobody answers it
+    assert sum(text.trained) == len(tokenizer.encode("hi")) + len(tokenizer.encode("yes")) + 2  # each with its end
+
+
+def test_a_prompt_can_be_a_users_message(chat: dict[str, Tokenizer]):
+    tokenizer = chat["chatml"]
+    asked = {"prompt": "hello", "response": "hi"}
+    messages = [{"role": "system", "content": "be brief"}, *conversation("hello", "hi")]
+    assert read(asked, tokenizer, system="be brief") == read({"messages": messages}, tokenizer)
+    assert read(asked, tokenizer, chat=True) == read({"messages": conversation("hello", "hi")}, tokenizer)
+
+
+def test_a_pair_shares_its_prompt(chat: dict[str, Tokenizer]):
+    tokenizer = chat["chatml"]
+    as_texts = read({"prompt": "hello", "chosen": "hi", "rejected": "no"}, tokenizer, pairs=True, chat=True)
+    whole = {"chosen": conversation("hello", "hi"), "rejected": conversation("hello", "no")}
+    assert as_texts == read(whole, tokenizer, pairs=True)
+    assert [said(text, tokenizer)[1] for text in as_texts] == ["hi", "no"]
+
+
+def test_an_earlier_answer_that_both_share_is_not_compared(chat: dict[str, Tokenizer]):
+    whole = {"chosen": conversation("a", "b", "c", "d"), "rejected": conversation("a", "b", "c", "e")}
+    assert [said(text, chat["chatml"])[1] for text in read(whole, chat["chatml"], pairs=True)] == ["d", "e"]
+
+
+def test_columns_may_have_other_names():
+    columns = {"prompt": "question", "response": "answer"}
+    assert read({"question": "3=", "answer": "4"}, columns=columns) == read({"prompt": "3=", "response": "4"})
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("row", "pairs", "sentence"),
+    [
+        (
+            {"question": "3=", "id": 1},
+            False,
+            "has the columns question, id; needed are prompt and response, or messages, or text",
+        ),
+        ({"prompt": "3=", "response": None}, False, "has the columns prompt, response; needed are"),
+        ({"prompt": "3=", "chosen": "4"}, True, "needed are chosen and rejected"),
+        ({"prompt": "3=", "chosen": "4", "rejected": "4"}, True, "the same answer as chosen and as rejected"),
+        ({"chosen": "4", "rejected": "5"}, True, "has no prompt"),
+        ({"prompt": 3, "response": "4"}, False, r"has 3, which is neither a text nor a list of messages \{role, content\}"),
+        ({"messages": "4"}, False, r"has '4', which is no list of messages"),
+        ({"prompt": "3=", "response": 4}, False, "has 4, which is neither a text nor a list"),
+        ({"text": 4}, False, "has a text that is not a string: 4"),
+        ({"messages": [{"role": "user"}]}, False, r"a message must be \{role, content\}"),
+        ({"messages": conversation("3=")}, False, "nothing to train"),
+        ({"messages": [{"role": "assistant", "content": "4"}]}, False, "begins with the assistant"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, False, "tool_calls are not supported"),
+        ({"prompt": "3=", "response": "4" * 20}, False, r"has 24 tokens, which is too long: batch.bin_tokens is 20"),
+        ("nothing", False, "is not a JSON object"),
+    ],
+)
+def test_a_bad_row_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, pairs: bool, sentence: str):
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "3=", "chosen": "4", "rejected": "5"} if pairs else {"prompt": "3=", "response": "4"}
+    path.write_text("\n".join([json.dumps(good), "", json.dumps(row)]))  # an empty line is nothing, and counts
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        table(path, pairs=pairs).slice_at(0, 2)
+    assert str(caught.value).startswith(f"{path}:3")
+    assert "\n" not in str(caught.value)
+
+
+def table(path: Path, *, pairs: bool = False, seed: int = 0, **data: Any) -> Table:
+    config = DataConfig(path=str(path), shuffle=data.pop("shuffle", False), **data)
+    prompt_format = PromptFormat(tokenizer=CHARACTERS)
+    reader = ExampleReader(
+        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
+        columns={},
+    )
+    return Table.to_train(config, reader, TokenLimits(row=20, context=15), seed=seed)
+
+
+def write(path: Path, lengths: Sequence[int]) -> Path:
+    path.write_text("".join(json.dumps({"prompt": "3=", "response": "4" * length}) + "\n" for length in lengths))
+    return path
+
+
+def test_what_is_too_long_can_be_left_out(tmp_path: Path):
+    """Its place in the order stays, so that the position means the same."""
+    portion = table(write(tmp_path / "rows.jsonl", [3, 18, 4, 12]), too_long="drop").slice_at(0, 4)
+    assert [example.texts[0].num_trained for example in portion.examples] == [4, 5]
+    assert (portion.dropped, portion.end) == (2, 4)
+
+
+def test_every_epoch_has_an_order_of_its_own_and_a_place_says_where_it_stands(tmp_path: Path):
+    path = write(tmp_path / "rows.jsonl", list(range(1, 11)))
+
+    def lengths(start: int, count: int, seed: int = 0) -> list[int]:
+        portion = table(path, shuffle=True, seed=seed).slice_at(start, count)
+        return [example.texts[0].num_trained for example in portion.examples]
+
+    assert sorted(lengths(0, 10)) == sorted(lengths(10, 10)) == list(range(2, 12))
+    assert lengths(0, 10) != lengths(10, 10)
+    assert lengths(7, 6) == lengths(0, 20)[7:13]
+    assert lengths(0, 10) != lengths(0, 10, seed=1)
+
+
+# -- packing --------------------------------------------------------------------------------------------------------------
+texts = st.lists(st.booleans(), min_size=2, max_size=12).map(
+    lambda said: RenderedText(token_ids=list(range(10, 10 + len(said))), trained=said)
+)
+examples = st.one_of(texts.map(lambda text: (text,)), st.tuples(texts, texts)).map(lambda each: Example(texts=each))
+
+
+@given(given=st.lists(examples, max_size=12), shards=st.integers(1, 3))
+def test_packed_rows_hold_every_example_whole(given: list[Example], shards: int):
+    packed = pack(given, capacity=24, num_shards=shards)
+    assert len({len(rows) for rows in packed.shards}) == 1
+    assert len(packed.shards[0]) >= 1
+    held = [text for rows in packed.shards for row in rows for text in row]
+    for example in given:
+        starts = [place for place, text in enumerate(held) if text is example.texts[0]]
+        assert any(tuple(held[start : start + len(example.texts)]) == example.texts for start in starts)
+    trained = 0
+    for shard in range(shards):
+        for texts, row in zip(packed.shards[shard], packed.rows(shard, CPU), strict=True):
+            assert sum(map(len, texts)) <= 24
+            for text, start in zip(texts, row.cu_seqlens.tolist(), strict=False):
+                assert row.token_ids[start : start + len(text)].tolist() == text.token_ids
+                assert row.positions[start : start + len(text)].tolist() == list(range(len(text)))
+                predicting = row.mask[start : start + len(text)].numpy().astype(bool)
+                assert predicting.tolist() == [*text.trained[1:], False]
+                assert row.targets[start : start + len(text)].numpy()[predicting].tolist() == list(
+                    np.array(text.token_ids)[1:][predicting[:-1]]
+                )
+            trained += int(row.mask.sum())
+    assert trained == packed.counts.tokens
+    assert packed.counts.examples == len(given)
+
+
+# -- configuration --------------------------------------------------------------------------------------------------------
+MODEL = ("--model.size", "{hidden: 8, layers: 1, heads: 1}", "--data.path", "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "sentence"),
+    [
+        ("sft", ("--dpo.beta", "1"), "dpo.*: there is no such key"),
+        ("sft", ("--data.pth", "x"), "did you mean data.path"),
+        ("sft", ("--method", "dpo"), "method .*should be 'sft'"),
+        ("dpo", ("--dpo.variant", "ipo", "--dpo.label_smoothing", "0.1"), "label_smoothing belongs to variant: sigmoid"),
+        ("distill", (), "distill: is required"),
+        ("distill", ("--distill.teacher", "x", "--learner.parallel.pipeline", "2"), "set learner.parallel.pipeline to 1"),
+        ("rm", ("--learner.steps", "1", "--learner.epochs", "1"), "give one of them"),
+    ],
+)
+def test_a_mistake_names_its_key(method: Method, args: tuple[str, ...], sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        load_training(method, [*MODEL, *args])
+
+
+def test_without_a_file_one_is_named():
+    with pytest.raises(ConfigError, match=r"start from one, for example: @ configs/train/sft\.yaml"):
+        load_training("sft", [])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_shipped_files_are_valid(method: Method):
+    file = shipped_configs() / "train" / f"{method}.yaml"
+    assert load_any(["@", str(file), "--run.name", "r"]).model_dump()["method"] == method
+
+
+@pytest.mark.parametrize(("learner", "steps"), [({}, 7), ({"epochs": 2}, 13), ({"epochs": 0.5}, 4), ({"steps": 5}, 5)])
+def test_epochs_are_so_many_steps(learner: dict[str, float], steps: int):
+    words = [word for key, value in learner.items() for word in (f"--learner.{key}", str(value))]
+    config = resolve(METHODS["sft"], [*MODEL, "--batch.examples_per_step", "16", *words], example="").config
+    assert config.steps(100) == steps

@@ -1,0 +1,1 @@
+"""Which versions are pushed, and requests about them."""

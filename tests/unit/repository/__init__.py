@@ -1,0 +1,1 @@
+"""The repository itself: its tree, pages, packages, public names and benchmarks."""

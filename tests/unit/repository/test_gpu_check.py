@@ -1,0 +1,150 @@
+"""benchmarks/gpu_check.py runs each check apart: one that fails, hangs or dies is reported and costs no other."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.repository import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+CHECKS = """
+import os, subprocess, sys, time
+way = os.environ["WAY"]
+if way == "hangs":
+    print("about to wait", flush=True)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["PID"], "w").write(str(child.pid))
+    time.sleep(600)
+if way == "dies":
+    print("the last words", flush=True)
+    os._exit(3)
+if way == "lacks":
+    raise ModuleNotFoundError("No module named 'redis'", name="redis")
+raise ValueError("went wrong")
+"""
+
+
+@pytest.fixture
+def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu_check")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_checks.py").write_text(CHECKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PID", str(tmp_path / "pid"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome", "reason", "last_words"),
+    [
+        ("fails", "failed", "ValueError: went wrong", "went wrong"),
+        ("dies", "failed", "its process ended with code 3", "the last words"),
+        ("lacks", "skipped", "redis is not installed", ""),
+    ],
+)
+def test_what_became_of_a_check(
+    gpu_check: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    outcome: str,
+    reason: str,
+    last_words: str,
+) -> None:
+    monkeypatch.setenv("WAY", way)
+    result = gpu_check.run(gpu_check.Check(name="own", module="own_checks", limit_s=60), "cpu", 60)
+    assert (result.outcome, result.reason) == (outcome, reason)
+    assert result.traceback.endswith(last_words)
+
+
+def test_a_check_that_hangs_is_killed_with_all_that_it_started(
+    gpu_check: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAY", "hangs")
+    result = gpu_check.run(gpu_check.Check(name="own", module="own_checks", limit_s=2), "cpu", 2)
+    assert (result.outcome, result.reason) == ("failed", "did not end within 2 s")
+    assert _is_gone(int((folder / "pid").read_text()))
+
+
+def _is_gone(pid: int) -> bool:
+    """A killed process may need a moment to die: wait for exactly that."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 30)[0])
+    finally:
+        os.close(process)
+
+
+def test_all_are_tried_and_what_has_no_time_or_no_gpu_is_skipped(
+    gpu_check: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAY", "fails")
+    checks = [gpu_check.Check(name=name, module="own_checks", limit_s=60) for name in ("one", "two")]
+    large = gpu_check.Check(name="large", module="own_checks", limit_s=60, gpu_only="so large a model")
+    results = list(gpu_check.run_all([*checks, large], "cpu"))
+    assert [result.outcome for result in results] == ["failed", "failed", "skipped"]
+    assert results[-1].reason == "so large a model needs a GPU"
+    assert [result.reason for result in gpu_check.run_all(checks, "cpu", budget_s=0)] == ["no time is left of 0 s"] * 2
+
+
+def test_the_result_is_one_flat_object(gpu_check: ModuleType) -> None:
+    results = [
+        gpu_check.Result(name="learn small", outcome="ok", seconds=1.234, figures={"mfu": 0.5, "kernel": "k"}),
+        gpu_check.Result(name="run", outcome="failed", seconds=2.0, reason="why", traceback="where"),
+    ]
+    assert gpu_check.flat(results) == {
+        "learn_small.outcome": "ok",
+        "learn_small.seconds": 1.23,
+        "learn_small.mfu": 0.5,
+        "learn_small.kernel": "k",
+        "run.outcome": "failed",
+        "run.seconds": 2.0,
+        "run.reason": "why",
+        "run.traceback": "where",
+    }
+    assert "mfu = 0.5" in "\n".join(gpu_check.lines_of(results[0]))
+    assert "    | where" in list(gpu_check.lines_of(results[1]))
+
+
+@pytest.mark.slow  # `make gpu-check` is a part of CI
+def test_the_script_runs_real_checks_without_being_installed(tmp_path: Path) -> None:
+    command = [
+        BENCHMARKS / "gpu_check.py",
+        "--device",
+        "cpu",
+        "--only",
+        "environment",
+        "packing",
+        "--json",
+        tmp_path / "a" / "b",
+    ]
+    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "a" / "b").read_text())
+    assert (found["environment.device"], found["packing.outcome"]) == ("cpu", "ok")
+    assert found["packing.gradients_float32"] < found["packing.gradients_bfloat16"]
+    assert ended.stdout.endswith("nothing failed\n")
+
+
+def test_every_check_exists(gpu_check: ModuleType) -> None:
+    for module in {check.module for check in gpu_check.CHECKS}:
+        source = (BENCHMARKS / Path(*module.split("."))).with_suffix(".py").read_text()
+        names = [check.name for check in gpu_check.CHECKS if check.module == module]
+        assert all(f'"{name}":' in source for name in names)

@@ -1,0 +1,27 @@
+"""The tree can be read before the code: every folder says what it is for, and none is a heap of files."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT
+
+PACKAGES = ("async_rl", "buffer", "learner", "rollout_workers")
+FOLDERS = sorted({file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")})
+LISTS = {"async_rl/cli", "buffer/tools", "rollout_workers/adapters", "rollout_workers/agents"}
+"""A file per verb, or per library: as many as there are."""
+MOST_FILES = 14
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())
+def test_a_folder_is_one_subject(folder: Path):
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert said, "its first line says what it is for, and which file to read first"
+    files = [file for file in folder.glob("*.py") if file.name not in ("__init__.py", "__main__.py")]
+    assert len(files) <= MOST_FILES or folder.relative_to(ROOT).as_posix() in LISTS, "give some of them a folder"
+
+
+def test_only_the_shared_vocabulary_stands_loose_at_the_top():
+    loose = {file.stem for file in (ROOT / "async_rl").glob("*.py")} - {"__init__"}
+    assert loose == {"errors", "protocols", "replay_protocol", "testing", "types"}

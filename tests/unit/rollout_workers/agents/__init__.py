@@ -1,0 +1,1 @@
+"""Built-in agents and environments."""

@@ -1,0 +1,1 @@
+"""One episode, and the environments of a worker."""

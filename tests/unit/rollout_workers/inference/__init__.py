@@ -1,0 +1,1 @@
+"""Backends and replicas, without a model."""

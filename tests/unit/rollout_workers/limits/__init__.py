@@ -1,0 +1,1 @@
+"""Circuit breakers and the number of groups in flight."""
