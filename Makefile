@@ -64,7 +64,7 @@ wire-faults: $(VENV)/.dev
 	$(BIN)/python -m tests.wire_faults.run --trials $(TRIALS) --seed $(SEED) --report runs/wire_faults.json
 
 fuzz-ports: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -s tests/scenarios/runs/test_listeners.py
+	$(BIN)/python -m pytest -m slow -s tests/scenarios/whole_runs/test_listeners.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

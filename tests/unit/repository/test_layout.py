@@ -1,6 +1,7 @@
 """The tree can be read before the code: every folder says what it is for, and none is a heap of files."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_a_folder_is_one_subject(folder: Path):
     assert said, "its first line says what it is for, and which file to read first"
     files = [file for file in folder.glob("*.py") if file.name not in ("__init__.py", "__main__.py")]
     assert len(files) <= MOST_FILES or folder.relative_to(ROOT).as_posix() in LISTS, "give some of them a folder"
+
+
+TEST_FOLDERS = sorted({file.parent for file in (ROOT / "tests").rglob("*.py")})
+
+
+@pytest.mark.parametrize("folder", TEST_FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())
+def test_a_folder_of_tests_is_a_package(folder: Path):
+    """Without `__init__.py`, pytest would import its files by another name."""
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    ignored = subprocess.run(["git", "check-ignore", "-q", folder / "__init__.py"], cwd=ROOT, check=False)
+    assert ignored.returncode != 0, "git ignores it"
 
 
 def test_only_the_shared_vocabulary_stands_loose_at_the_top():

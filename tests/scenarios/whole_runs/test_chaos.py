@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.repository import module_command, module_environment
-
 
 
 @pytest.mark.timeout(600)

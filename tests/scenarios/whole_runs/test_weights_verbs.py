@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.run_history import last_step, lives, surviving
-from tests.support.run_processes import ASYNC_RL, PATIENCE_S, audit, pid_of, program, read_config, until, write_config
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
 from async_rl.types import VersionRecord
 from buffer import open_board
+from tests.support.run_history import last_step, lives, surviving
+from tests.support.run_processes import ASYNC_RL, PATIENCE_S, audit, pid_of, program, read_config, until, write_config
 
 
 class Weights:

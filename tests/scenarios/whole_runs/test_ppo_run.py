@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.run_history import check
-from tests.support.run_processes import audit, program, read_config, write_config
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.telemetry import read_rows
+from tests.support.run_history import check
+from tests.support.run_processes import audit, program, read_config, write_config
 
 STEPS = 60
 

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from tests.scenarios.runs.listeners import Listener
+from tests.scenarios.whole_runs.listeners import Listener
 
 HELD_MOST = 24
 """Connections that are left half-open at the same time."""

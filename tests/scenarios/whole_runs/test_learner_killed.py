@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.scenarios.runs.recorded_stream import play
-from tests.support.run_history import check, lives, surviving
-from tests.support.run_processes import Program, program, read_config, until, write_config
 
 import learner.loop  # noqa: F401  # it and what it imports say which failpoints there are
 from async_rl.checkpoints.manifest import Manifest, candidates, read_manifest
 from async_rl.durable.failpoints import ORDERS, known
 from async_rl.replay_protocol import Audit
 from buffer import open_buffer
+from tests.scenarios.whole_runs.recorded_stream import play
+from tests.support.run_history import check, lives, surviving
+from tests.support.run_processes import Program, program, read_config, until, write_config
 
 POINTS = sorted(name for name in known() if name.startswith(("learner.", "checkpoint.")))
 MOST_STEPS_OF_A_LIFE = 16

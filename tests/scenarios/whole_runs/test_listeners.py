@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.scenarios.runs.listeners import Listener, family, listeners_below, role_of, usage
-from tests.scenarios.runs.port_fuzzer import PortFuzzer
-from tests.support.run_processes import Program, program, read_config, until, write_config
 
 from async_rl.config import Config
 from async_rl.telemetry import read_rows
-
+from tests.scenarios.whole_runs.listeners import Listener, family, listeners_below, role_of, usage
+from tests.scenarios.whole_runs.port_fuzzer import PortFuzzer
 from tests.support.repository import ROOT
+from tests.support.run_processes import Program, program, read_config, until, write_config
+
 PAGE = ROOT / "docs" / "security.md"
 FRAMES = 40
 """At each listener in the short test."""

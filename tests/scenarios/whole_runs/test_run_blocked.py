@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.run_history import last_step
 from tests.support.run_processes import audit, program, read_config, until, write_config
 

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.run_history import check, lives
-from tests.support.run_processes import audit, program, read_config, write_config
 
 from async_rl.checkpoints.manifest import candidates, place_of
+from tests.support.run_history import check, lives
+from tests.support.run_processes import audit, program, read_config, write_config
 
 FAR_AHEAD = 9_000_000_000_000
 """As a fence: the milliseconds of a clock that is ahead."""

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.support.run_history import check, last_step, lives, surviving
-from tests.support.run_processes import audit, program, read_config, until, write_config
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
+from tests.support.run_history import check, last_step, lives, surviving
+from tests.support.run_processes import audit, program, read_config, until, write_config
 
 NEVER = 1_000_000
 

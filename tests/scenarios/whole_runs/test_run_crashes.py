@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import audit, pid_of, program, read_config, redis_pid, until, write_config
 
 from async_rl.durable.failpoints import ORDERS
+from tests.support.run_history import check, last_step, lives
+from tests.support.run_processes import audit, pid_of, program, read_config, redis_pid, until, write_config
 
 HANGS_AT = 17
 """With 2 groups per step and 6 slots, the ticket of task 17 is issued at a version from 6 to 8. While it hangs, the learner

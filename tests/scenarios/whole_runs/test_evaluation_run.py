@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.run_history import last_step
-from tests.support.run_processes import program, read_config, until, write_config
-from tests.support.small_models import write_folder
 
 from async_rl.cli.main import dispatch
 from async_rl.config import Config
@@ -18,6 +15,9 @@ from async_rl.errors import ConfigError
 from async_rl.telemetry import read_rows
 from rollout_workers.evaluation.__main__ import evaluate_once
 from rollout_workers.evaluation.subject import LiveRun, find_subject
+from tests.support.run_history import last_step
+from tests.support.run_processes import program, read_config, until, write_config
+from tests.support.small_models import write_folder
 
 STEPS, EVERY = 40, 20
 

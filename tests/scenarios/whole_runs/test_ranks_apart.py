@@ -11,13 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 from async_rl.errors import ConfigError, ServiceStopped
 from buffer import open_group_stores
 from buffer.group_store import RedisGroupStore
 from learner.ranks.redis_rendezvous import wait_for_rank_0, wait_for_ranks
+from tests.support.run_history import check, last_step, lives
+from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 LONG, SHORT = timedelta(seconds=60), timedelta(seconds=0.5)
 

@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.run_processes import ASYNC_RL
 
 from tests.support.repository import ROOT
+from tests.support.run_processes import ASYNC_RL
+
 SCRIPT = ROOT / "examples/walkthrough/walkthrough.sh"
 
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.support.run_processes import Program, program, read_config, until, write_config
 
 from async_rl.config import Config
 from buffer import open_buffer
+from tests.support.run_processes import Program, program, read_config, until, write_config
 
 
 @pytest.mark.slow

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repository import ROOT
-from tests.support.run_processes import ASYNC_RL, PATIENCE_S, program, read_config, write_config
-
 from async_rl.cli.main import dispatch
 from async_rl.config.loading import load
 from async_rl.errors import BufferUnreachable, ConfigError, FailureBudgetSpent, FleetMismatch
 from async_rl.launch.local import sole_run
 from async_rl.telemetry import read_rows
+from tests.support.repository import ROOT
+from tests.support.run_processes import ASYNC_RL, PATIENCE_S, program, read_config, write_config
 
 
 @pytest.mark.timeout(600)

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.support.private_server import private_server
-from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 from async_rl.errors import ConfigError, FleetMismatch, LearnerAlreadyRunning
 from buffer.server.embedded.programs import find_binary
+from tests.support.private_server import private_server
+from tests.support.run_history import check, last_step, lives
+from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 
 @pytest.mark.timeout(600)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from tests.support.run_history import check, last_step, lives, surviving
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 from async_rl.errors import FenceLost
+from tests.support.run_history import check, last_step, lives, surviving
+from tests.support.run_processes import Program, audit, program, read_config, until, write_config
 
 pytestmark = pytest.mark.timeout(900)
 
