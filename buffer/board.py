@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
-
-from redis.exceptions import ResponseError
 
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer import keys
+from buffer.run_in_redis import RunInRedis, rows
 from buffer.server.client import Server
-from buffer.server.scripts import Argument, ScriptLibrary
-from buffer.server.unexpected_replies import reading, refused
+from buffer.server.unexpected_replies import reading
 
 MESSAGES_KEPT = 10_000
 """Messages kept per topic; older ones are deleted."""
@@ -27,53 +25,44 @@ class RedisBoard:
     """The board of one run. A message may arrive twice when the server restarts."""
 
     def __init__(self, server: Server, run: str) -> None:
-        self._server = server
-        self._run = run
-        self._scripts = ScriptLibrary(server, run)
+        self._run = RunInRedis(server, run)
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
-        reply: list[bytes] = await self._change("agree", *(word for fact in facts.items() for word in fact))
-        words = [word.decode(errors="replace") for word in reply]
-        agreed = dict(zip(words[::2], words[1::2], strict=True))
-        raise_if_different(role, facts, agreed)
+        reply: list[bytes] = await self._run.run_script("agree", *(word for fact in facts.items() for word in fact))
+        raise_if_different(role, facts, dict(rows([word.decode(errors="replace") for word in reply], 2)))
 
     async def announce(self, member: Member, ttl_s: float) -> None:
-        await self._change("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
+        await self._run.run_script("announce", member.id, json.dumps(asdict(member)), round(ttl_s * 1000))
 
     async def leave(self, member_id: str) -> None:
-        await self._change("leave", member_id)
+        await self._run.run_script("leave", member_id)
 
     async def members(self) -> list[Member]:
-        listed = [_parse_member(text) for text in await self._change("members")]
+        listed = [_parse_member(text) for text in await self._run.run_script("members")]
         return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
     async def live_version(self) -> VersionRecord | None:
-        live = await self._ask("live_version", lambda: self._redis.hget(keys.key(self._run, "state"), "live"))
-        row = (
-            None
-            if live is None
-            else await self._ask("versions", lambda: self._redis.hget(keys.key(self._run, "versions"), live))
-        )
+        live = await self._run.run_command("hget", self._run.key("state"), "live")
+        row = await self._run.run_command("hget", self._run.key("versions"), live) if live is not None else None
         with reading("versions"):
             return None if row is None else VersionRecord(**json.loads(row))
 
     async def fence(self) -> int | None:
-        fence = await self._ask("fence", lambda: self._redis.hget(keys.key(self._run, "learner"), "fence"))
+        fence = await self._run.run_command("hget", self._run.key("learner"), "fence")
         with reading("learner"):
             return None if fence is None else int(fence)
 
     async def versions(self) -> list[VersionRecord]:
-        rows = await self._ask("versions", lambda: self._redis.hvals(keys.key(self._run, "versions")))
+        table = await self._run.run_command("hvals", self._run.key("versions"))
         with reading("versions"):
-            return sorted((VersionRecord(**json.loads(row)) for row in rows), key=lambda record: record.version)
+            return sorted((VersionRecord(**json.loads(row)) for row in table), key=lambda record: record.version)
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        script = ScriptLibrary(self._server, self._run, {"topic": keys.topic(self._run, topic)})
-        await self._change("post", MESSAGES_KEPT, json.dumps(message), scripts=script)
+        await self._run.run_script("post", MESSAGES_KEPT, json.dumps(message), topic=keys.topic(self._run.name, topic))
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         deadline = time.monotonic() + wait_s
-        while found := await self._entries_after(keys.topic(self._run, topic), after, deadline - time.monotonic()):
+        while found := await self._entries_after(keys.topic(self._run.name, topic), after, deadline - time.monotonic()):
             messages = [
                 (position.decode(), message) for position, fields in found if (message := _parse_message(fields)) is not None
             ]
@@ -83,44 +72,26 @@ class RedisBoard:
         return []
 
     async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
-        script = ScriptLibrary(self._server, self._run, {"note": keys.note(self._run, name)})
-        await self._change("write_note", fence, round(ttl_s * 1000), text, scripts=script)
+        await self._run.run_script("write_note", fence, round(ttl_s * 1000), text, note=keys.note(self._run.name, name))
 
     async def note(self, name: str) -> bytes | None:
-        return await self._ask("note", lambda: self._redis.get(keys.note(self._run, name)))
+        return await self._run.run_command("get", keys.note(self._run.name, name))
 
     async def _entries_after(self, name: str, after: str, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
         if wait_s <= 0:
-            return _entries(await self._ask("read", lambda: self._redis.xread({name: after})))
-        # A reply may take as long as `wait_s`, so this uses the connections for waiting.
-        block, waits = max(1, round(wait_s * 1000)), cast("Any", self._server.waits)
-        found = _entries(await self._ask("read", lambda: waits.xread({name: after}, block=block), longer_s=wait_s))
+            return _entries(await self._run.run_command("xread", {name: after}))
+        block = max(1, round(wait_s * 1000))
+        found = _entries(await self._run.ask("xread", lambda redis: redis.xread({name: after}, block=block), longer_s=wait_s))
         return found if found else await self._read_restarted(name, after)
 
     async def _read_restarted(self, name: str, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Read all messages if the stream has restarted before `after`. Positions begin with the server's clock: a server that
         was emptied and whose clock is behind assigns positions below those that were read already.
         """
-        newest = await self._ask("read", lambda: self._redis.xrevrange(name, count=1))
+        newest = await self._run.run_command("xrevrange", name, count=1)
         if not newest or _parse_position(newest[0][0].decode()) >= _parse_position(after):
             return []
-        return _entries(await self._ask("read", lambda: self._redis.xread({name: "0-0"})))
-
-    async def _change(self, script: str, *arguments: Argument, scripts: ScriptLibrary | None = None) -> Any:
-        try:
-            return await (scripts if scripts is not None else self._scripts).run(script, *arguments)
-        except ResponseError as error:
-            raise refused(script, error) from None
-
-    async def _ask(self, what: str, command: Callable[[], Awaitable[Any]], *, longer_s: float = 0.0) -> Any:
-        try:
-            return await self._server.ask(command, longer_s=longer_s)
-        except ResponseError as error:
-            raise refused(what, error) from None
-
-    @property
-    def _redis(self) -> Any:
-        return self._server.commands
+        return _entries(await self._run.run_command("xread", {name: "0-0"}))
 
 
 def raise_if_different(role: str, facts: Mapping[str, str], agreed: Mapping[str, str]) -> None:

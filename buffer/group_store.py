@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import Store  # where torch's own type stubs hav
 from torch.distributed import DistStoreError
 
 from buffer import keys
+from buffer.run_in_redis import Argument, RunInRedis
 from buffer.server.blocking_client import BlockingServer
-from buffer.server.client import Server, listen
-from buffer.server.scripts import Argument, ScriptLibrary
+from buffer.server.client import listen
 
 EXPIRY_S = 3600
 """A key expires this long after its last write. A rendezvous reads it within its time limit, which is minutes."""
@@ -46,7 +46,7 @@ class RedisGroupStore(Store):
     """One store. Every call blocks until Redis has replied; `get` and `wait` block until the key is set.
 
     Calls are repeated across restarts of the server and raise DistStoreError after `timeout` (torch's `set_timeout`).
-    `num_keys` is refused: it would scan the whole server, which no user of a run may do, and no process group calls it.
+    Offers the calls that process groups make; torch refuses the others (`num_keys`, `compare_set`, `delete_key`).
     """
 
     def __init__(self, server: BlockingServer, run: str, name: str) -> None:
@@ -59,29 +59,22 @@ class RedisGroupStore(Store):
         self._change("store_set", key, _bounded(value))
 
     def get(self, key: str) -> bytes:
-        return self._ask(f"get {key!r}", lambda server: self._arrival(server, key))
+        return self._ask(f"get {key!r}", lambda run: self._arrival(run, key))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        async def all_there(server: Server) -> None:
+        async def all_there(run: RunInRedis) -> None:
             for key in keys:
-                await self._arrival(server, key)
+                await self._arrival(run, key)
 
         self._ask(f"wait for {keys}", all_there, timeout)
 
     def check(self, keys: list[str]) -> bool:
         names = [self._key(key) for key in keys]
-        return self._ask("check", lambda server: _command(server, "exists", *names)) == len(names)
+        return self._ask("check", lambda run: run.run_command("exists", *names)) == len(names)
 
     def add(self, key: str, value: int) -> int:
         """Add once, also when the reply is lost and the call is repeated."""
         return int(self._change("store_add", key, value))
-
-    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Compare and set; a missing key counts as empty."""
-        return self._change("store_compare_set", key, expected_value, _bounded(desired_value))
-
-    def delete_key(self, key: str) -> bool:
-        return self._ask(f"delete {key!r}", lambda server: _command(server, "unlink", self._key(key))) == 1
 
     def clone(self) -> RedisGroupStore:
         """Return this store: any number of threads may use it."""
@@ -90,31 +83,29 @@ class RedisGroupStore(Store):
     def _key(self, key: str) -> str:
         return keys.group_store(self._run, self._name, key)
 
-    async def _arrival(self, server: Server, key: str) -> bytes:
+    async def _arrival(self, run: RunInRedis, key: str) -> bytes:
         name = self._key(key)
-        if (value := await _command(server, "get", name)) is not None:
+        if (value := await run.run_command("get", name)) is not None:
             return value
-        async with listen(server, name) as listener:
-            while (value := await _command(server, "get", name)) is None:
+        async with listen(run.server, name) as listener:
+            while (value := await run.run_command("get", name)) is None:
                 await listener.wait(RECHECK_S)
         return value
 
     def _change(self, script: str, key: str, *arguments: Argument) -> Any:
-        given = {"entry": self._key(key), "entry_call": self._key(f"call:{uuid.uuid4().hex}")}
-        told = (EXPIRY_S * 1000, *arguments)
-        return self._ask(f"change {key!r}", lambda server: ScriptLibrary(server, self._run, given).run(script, *told))
+        entry, call = self._key(key), self._key(f"call:{uuid.uuid4().hex}")
+        return self._ask(
+            f"change {key!r}",
+            lambda run: run.run_script(script, EXPIRY_S * 1000, *arguments, entry=entry, entry_call=call),
+        )
 
-    def _ask(self, what: str, ask: Callable[[Server], Coroutine[Any, Any, T]], timeout: timedelta | None = None) -> T:
+    def _ask(self, what: str, ask: Callable[[RunInRedis], Coroutine[Any, Any, T]], timeout: timedelta | None = None) -> T:
         own: timedelta = cast("Any", self).timeout  # which torch's type stubs do not know
         limit_s = (timeout if timeout is not None else own).total_seconds()
         try:
-            return self._server.call(ask, within_s=limit_s)
+            return self._server.call(lambda server: ask(RunInRedis(server, self._run)), within_s=limit_s)
         except TimeoutError:
             raise DistStoreError(f"the store {self._name!r} could not {what} within {limit_s:g} s") from None
-
-
-async def _command(server: Server, name: str, *arguments: str) -> Any:
-    return await server.ask(lambda: getattr(cast("Any", server.commands), name)(*arguments))
 
 
 def _bounded(value: str | bytes) -> bytes:

@@ -7,13 +7,11 @@ snapshot; `RedisBuffer.audit` is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from buffer import keys
 from buffer.rules.ticket_record import BadRecord, TicketRecord, parse_record
-from buffer.server.client import Server
+from buffer.run_in_redis import RunInRedis
 
 AT_ONCE = 1000
 """Records per reply."""
@@ -67,37 +65,38 @@ class RunState:
 class Inspection:
     """Reads the keys of one run."""
 
-    def __init__(self, server: Server, run: str) -> None:
-        self._server = server
+    def __init__(self, run: RunInRedis) -> None:
         self._run = run
 
     async def find_groups(self, wanted: Callable[[TicketRecord], bool], limit: int) -> MatchingGroups:
         """Return the first `limit` groups that `wanted` accepts, in the order of admission."""
         found: dict[str, TicketRecord] = {}
         matched = unreadable = 0
-        async for ticket, record in self._records():
-            if record is None:
-                unreadable += 1
-            elif wanted(record):
-                matched += ticket not in found
-                found[ticket] = record
-                if len(found) > limit + AT_ONCE:
-                    found = dict(sorted(found.items())[:limit])
+        async for records in self._run.unparsed_records(AT_ONCE):  # a ticket may come twice
+            for name, text in records.items():
+                ticket, record = name.decode(errors="replace"), _parsed(text)
+                if record is None:
+                    unreadable += 1
+                elif wanted(record):
+                    matched += ticket not in found
+                    found[ticket] = record
+            if len(found) > limit + AT_ONCE:
+                found = dict(sorted(found.items())[:limit])
         first = dict(sorted(found.items())[:limit])
         return MatchingGroups(groups=await self._with_sizes(first), num_omitted=matched - len(first), num_unreadable=unreadable)
 
     async def group(self, ticket: str) -> BufferedGroup | None:
         """Return one group; None if its ticket has ended. Raises BadRecord."""
-        text = await self._ask(lambda redis: redis.hget(keys.key(self._run, "records"), ticket))
+        text = await self._run.run_command("hget", self._run.key("records"), ticket)
         return None if text is None else (await self._with_sizes({ticket: parse_record(text)}))[0]
 
     async def ended(self, ticket: str) -> str | None:
         """Return the result that a repeated commit of an ended ticket gets; None if it is not remembered."""
-        answer = await self._ask(lambda redis: redis.hget(keys.key(self._run, "ended"), ticket))
+        answer = await self._run.run_command("hget", self._run.key("ended"), ticket)
         return None if answer is None else answer.decode()
 
     async def tally(self) -> Tally:
-        counted: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.key(self._run, "tally")))
+        counted: dict[bytes, bytes] = await self._run.run_command("hgetall", self._run.key("tally"))
         tables: dict[str, dict[str, Counter[str]]] = {"environment": {}, "worker": {}}
         for field, count in counted.items():
             kind, _, rest = field.decode().partition("|")
@@ -106,10 +105,10 @@ class Inspection:
         return Tally(environments=tables["environment"], workers=tables["worker"])
 
     async def run_state(self) -> RunState:
-        fields: dict[bytes, bytes] = await self._ask(lambda redis: redis.hgetall(keys.key(self._run, "state")))
+        fields: dict[bytes, bytes] = await self._run.run_command("hgetall", self._run.key("state"))
         state = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-        owner, expires = await self._ask(lambda redis: redis.hmget(keys.key(self._run, "learner"), "owner", "expires"))
-        now_s, _ = cast("tuple[int, int]", await self._ask(lambda redis: redis.time()))
+        owner, expires = await self._run.run_command("hmget", self._run.key("learner"), "owner", "expires")
+        now_s, _ = await self._run.run_command("time")
         return RunState(
             live_version=int(state.get("live", -1)),
             learner=owner.decode(errors="replace") if owner is not None and float(expires or 0) > now_s * 1000 else "",
@@ -118,32 +117,12 @@ class Inspection:
             fields=state,
         )
 
-    async def _records(self) -> AsyncGenerator[tuple[str, TicketRecord | None]]:
-        """Yield every record, None for an unreadable one. A ticket may come twice if the hash is resized meanwhile."""
-        cursor = 0
-        while True:
-            position = cursor
-            cursor, rows = await self._ask(lambda redis: redis.hscan(keys.key(self._run, "records"), position, count=AT_ONCE))  # noqa: B023
-            for ticket, text in cast("dict[bytes, bytes]", rows).items():
-                yield ticket.decode(errors="replace"), _parsed(text)
-            if cursor == 0:
-                return
-
     async def _with_sizes(self, found: Mapping[str, TicketRecord]) -> list[BufferedGroup]:
-        async def sizes(redis: Any) -> list[int]:
-            pipeline = redis.pipeline(transaction=False)
-            for ticket in found:
-                pipeline.hstrlen(keys.key(self._run, "payloads"), ticket)
-            return await pipeline.execute()
-
-        measured: list[int] = await self._ask(sizes) if found else []
+        sizes = await self._run.run_commands([("hstrlen", self._run.key("payloads"), ticket) for ticket in found])
         return [
             BufferedGroup(id=ticket, record=record, bytes=size)
-            for (ticket, record), size in zip(found.items(), measured, strict=True)
+            for (ticket, record), size in zip(found.items(), sizes, strict=True)
         ]
-
-    async def _ask(self, command: Callable[[Any], Any]) -> Any:
-        return await self._server.ask(lambda: command(cast("Any", self._server.commands)))
 
 
 def _parsed(text: bytes) -> TicketRecord | None:

@@ -10,13 +10,8 @@ import re
 _DIGITS = 9
 
 
-def types(run: str) -> dict[str, str]:
-    """Return key -> Redis type, for each of the buffer's keys."""
-    return {key(run, name): kind for name, kind in KINDS.items()}
-
-
 def key(run: str, name: str) -> str:
-    """Return one of the keys listed in KINDS or _BOARD."""
+    """Return one of the keys or channels listed in KINDS, _CHANNELS or _BOARD."""
     return f"{{{run}}}:{name}"
 
 
@@ -35,26 +30,6 @@ def group_store(run: str, name: str, key: str) -> str:
     The first part of `name` is `ranks` (the learner's ranks) or `wire` (both ends of the weight wire).
     """
     return f"{{{run}}}:store:{name}:{key}"
-
-
-def slots_channel(run: str) -> str:
-    """Notifies workers that wait for tickets."""
-    return key(run, "on:slots")
-
-
-def ready_channel(run: str) -> str:
-    """Notifies a learner that waits for groups."""
-    return key(run, "on:ready")
-
-
-def learner_channel(run: str) -> str:
-    """Notifies when the learner's lease is taken, renewed or given up."""
-    return key(run, "on:learner")
-
-
-def events_channel(run: str) -> str:
-    """Carries "EVENT TICKET" for `buffer tail`: stored, dropped:REASON, quarantined, taken, spent."""
-    return key(run, "on:events")
 
 
 def ticket_id(number: int) -> str:
@@ -92,7 +67,12 @@ KINDS = {
     "overrides": "hash",  # limits that were changed during the run
     "mix": "list",  # "AT ID JSON": changes of the mix of environments during the run
 }
-_CHANNELS = ("on:slots", "on:ready", "on:learner", "on:events")
+_CHANNELS = (
+    "on:slots",  # notifies workers that wait for tickets
+    "on:ready",  # notifies a learner that waits for groups
+    "on:learner",  # notifies when the learner's lease is taken, renewed or given up
+    "on:events",  # "EVENT TICKET" for `buffer tail`: stored, dropped:REASON, quarantined, taken, spent
+)
 
 _BOARD = (
     "facts",  # hash: what all fleets must agree on

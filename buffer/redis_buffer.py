@@ -87,7 +87,7 @@ class RedisBuffer:
                 for ticket, task, born, attempt, mix in rows(reply, 5)
             ]
 
-        tickets = await self._run.until(attempt, keys.slots_channel(self._run.name), wait_s)
+        tickets = await self._run.until(attempt, "on:slots", wait_s)
         if tickets:
             del self._open_requests[worker]
             await self._payloads.check_folder()
@@ -101,8 +101,7 @@ class RedisBuffer:
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
-            result = await self._run.run_script("drop", worker, group.id, "no_signal", group.task.environment)
-            return _commit_result(result, instead_of_dropped="no_signal")
+            return _commit_result(await self._run.run_script("drop", worker, group.id, "no_signal", group.task.environment))
         problem, payload = problem_with(group, vocab_size=self.vocab_size), b""
         try:
             payload = encode(group, compress_text=self._compress_text)
@@ -129,7 +128,7 @@ class RedisBuffer:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         words = [word for pair in write_limits(limits).items() for word in pair]
-        async with listen(self._run.server, keys.learner_channel(self._run.name)) as listener:
+        async with listen(self._run.server, self._run.key("on:learner")) as listener:
             while True:
                 is_ours, *rest = await self._run.run_script("acquire", owner, request, self._learner_lease_ms, after, *words)
                 if is_ours:
@@ -200,7 +199,7 @@ class RedisBuffer:
                     return groups
             return []
 
-        return await self._run.until(attempt, keys.ready_channel(self._run.name), wait_s)
+        return await self._run.until(attempt, "on:ready", wait_s)
 
     async def _read_taken(self, reply: list[Any]) -> tuple[list[TakenGroup], list[tuple[str, str]]]:
         groups: list[TakenGroup] = []
@@ -304,12 +303,6 @@ class RedisBuffer:
         with reading("state"):
             return read_limits({name.decode(errors="replace"): value.decode() for name, value in state.items()})
 
-    async def overrides(self) -> dict[str, str]:
-        """Return the limits that were changed during the run, as stored in Redis."""
-        found = await self._run.run_command("hgetall", self._run.key("overrides"))
-        with reading("overrides"):
-            return {name.decode(): value.decode() for name, value in found.items()}
-
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
         await self._run.run_script("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
 
@@ -341,11 +334,10 @@ class RedisBuffer:
 
     async def _raise_if_types_are_wrong(self) -> None:
         """Raise UnexpectedReply naming a key of the wrong type: a script that meets one fails without saying which it is."""
-        expected = keys.types(self._run.name)
-        found = await self._run.run_commands([("type", name) for name in expected])
-        for (name, wanted), kind in zip(expected.items(), found, strict=True):
+        found = await self._run.run_commands([("type", self._run.key(name)) for name in keys.KINDS])
+        for (name, wanted), kind in zip(keys.KINDS.items(), found, strict=True):
             if kind.decode() not in ("none", wanted):
-                raise wrong_type(name, kind.decode(), wanted)
+                raise wrong_type(self._run.key(name), kind.decode(), wanted)
 
     async def payload(self, ticket: str) -> bytes | None:
         """Return a group's payload, from Redis or its file; None if it has none."""
@@ -403,9 +395,8 @@ def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:
         }
 
 
-def _commit_result(reply: bytes, *, instead_of_dropped: CommitResult = "lease_lost") -> CommitResult:
-    text = reply.decode()
-    return instead_of_dropped if text == "dropped" else cast("CommitResult", text)
+def _commit_result(reply: bytes) -> CommitResult:
+    return cast("CommitResult", reply.decode())
 
 
 def _checked_name(worker: str) -> str:

@@ -19,7 +19,6 @@ from async_rl.checkpoints.trained_steps import TrainedSteps, read_trained
 from async_rl.config import Config
 from async_rl.errors import BufferUnreachable, CheckpointError, ConfigError, RestartLimit
 from async_rl.types import BufferPosition
-from buffer import keys
 from buffer.archive.reading import archived_steps
 from buffer.rules.ticket_record import TicketRecord, parse_record
 from buffer.server.unexpected_replies import UnexpectedReply, reading
@@ -128,15 +127,10 @@ def _with_files(config: Config, redis: RedisState | None, redis_unread: str, *, 
 
 
 async def _read_redis(run: OpenRun) -> RedisState:
-    names = [keys.key(run.config.run.name, name) for name in ("state", "records", "redo", "dropped", "learner")]
-
-    async def ask() -> list[Any]:
-        pipeline: Any = cast("Any", run.server.commands).pipeline(transaction=True)
-        pipeline.hgetall(names[0]).hgetall(names[1]).lrange(names[2], 0, -1).hgetall(names[3]).hgetall(names[4])
-        return await pipeline.execute()
-
-    state, records, redo, dropped, learner = await run.server.ask(ask)
+    hashes = [("hgetall", run.redis.key(name)) for name in ("state", "records", "dropped", "learner")]
+    reads = [*hashes, ("lrange", run.redis.key("redo"), 0, -1)]
     try:
+        state, records, dropped, learner, redo = await run.redis.run_commands(reads, at_once=True)
         problems: Sequence[str] = (await run.buffer.audit()).problems
         with reading("records, redo or dropped"):
             return RedisState(
@@ -151,8 +145,7 @@ async def _read_redis(run: OpenRun) -> RedisState:
 
 
 async def _fence(run: OpenRun) -> int:
-    redis, learner = cast("Any", run.server.commands), keys.key(run.config.run.name, "learner")
-    return int(await run.server.ask(lambda: redis.hget(learner, "fence")) or 0)
+    return int(await run.redis.run_command("hget", run.redis.key("learner"), "fence") or 0)
 
 
 def _read_checkpoint(path: Path, *, every_byte: bool) -> CheckpointEvidence:

@@ -1,7 +1,5 @@
 -- -> descriptions of the members that have not expired
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, id in ipairs(call('ZRANGEBYSCORE', MEMBERS, '-inf', now)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', MEMBERS, '-inf', now_ms())) do
   call('ZREM', MEMBERS, id)
   call('HDEL', MEMBER_FACTS, id)
 end

@@ -31,13 +31,11 @@ from buffer.server.scripts import NAMES, load_script
 
 PASSWORD_BYTES = 32
 
-_GROUP_STORE_SCRIPTS: Final = ("store_set", "store_add", "store_compare_set")
-
 SCRIPTS: Final[Mapping[str, Collection[str]]] = {
     "learner": NAMES,
     "worker": (
         *("reserve", "renew", "commit", "quarantine", "drop", "starve", "unwanted"),
-        *("agree", "announce", "leave", "members", "post", *_GROUP_STORE_SCRIPTS),
+        *("agree", "announce", "leave", "members", "post", "store_set", "store_add"),
     ),
     "operator": (
         *("change_limits", "change_mix", "readmit", "forget", "unwanted", "stats"),
@@ -66,8 +64,8 @@ _READ: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+tim
 _WORKERS_READ: Final = ("hget", "hgetall", "hmget", "hvals", "lrange", "xread", "xrevrange", "get", "exists")
 """What workers read outside scripts."""
 _OUTSIDE_SCRIPTS: Final[Mapping[str, Collection[str]]] = {
-    "learner": ("hsetnx", "unlink"),
-    "worker": ("hsetnx", "unlink"),  # a payload that comes with its commit; an entry of a group store
+    "learner": ("hsetnx",),
+    "worker": ("hsetnx",),  # a payload that comes with its commit
     "operator": (),
     "monitor": (),
 }

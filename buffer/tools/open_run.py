@@ -11,14 +11,15 @@ from async_rl.errors import ConfigError
 from buffer import open_buffer_on
 from buffer.inspection import Inspection
 from buffer.redis_buffer import RedisBuffer
-from buffer.server.client import Server, open_server
+from buffer.run_in_redis import RunInRedis
+from buffer.server.client import open_server
 from buffer.server.embedded.server import EmbeddedServer, is_asleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
     config: Config
-    server: Server
+    redis: RunInRedis
     buffer: RedisBuffer
     inspection: Inspection
     was_asleep: bool
@@ -34,10 +35,11 @@ async def open_run(config: Config) -> AsyncGenerator[OpenRun]:
         if asleep:
             await stack.enter_async_context(EmbeddedServer(config))
         server = await stack.enter_async_context(open_server(config))
+        redis = RunInRedis(server, config.run.name)
         yield OpenRun(
             config=config,
-            server=server,
+            redis=redis,
             buffer=stack.enter_context(open_buffer_on(server, config)),
-            inspection=Inspection(server, config.run.name),
+            inspection=Inspection(redis),
             was_asleep=asleep,
         )

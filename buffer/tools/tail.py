@@ -17,9 +17,9 @@ from redis.exceptions import RedisError
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.types import RolloutGroup
-from buffer import keys
 from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.validation import problem_with
+from buffer.run_in_redis import RunInRedis
 from buffer.server.client import Server, subscribe
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import print_json, visible
@@ -28,8 +28,8 @@ from buffer.tools.show import reward
 
 async def tail(run: OpenRun, line: CommandLine) -> int:
     only = line.text("environment")
-    async with events(run.server, run.config.run.name) as incoming:
-        print(f"follows run {run.config.run.name!r} at {run.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)
+    async with events(run.redis) as incoming:
+        print(f"follows run {run.redis.name!r} at {run.redis.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)
         async for event in incoming:
             row = await _describe(run, event)
             if row is None or (only is not None and row.get("environment") != only):
@@ -42,11 +42,11 @@ async def tail(run: OpenRun, line: CommandLine) -> int:
 
 
 @asynccontextmanager
-async def events(server: Server, run: str) -> AsyncGenerator[AsyncIterator[tuple[str, str]]]:
+async def events(run: RunInRedis) -> AsyncGenerator[AsyncIterator[tuple[str, str]]]:
     """Subscribe to the events from here on: pairs of event and ticket, without end."""
-    subscription = await subscribe(server, keys.events_channel(run))
+    subscription = await subscribe(run.server, run.key("on:events"))
     try:
-        yield _receive(server, subscription)
+        yield _receive(run.server, subscription)
     finally:
         await subscription.aclose()
 

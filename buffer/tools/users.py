@@ -14,7 +14,7 @@ from buffer.tools.output import console, print_json, print_table
 async def create(run: OpenRun, line: CommandLine) -> int:
     if not run.config.redis.url:
         raise ConfigError("the embedded server admits you alone; users are for a server of yours (redis.url)")
-    made = await create_users(run.server, run.config.run.name, folder=run.config.run_folder / "users")
+    made = await create_users(run.redis.server, run.redis.name, folder=run.config.run_folder / "users")
     if line.has("json"):
         paths = {role: str(path) for role, path in made.password_files.items()}
         print_json({**asdict(made), "password_files": paths, "acl_file": str(made.acl_file)})
@@ -34,13 +34,13 @@ async def create(run: OpenRun, line: CommandLine) -> int:
 
 
 async def ls(run: OpenRun, line: CommandLine) -> int:
-    users = await list_users(run.server, run.config.run.name)
+    users = await list_users(run.redis.server, run.redis.name)
     if line.has("json"):
         print_json({"users": {name: _without_password(rules) for name, rules in users.items()}})
     elif users:
         print_table(console(), ("redis.user", "may"), [(name, _without_password(rules)) for name, rules in users.items()])
     else:
-        console().print(f"run {run.config.run.name!r} has no users; `async-rl buffer users create` makes them")
+        console().print(f"run {run.redis.name!r} has no users; `async-rl buffer users create` makes them")
     return 0
 
 

@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.errors import AsyncRLError
-from buffer import keys
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, format_size, print_json, print_table
 
@@ -63,9 +62,8 @@ async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
         return FreedSpace(what=what, count=0, bytes=0, note="the learner deletes them when they are archived")
     run_state = await run.inspection.run_state()
     last = int(run_state.fields.get("saved", -1)) - int(run_state.fields.get("keep_steps", 0))
-    redis = cast("Any", run.server.commands)
-    kept = keys.key(run.config.run.name, "kept")
-    tickets = [ticket.decode() for ticket in await run.server.ask(lambda: redis.zrangebyscore(kept, "-inf", last))]
+    found = await run.redis.run_command("zrangebyscore", run.redis.key("kept"), "-inf", last)
+    tickets = [ticket.decode() for ticket in found]
     total = sum([len(payload) for ticket in tickets if (payload := await run.buffer.payload(ticket)) is not None])
     if tickets and not only_say:
         await run.buffer.discard((await run.buffer.stats()).fence, tickets)
@@ -90,13 +88,12 @@ async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSp
 
 async def _remembered(run: OpenRun, *, only_say: bool) -> FreedSpace:
     """Delete the results of ended tickets, which only a worker that repeats a commit reads, so only if no worker is running."""
-    what, name, redis = "remembered endings", keys.key(run.config.run.name, "ended"), cast("Any", run.server.commands)
+    what, name = "remembered endings", run.redis.key("ended")
     if not run.was_asleep:
         return FreedSpace(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
-    count = await run.server.ask(lambda: redis.hlen(name))
-    taken = await run.server.ask(lambda: redis.memory_usage(name))
+    count, taken = await run.redis.run_commands([("hlen", name), ("memory_usage", name)])
     if not only_say:
-        await run.server.ask(lambda: redis.unlink(name))
+        await run.redis.run_command("unlink", name)
     return FreedSpace(what=what, count=count, bytes=0 if taken is None else taken)
 
 
@@ -125,17 +122,16 @@ async def _append_only_file(run: OpenRun, *, only_say: bool) -> FreedSpace:
     before = _size_on_disk(run.config.redis_folder)
     if only_say:
         return FreedSpace(what="append-only file", count=1, bytes=0, note=f"{format_size(before)} would be rewritten")
-    redis = cast("Any", run.server.commands)
-    await run.server.ask(redis.bgrewriteaof)
+    await run.redis.run_command("bgrewriteaof")
     await _rewritten(run)
     after = _size_on_disk(run.config.redis_folder)
     return FreedSpace(what="append-only file", count=1, bytes=max(0, before - after), note=f"{format_size(after)} left")
 
 
 async def _rewritten(run: OpenRun) -> None:
-    redis, deadline = cast("Any", run.server.commands), time.monotonic() + REWRITE_S
+    deadline = time.monotonic() + REWRITE_S
     while True:
-        facts: dict[str, Any] = await run.server.ask(lambda: redis.info("persistence"))
+        facts: dict[str, Any] = await run.redis.run_command("info", "persistence")
         if not facts["aof_rewrite_in_progress"] and not facts["aof_rewrite_scheduled"]:
             break
         if time.monotonic() > deadline:

@@ -75,7 +75,7 @@ async def _ask(
 
 
 def _board(run: OpenRun) -> RedisBoard:
-    return RedisBoard(run.server, run.config.run.name)
+    return RedisBoard(run.redis.server, run.redis.name)
 
 
 def _version(word: str) -> int:

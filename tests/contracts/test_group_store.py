@@ -66,14 +66,7 @@ def test_it_is_a_store_as_torch_knows_them(store: RedisGroupStore):
     assert not store.check(["text", "missing"])
     assert [store.add("count", 2), store.add("count", -5), store.add("count", 0)] == [2, -3, -3]
     assert store.get("count") == b"-3"
-    assert store.compare_set("turn", "other", "mine") == b"other"
-    assert store.compare_set("turn", "", "mine") == b"mine"
-    assert store.compare_set("turn", "", "yours") == b"mine"
-    assert store.compare_set("turn", "mine", "yours") == b"yours"
-    store.wait(["text", "turn"], timedelta(seconds=10))
-    assert store.delete_key("text")
-    assert not store.delete_key("text")
-    assert not store.check(["text"])
+    store.wait(["text", "count"], timedelta(seconds=10))
 
 
 def test_torch_itself_can_call_it(store: RedisGroupStore):
@@ -83,7 +76,6 @@ def test_torch_itself_can_call_it(store: RedisGroupStore):
     prefixed.set("key", b"\0value")
     assert prefixed.get("key") == store.get("group/key") == b"\0value"
     assert prefixed.add("count", 3) == 3
-    assert prefixed.compare_set("key", b"\0value", b"other") == b"other"
     prefixed.wait(["key", "count"])
     with pytest.raises(DistStoreError, match=r"could not get 'group/missing' within 0\.1 s"):
         prefixed.get("missing")
@@ -124,10 +116,9 @@ def test_all_that_is_written_expires(redis_server: str, run_name: str):
         store = stores.open("ranks")
         store.set("key", "value")
         store.add("count", 1)
-        store.compare_set("turn", "", "mine")
     with client_of(unix_socket_path=redis_server.removeprefix("unix://")) as client:
         left = {name: client.pttl(name) for name in client.scan_iter(f"{keys.key(run_name, '')}*")}
-    assert len(left) == 4, left
+    assert len(left) == 3, left
     assert all(0 < milliseconds <= EXPIRY_S * 1000 for milliseconds in left.values()), left
 
 
@@ -185,8 +176,6 @@ async def test_users_of_the_run_may_use_it_unless_they_only_look(redis_server: s
             store = stores.open("wire")
             store.set("key", "value")
             store.get("key")
-            store.compare_set("key", "value", "other")
-            store.delete_key("key")
             return store.add("count", 1)
 
     if role == "monitor":

@@ -118,7 +118,6 @@ CALLS: list[Callable[[Scene], Awaitable[object]]] = [
     lambda found: found.buffer.stats(),
     lambda found: found.buffer.audit(),
     lambda found: found.buffer.limits(),
-    lambda found: found.buffer.overrides(),
     lambda found: found.buffer.hold(found.fence),
     lambda found: found.buffer.renew("w", [found.reserved]),
     lambda found: found.buffer.reserve("w2", version=1, count=1, wait_s=0),

@@ -94,7 +94,7 @@ class ServerStage:
         self.buffer = RedisBuffer(self._server, run, learner_lease_s=LEARNER_LEASE_S)
         self._state = keys.key(run, "state")
         self._moments = [keys.key(run, "leases"), keys.key(run, "asked"), keys.key(run, "learner")]
-        self._names = [name.encode() for name in keys.types(run)]
+        self._names = [keys.key(run, name).encode() for name in keys.KINDS]
         self._noted_ms = self._now_ms()
 
     async def _connected(self, url: str) -> tuple[Server, Any]:

@@ -18,9 +18,9 @@ from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import RolloutGroup
 from buffer import keys, open_board, open_buffer
 from buffer.redis_buffer import RedisBuffer
+from buffer.run_in_redis import RunInRedis
 from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer, find_binary
-from buffer.server.scripts import ScriptLibrary
 from tests.support.groups import group
 from tests.support.private_server import private_server
 from tests.support.runs import LEARNER_LEASE_S, publish, started
@@ -74,20 +74,20 @@ async def test_token_ids_beyond_the_vocabulary_are_refused(redis_buffer: Both, w
 async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, run_name: str):
     buffer, server = redis_buffer
     await started(buffer)
-    scripts = ScriptLibrary(server, run_name)
-    first = await scripts.run("reserve", "w", "request-1", 0, 2, 0)
-    assert await scripts.run("reserve", "w", "request-1", 0, 2, 0) == first
+    run = RunInRedis(server, run_name)
+    first = await run.run_script("reserve", "w", "request-1", 0, 2, 0)
+    assert await run.run_script("reserve", "w", "request-1", 0, 2, 0) == first
     assert (await buffer.stats()).reserved == 2
-    assert await scripts.run("reserve", "w", "request-2", 0, 2, 0) != first
+    assert await run.run_script("reserve", "w", "request-2", 0, 2, 0) != first
 
 
 async def test_a_lost_reply_to_an_acquisition_gives_the_same_fence(redis_buffer: Both, run_name: str):
     _, server = redis_buffer
-    scripts = ScriptLibrary(server, run_name)
+    run = RunInRedis(server, run_name)
     arguments = ("learner", "request", 60_000, 0, "max_age", 2)
-    is_ours, fence = await scripts.run("acquire", *arguments)
+    is_ours, fence = await run.run_script("acquire", *arguments)
     assert is_ours
-    assert await scripts.run("acquire", *arguments) == [1, fence]
+    assert await run.run_script("acquire", *arguments) == [1, fence]
 
 
 async def test_the_audit_finds_what_does_not_belong(redis_buffer: Both, run_name: str):
