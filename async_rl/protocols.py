@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 
-class Clock(Protocol):
-    def now(self) -> float:
-        """Monotonic seconds; only differences are meaningful."""
-        ...
-
-
 class Tokenizer(Protocol):
     vocab_size: int
     end_id: int

@@ -8,7 +8,7 @@ from typing import Any
 from async_rl.replay_protocol import BufferStats
 from buffer import keys
 from buffer.rules.audit import BufferSnapshot
-from buffer.rules.ticket_record import parse_record
+from buffer.rules.ticket_record import STATES, TicketState, parse_record
 from buffer.run_in_redis import rows
 from buffer.server.unexpected_replies import reading
 
@@ -35,18 +35,14 @@ def parse_stats(reply: list[Any], fence: int) -> BufferStats:
 
 def parse_snapshot(reply: list[Any], fence: int) -> BufferSnapshot:
     """Return the counters with all tickets by place, their records and the sizes of their payloads."""
-    leased, reserved, ready, again, taken, kept, drawn, recorded, payloads = (
+    leased, *placed, drawn, recorded, payloads = (
         {ticket.decode(errors="replace"): value for ticket, value in rows(pairs, 2)} for pairs in reply[-9:]
     )
-    places = {"reserved": reserved, "ready": ready, "again": again, "taken": taken, "kept": kept}
+    places = dict(zip(STATES, placed, strict=True))
     return BufferSnapshot(
         stats=parse_stats(reply[:-9], fence),
+        places={state: tickets.keys() for state, tickets in places.items()},
         leased=leased.keys(),
-        reserved=reserved.keys(),
-        ready=ready.keys(),
-        again=again.keys(),
-        taken=taken.keys(),
-        kept=kept.keys(),
         drawn=drawn.keys(),
         recorded=recorded.keys(),
         payloads=payloads,
@@ -54,7 +50,7 @@ def parse_snapshot(reply: list[Any], fence: int) -> BufferSnapshot:
     )
 
 
-def _misfiled(places: Mapping[str, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
+def _misfiled(places: Mapping[TicketState, Mapping[str, bytes]], records: Mapping[str, bytes]) -> dict[str, str]:
     """Return the tickets whose set or score contradicts their record. Scripts select by score and decide by the record."""
     found: dict[str, str] = {}
     for ticket, text in records.items():

@@ -120,7 +120,7 @@ class _Overhears:
         self.commands = self
         self.said: list[tuple[Any, ...]] = []
 
-    async def ask(self, command: Any) -> Any:
+    async def ask(self, command: Any, **_options: Any) -> Any:
         return await command()
 
     def pipeline(self, **_options: Any) -> _Overhears:

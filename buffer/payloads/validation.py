@@ -25,15 +25,6 @@ def problem_with(group: RolloutGroup, *, vocab_size: int | None = None) -> str |
     return None
 
 
-def problem_with_versions(*, oldest: int, newest: int, ticket_version: int, live_version: int) -> str | None:
-    """Check a group's versions against its ticket and the live version. `scripts/commit.lua` does the same."""
-    if oldest < ticket_version:
-        return f"its oldest token is of version {oldest}, before its ticket's version {ticket_version}"
-    if newest > live_version:
-        return f"its newest token is of version {newest}, above the live version {live_version}"
-    return None
-
-
 def _problem_with_rollout(rollout: Rollout, vocab_size: int | None) -> str | None:
     if rollout.status is not Status.FAILED and not math.isfinite(rollout.reward):
         return f"the reward is {rollout.reward}"

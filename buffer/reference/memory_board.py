@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from async_rl.protocols import Clock, Member
+from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer.board import raise_if_different
-from buffer.reference.memory_buffer import MemoryBuffer, MonotonicClock
+from buffer.reference.memory_buffer import MemoryBuffer
 
 
 class MemoryBoard:
     """The board of a MemoryBuffer, whose versions and fence it shows."""
 
-    def __init__(self, buffer: MemoryBuffer, clock: Clock | None = None) -> None:
+    def __init__(self, buffer: MemoryBuffer) -> None:
         self._buffer = buffer
-        self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._facts: dict[str, str] = {}
         self._members: dict[str, tuple[float, Member]] = {}
         self._topics: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-        self._posted = asyncio.Event()
         self._notes: dict[str, tuple[float, bytes]] = {}
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
@@ -32,13 +28,13 @@ class MemoryBoard:
         raise_if_different(role, facts, {key: value for key, value in agreed.items() if facts[key] != value})
 
     async def announce(self, member: Member, ttl_s: float) -> None:
-        self._members[member.id] = (self._clock.now() + ttl_s, member)
+        self._members[member.id] = (self._buffer.now() + ttl_s, member)
 
     async def leave(self, member_id: str) -> None:
         self._members.pop(member_id, None)
 
     async def members(self) -> list[Member]:
-        now = self._clock.now()
+        now = self._buffer.now()
         listed = [member for expires, member in self._members.values() if expires > now]
         return sorted(listed, key=lambda member: member.id)
 
@@ -53,24 +49,17 @@ class MemoryBoard:
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
         self._topics[topic].append(json.loads(json.dumps(message)))
-        self._posted.set()
-        self._posted = asyncio.Event()
+        self._buffer.notify()
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         first = len(self._topics[topic]) if after == "$" else int(after.partition("-")[0])
-        deadline = time.monotonic() + wait_s
-        while not (messages := self._topics[topic][first:]) and (left := deadline - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(left):
-                    await self._posted.wait()
-            except TimeoutError:
-                pass
+        messages = await self._buffer.wait_for(lambda: self._topics[topic][first:], wait_s)
         return [(f"{position}-0", message) for position, message in enumerate(messages, start=first + 1)]
 
     async def write_note(self, name: str, text: bytes, ttl_s: float, *, fence: int) -> None:
         if fence == self._buffer.fence:
-            self._notes[name] = (self._clock.now() + ttl_s, text)
+            self._notes[name] = (self._buffer.now() + ttl_s, text)
 
     async def note(self, name: str) -> bytes | None:
-        expires, text = self._notes.get(name, (self._clock.now(), b""))
-        return text if expires > self._clock.now() else None
+        expires, text = self._notes.get(name, (self._buffer.now(), b""))
+        return text if expires > self._buffer.now() else None

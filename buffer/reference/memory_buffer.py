@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
-from async_rl.protocols import Clock
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -27,19 +27,15 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer.payloads.codec import encode
-from buffer.reference.state_machine import StateMachine, TicketEntry
+from buffer.reference.state_machine import StateMachine
 from buffer.rules.audit import BufferSnapshot, audit
 from buffer.rules.limits_text import write_changes
+from buffer.rules.ticket_record import STATES, TicketState
 
 RECHECK_S = 1.0
 """A wait repeats its attempt this often: nothing announces the end of a lease."""
 
 T = TypeVar("T")
-
-
-class MonotonicClock:
-    def now(self) -> float:
-        return time.monotonic()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,8 +50,8 @@ class _Learner:
 class MemoryBuffer:
     """`ReplayBuffer` without a server."""
 
-    def __init__(self, clock: Clock | None = None, *, learner_lease_s: float = 10.0) -> None:
-        self._clock: Clock = clock if clock is not None else MonotonicClock()
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, learner_lease_s: float = 10.0) -> None:
+        self.now = now
         self._learner_lease_s = learner_lease_s
         self._machine = StateMachine()
         self._overrides: dict[str, Any] = {}
@@ -71,60 +67,58 @@ class MemoryBuffer:
     # -- the worker's side ------------------------------------------------------------------------------------------
     async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
         def attempt() -> list[Ticket]:
-            return self._machine.reserve(worker, version, count, waits=wait_s > 0, now=self._clock.now())
+            return self._machine.reserve(worker, version, count, waits=wait_s > 0, now=self.now())
 
-        tickets = await self._wait_for(attempt, wait_s)
-        self._notify()  # the next worker in the queue
+        tickets = await self.wait_for(attempt, wait_s)
+        self.notify()  # the next worker in the queue
         return tickets
 
     async def renew(self, worker: str, tickets: Sequence[str]) -> set[str]:
         entries = {ticket: self._machine.held(worker, ticket) for ticket in tickets}
         for entry in entries.values():
             if entry is not None and self._machine.limits is not None:
-                entry.expires = self._clock.now() + self._machine.limits.lease_s
+                entry.expires = self.now() + self._machine.limits.lease_s
         return {ticket for ticket, entry in entries.items() if entry is None}
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         result = self._machine.commit(worker, group, keep=keep)
-        self._notify()
+        self.notify()
         return result
 
     async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
         entry = self._machine.held(worker, ticket)
         if entry is not None:
             self._machine.drop(entry, reason)
-            self._notify()
+            self.notify()
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
         first_seen = self._learner
         renewals = first_seen.renewals if first_seen is not None else 0
-        while self._learner is not None and (left := self._learner.expires - self._clock.now()) > 0:
+        while self._learner is not None and (left := self._learner.expires - self.now()) > 0:
             if self._learner is not first_seen or self._learner.renewals != renewals:
                 raise LearnerAlreadyRunning(f"learner {self._learner.owner} holds this run; stop it before starting another")
             await self._change(min(left, RECHECK_S))
-        self._learner = _Learner(owner=owner, expires=self._clock.now() + self._learner_lease_s)
+        self._learner = _Learner(owner=owner, expires=self.now() + self._learner_lease_s)
         self._fence = max(self._fence, after) + 1
         self._machine.limits = replace(limits, **self._overrides)
         self._machine.recovering = True
-        self._notify()
+        self.notify()
         return self._fence
 
     async def hold(self, fence: int) -> None:
         learner = self._holder(fence)
-        learner.expires = self._clock.now() + self._learner_lease_s
+        learner.expires = self.now() + self._learner_lease_s
         learner.renewals += 1
-        self._notify()
+        self.notify()
 
     async def resign(self, fence: int) -> None:
-        self._holder(fence).expires = self._clock.now()
-        self._notify()
+        self._holder(fence).expires = self.now()
+        self.notify()
 
     async def recover(self, fence: int, position: BufferPosition | None, undone: Sequence[UndoneGroup] = ()) -> Recovery:
-        self._holder(fence)
-        recovery = self._machine.recover(position, undone)
-        self._notify()
-        return recovery
+        with self._change_by(fence) as machine:
+            return machine.recover(position, undone)
 
     async def take(
         self,
@@ -139,36 +133,33 @@ class MemoryBuffer:
     ) -> list[TakenGroup]:
         def attempt() -> list[TakenGroup]:
             self._holder(fence)
-            return self._machine.take(step, version, num_groups, max_tokens, patient=patient, now=self._clock.now())
+            return self._machine.take(step, version, num_groups, max_tokens, patient=patient, now=self.now())
 
-        return await self._wait_for(attempt, wait_s)
+        return await self.wait_for(attempt, wait_s)
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
-        self._holder(fence)
-        self._machine.prioritize(weights)
+        with self._change_by(fence) as machine:
+            machine.prioritize(weights)
 
     async def issue(self, fence: int, *, after: int) -> int:
-        self._holder(fence)
-        return self._machine.issue(after)
+        with self._change_by(fence) as machine:
+            return machine.issue(after)
 
     async def publish(self, fence: int, record: VersionRecord) -> None:
-        self._holder(fence)
-        self._machine.publish(record)
-        self._notify()
+        with self._change_by(fence) as machine:
+            machine.publish(record)
 
     async def release(self, fence: int, step: int) -> None:
-        self._holder(fence)
-        self._machine.release(step)
-        self._notify()
+        with self._change_by(fence) as machine:
+            machine.release(step)
 
     async def position(self, fence: int, step: int) -> BufferPosition:
-        self._holder(fence)
-        return self._machine.position(step)
+        with self._change_by(fence) as machine:
+            return machine.position(step)
 
     async def checkpoint(self, fence: int, step: int) -> None:
-        self._holder(fence)
-        self._machine.checkpoint(step)
-        self._notify()
+        with self._change_by(fence) as machine:
+            machine.checkpoint(step)
 
     async def spent_groups(self, limit: int) -> list[SpentGroup]:
         kept = sorted(self._machine.among("kept"), key=lambda entry: (entry.steps[-1], entry.ticket.id))
@@ -178,22 +169,19 @@ class MemoryBuffer:
         ]
 
     async def discard(self, fence: int, groups: Sequence[str]) -> None:
-        self._holder(fence)
-        self._machine.discard(groups)
+        with self._change_by(fence) as machine:
+            machine.discard(groups)
 
     async def set_max_age(self, fence: int, max_age: float) -> None:
-        self._holder(fence)
-        if self._machine.limits is not None:
-            self._machine.limits = replace(self._machine.limits, max_age=max_age)
-        self._notify()
+        with self._change_by(fence) as machine:
+            machine.change_limits({"max_age": max_age})
 
     # -- any role ---------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
         write_changes(changes)  # raises for what cannot change
         self._overrides |= changes
-        if self._machine.limits is not None:
-            self._machine.limits = replace(self._machine.limits, **changes)
-        self._notify()
+        self._machine.change_limits(changes)
+        self.notify()
 
     async def mix(self) -> tuple[MixChange, ...]:
         return tuple(self._machine.mix)
@@ -203,14 +191,10 @@ class MemoryBuffer:
 
     async def stats(self) -> BufferStats:
         machine = self._machine
-        machine.collect_lost_leases(self._clock.now())
-        ready = machine.among("ready")
+        machine.collect_lost_leases(self.now())
+        placed: dict[str, Any] = {state: len(machine.among(state)) for state in STATES}
         return BufferStats(
-            reserved=len(machine.among("reserved")),
-            ready=len(ready),
-            again=len(machine.among("again")),
-            taken=len(machine.among("taken")),
-            kept=len(machine.among("kept")),
+            **placed,
             spent=machine.spent,
             dropped=dict(machine.dropped),
             quarantined=machine.quarantined,
@@ -224,23 +208,20 @@ class MemoryBuffer:
             fence=self._fence,
             bytes=sum(_size(entry.group) for entry in machine.entries.values()),
             starving=False,
-            ready_by_version=dict(sorted(Counter(entry.committed_group.oldest_version for entry in ready).items())),
+            ready_by_version=dict(
+                sorted(Counter(entry.committed_group.oldest_version for entry in machine.among("ready")).items())
+            ),
         )
 
     async def audit(self) -> Audit:
         machine, stats = self._machine, await self.stats()  # collects expired leases first
-        ready, again = _ids(machine.among("ready")), _ids(machine.among("again"))
-        reserved = _ids(machine.among("reserved"))
+        places: dict[TicketState, set[str]] = {state: {entry.ticket.id for entry in machine.among(state)} for state in STATES}
         return audit(
             BufferSnapshot(
                 stats=stats,
-                leased=reserved,
-                reserved=reserved,
-                ready=ready,
-                again=again,
-                taken=_ids(machine.among("taken")),
-                kept=_ids(machine.among("kept")),
-                drawn=ready | again,
+                places=places,
+                leased=places["reserved"],
+                drawn=places["ready"] | places["again"],
                 recorded=machine.entries.keys(),
                 payloads={ticket: _size(entry.group) for ticket, entry in machine.entries.items() if entry.group is not None},
             )
@@ -258,7 +239,14 @@ class MemoryBuffer:
             raise FenceLost(f"learner {fence} was replaced by learner {self._fence} and may no longer change anything")
         return self._learner
 
-    def _notify(self) -> None:
+    @contextmanager
+    def _change_by(self, fence: int) -> Generator[StateMachine]:
+        """Let the learner with this fence change the state, and notify those who wait. Raises FenceLost."""
+        self._holder(fence)
+        yield self._machine
+        self.notify()
+
+    def notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -269,15 +257,11 @@ class MemoryBuffer:
         except TimeoutError:
             pass
 
-    async def _wait_for(self, attempt: Callable[[], list[T]], wait_s: float) -> list[T]:
+    async def wait_for(self, attempt: Callable[[], list[T]], wait_s: float) -> list[T]:
         deadline = time.monotonic() + wait_s
         while not (found := attempt()) and (left := deadline - time.monotonic()) > 0:
             await self._change(min(left, RECHECK_S))
         return found
-
-
-def _ids(entries: Iterable[TicketEntry]) -> set[str]:
-    return {entry.ticket.id for entry in entries}
 
 
 def _size(group: RolloutGroup | None) -> int:

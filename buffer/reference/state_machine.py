@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.types import (
@@ -30,7 +31,7 @@ from async_rl.types import (
 )
 from buffer import mix_log
 from buffer.keys import ticket_id, ticket_number
-from buffer.payloads.validation import problem_with, problem_with_versions
+from buffer.payloads.validation import problem_with
 from buffer.rules.admission import counts_as_failure, free_tickets, goes_again, may_sample, share
 from buffer.rules.recovery import rewound, surviving_steps
 from buffer.rules.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
@@ -104,6 +105,10 @@ class StateMachine:
         self._weights: dict[str, float] = {}
         self._draw_time = 0.0
 
+    def change_limits(self, changes: Mapping[str, Any]) -> None:
+        if self.limits is not None:
+            self.limits = replace(self.limits, **changes)
+
     # -- the worker's side ------------------------------------------------------------------------------------------
     def reserve(self, worker: str, version: int, count: int, *, waits: bool, now: float) -> list[Ticket]:
         self.collect_lost_leases(now)
@@ -154,22 +159,16 @@ class StateMachine:
         if not keep:
             self.drop(entry, "no_signal")
             return "no_signal"
-        if problem_with(group) is not None or self._versions_are_wrong(entry, group):
+        if (
+            problem_with(group) is not None
+            or not entry.ticket.version <= group.oldest_version <= group.newest_version <= self.live
+        ):
             self._quarantine(entry)
             return "quarantined"
         entry.group, entry.version_at_commit = group, self.live
         self._become_ready(entry)
         self._owe(self._samples_per_insert)
         return "stored"
-
-    def _versions_are_wrong(self, entry: TicketEntry, group: RolloutGroup) -> bool:
-        problem = problem_with_versions(
-            oldest=group.oldest_version,
-            newest=group.newest_version,
-            ticket_version=entry.ticket.version,
-            live_version=self.live,
-        )
-        return problem is not None
 
     def _repeated_answer(self, ticket: str) -> CommitResult:
         entry = self.entries.get(ticket)

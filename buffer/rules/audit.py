@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from async_rl.replay_protocol import Audit, BufferStats
+from buffer.rules.ticket_record import TicketState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +16,8 @@ class BufferSnapshot:
     """Everything the buffer holds at one moment, by ticket id."""
 
     stats: BufferStats
+    places: Mapping[TicketState, AbstractSet[str]]
     leased: AbstractSet[str]
-    reserved: AbstractSet[str]
-    ready: AbstractSet[str]
-    again: AbstractSet[str]
-    taken: AbstractSet[str]
-    kept: AbstractSet[str]
     drawn: AbstractSet[str]
     """Groups in the weighted draw."""
     recorded: AbstractSet[str]
@@ -36,17 +33,17 @@ def audit(snapshot: BufferSnapshot) -> Audit:
 
 
 def _misplaced(snapshot: BufferSnapshot) -> list[str]:
-    places = {name: getattr(snapshot, name) for name in ("reserved", "ready", "again", "taken", "kept")}
+    places = snapshot.places
     somewhere = frozenset[str]().union(*places.values())
-    held = somewhere - snapshot.reserved
+    held, ready = somewhere - places["reserved"], places["ready"] | places["again"]
     payloads = snapshot.payloads.keys()
     suspects: dict[str, AbstractSet[str]] = {
         f"both {one} and {other}": places[one] & places[other] for one, other in combinations(places, 2)
     } | {
-        "reserved without a lease": snapshot.reserved - snapshot.leased,
-        "leased without being reserved": snapshot.leased - snapshot.reserved,
-        "ready outside the weighted draw": (snapshot.ready | snapshot.again) - snapshot.drawn,
-        "in the weighted draw without being ready": snapshot.drawn - snapshot.ready - snapshot.again,
+        "reserved without a lease": places["reserved"] - snapshot.leased,
+        "leased without being reserved": snapshot.leased - places["reserved"],
+        "ready outside the weighted draw": ready - snapshot.drawn,
+        "in the weighted draw without being ready": snapshot.drawn - ready,
         "somewhere without a record": somewhere - snapshot.recorded,
         "recorded without being anywhere": snapshot.recorded - somewhere,
         "without their payload": held - payloads,

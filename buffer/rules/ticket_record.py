@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 TicketState = Literal["reserved", "ready", "again", "taken", "kept"]
 """`again`: trained, and may train another step. `kept`: spent, and its payload is retained."""
+STATES: tuple[TicketState, ...] = get_args(TicketState)
 
 _TEXT = re.compile(
     r"(reserved|ready|again|taken|kept) (\d+) (\d+) (\d+) (\d+) (-?\d+) (-?\d+) (-?\d+) (\d+) (-|\d+(?:,\d+)*) ([^\t]*)\t(.*)",

@@ -1,7 +1,4 @@
 -- fence, step -> groups of these steps that are still to be ended: if any, call again
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local step = tonumber(ARGV[2])
 call('HSET', STATE, 'saved', math.max(get('saved', -1), step))
 call('HDEL', STATE, 'starving')

@@ -1,7 +1,4 @@
 -- fence, the learner's version -> the next version; a repeated call returns the same
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local after = tonumber(ARGV[2])
 local highest = get('highest', -1)
 local version = highest == after + 1 and highest or math.max(highest, after) + 1

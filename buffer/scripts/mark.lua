@@ -1,8 +1,7 @@
 -- fence, step, next ticket of the position, mark -> number of tasks that ended untrained; tasks to roll again: those that wait,
 -- then those of tickets issued since the position. Both in one script: a task that gets a ticket meanwhile is in one of them.
-local lost = fence_lost(ARGV[1]) or step_lost(ARGV[2])
-if lost then return lost end
-even_when_full()
+local lost_steps = step_lost(ARGV[2])
+if lost_steps then return lost_steps end
 local MARKS_KEPT = 16
 local ISSUED_MEANWHILE = 10000 -- bounds the loop if the number was overwritten
 local marks = { ARGV[4] }

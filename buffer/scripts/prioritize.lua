@@ -1,7 +1,4 @@
 -- fence, group and weight in turn
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 for index = 2, #ARGV, 2 do
   local id, weight = ARGV[index], tonumber(ARGV[index + 1])
   local record = read(id)

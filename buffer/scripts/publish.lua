@@ -1,7 +1,4 @@
 -- fence, version, its row of the version table, number of rows to keep
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local version = tonumber(ARGV[2])
 call('HSET', VERSIONS, version, ARGV[3])
 call('HDEL', VERSIONS, version - ARGV[4])

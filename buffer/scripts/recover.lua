@@ -1,9 +1,6 @@
 -- fence, mark of the checkpoint's position ("" for none) -> 1 if this server is older than the checkpoint, or empty
 -- Recovery is this script, `settle` for chunks of tickets, then `recovered`. Until the last one no ticket is issued, so the
 -- successor of a learner that dies in between can start over.
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local marks = ' ' .. (call('HGET', STATE, 'marks') or '') .. ' '
 local is_older = ARGV[2] ~= '' and not string.find(marks, ' ' .. ARGV[2] .. ' ', 1, true)
 call('HSET', STATE, 'recovering', is_older and 2 or 1)

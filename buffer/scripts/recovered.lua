@@ -1,8 +1,5 @@
 -- fence, step, highest version, next ticket, next task, tasks that ended untrained, mark, changes of the mix as "AT ID JSON"...
 -- -> highest version
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local step, highest = tonumber(ARGV[2]), math.max(get('highest', -1), tonumber(ARGV[3]))
 local next_task = math.max(get('next_task', 0), tonumber(ARGV[5]))
 if is_frozen() then -- the server is older: it takes over the checkpoint's numbers

@@ -1,7 +1,4 @@
 -- fence, ticket id, reason: quarantine a group that the learner has taken and cannot use
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local step, record = call('ZSCORE', TAKEN, ARGV[2]), read(ARGV[2])
 if not step or not record then return end
 -- The step's batch is incomplete: the next `take` for it chooses another group.

@@ -1,8 +1,5 @@
 -- fence, then ticket and verdict in turn: "ended", or the steps that trained it and survive ("-" for none, "3,5")
 -- -> groups spent, groups ready again
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local max_uses, spent, returned = get('max_uses', 1), 0, 0
 for index = 2, #ARGV, 2 do
   local id, verdict = ARGV[index], ARGV[index + 1]

@@ -1,5 +1,5 @@
 -- "" or "everything" -> name and value in turn
--- with "everything" then each set as ticket and score, the records as ticket and text, the payloads as ticket and size in turn
+-- with "everything" then each set (in the order of rules/ticket_record.py) as ticket and score, the records as ticket and text, the payloads as ticket and size in turn
 -- A user who may only read cannot collect lost leases, and sees those tickets as reserved.
 if type(redis.pcall('HDEL', STATE, '')) == 'number' then collect_lost_leases() end
 local reply = {}

@@ -1,9 +1,6 @@
 -- fence, step, version, num_groups, maximum of tokens (0 for none), 1 to wait for stragglers, the last version that this
 -- learner published, the last step that it released
 -- -> group id, oldest version, version at commit, version at take, task index, attempt; and so on
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local step, version, num_groups = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_tokens, patient = tonumber(ARGV[5]), ARGV[6] == '1'
 local max_age, selector = age_bound(), call('HGET', STATE, 'selector')

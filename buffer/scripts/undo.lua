@@ -1,8 +1,5 @@
 -- fence, then ticket, task and attempt in turn: groups whose training is not part of the recovered weights
 -- -> how many of them had been spent, so that the server no longer holds them: they are counted, and their tasks are rolled again
-local lost = fence_lost(ARGV[1])
-if lost then return lost end
-even_when_full()
 local undone, next_ticket = 0, get('next_ticket', 0)
 for index = 2, #ARGV, 3 do
   local id, record = ARGV[index], read(ARGV[index])

@@ -3,6 +3,9 @@
 A script names the run's keys in capitals and may use what prelude.lua defines. The text sent to the server is a line that
 assigns the declared keys to these names, the parts of the prelude that the script uses, and the script. Only keys that a
 script touches are declared: the server requires write permission for each of them.
+
+A script whose first argument is `fence`, as its first line says, is the learner's: before its own code it is refused to all
+but the latest learner.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from buffer import keys
 
 _FOLDER = Path(__file__).parents[1] / "scripts"
 _PRELUDE = "prelude"
+_LEARNER_ONLY = "local lost = fence_lost(ARGV[1])\nif lost then return lost end\neven_when_full()\n"
 
 NAMES = sorted(path.stem for path in _FOLDER.glob("*.lua") if path.stem != _PRELUDE)
 """Names of all scripts."""
@@ -33,6 +37,8 @@ class Script(NamedTuple):
 @cache
 def load_script(name: str) -> Script:
     own = (_FOLDER / f"{name}.lua").read_text()
+    if own.startswith("-- fence"):
+        own = _LEARNER_ONLY + own
     used = "".join(_used_parts(own))
     touched = {word for word in _identifiers(used + own) if word in keys.BY_CONSTANT}
     constants = [constant for constant in keys.BY_CONSTANT if constant in touched]

@@ -66,7 +66,7 @@ class MemoryStage:
     def __init__(self) -> None:
         self._clock = ManualClock()
         self._runner = asyncio.Runner()
-        self.buffer = MemoryBuffer(self._clock, learner_lease_s=LEARNER_LEASE_S)
+        self.buffer = MemoryBuffer(self._clock.now, learner_lease_s=LEARNER_LEASE_S)
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(call)

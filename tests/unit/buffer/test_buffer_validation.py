@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from async_rl.types import Rollout, RolloutGroup, Sample, Status, Task, VersionSpan
-from buffer.payloads.validation import problem_with, problem_with_versions
+from buffer.payloads.validation import problem_with
 
 SAMPLED = [0, 0, 1, 1, 0, 1]
 
@@ -96,9 +96,3 @@ def test_the_problem_says_where_it_is():
 
 def test_the_reward_of_a_failed_rollout_means_nothing():
     assert problem_with(group(SOUND, reward=math.nan, status=Status.FAILED)) is None
-
-
-def test_versions_lie_between_the_tickets_and_the_live_one():
-    assert problem_with_versions(oldest=2, newest=4, ticket_version=2, live_version=4) is None
-    assert "before its ticket's version 3" in str(problem_with_versions(oldest=2, newest=4, ticket_version=3, live_version=4))
-    assert "above the live version 3" in str(problem_with_versions(oldest=2, newest=4, ticket_version=2, live_version=3))
