@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from async_rl.types import RolloutGroup, Sample
-from buffer.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_group, read_spans, write_group
+from buffer.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_fields, read_group, read_spans, write_group
 
 MAX_BYTES = 256 * 2**20
 """Limit of a payload; a larger one is refused unread."""
@@ -136,17 +136,16 @@ class _Columns:
         self._at = 0
 
     def read_sample(self, value: MsgpackValue) -> Sample:
-        match value:
-            case [int() as length, list() as spans] if 0 <= length <= len(self._mask) - self._at:
-                start, self._at = self._at, self._at + length
-                return Sample(
-                    token_ids=self._token_ids[start : self._at],
-                    loss_mask=self._mask[start : self._at],
-                    logprobs=self._logprobs[start : self._at],
-                    versions=read_spans(spans),
-                )
-            case _:
-                raise BadPayload("a sample does not fit its columns")
+        length, spans = read_fields(value, "a sample", int, list)
+        if not 0 <= length <= len(self._mask) - self._at:
+            raise BadPayload("a sample does not fit its columns")
+        start, self._at = self._at, self._at + length
+        return Sample(
+            token_ids=self._token_ids[start : self._at],
+            loss_mask=self._mask[start : self._at],
+            logprobs=self._logprobs[start : self._at],
+            versions=read_spans(spans),
+        )
 
     @property
     def is_exhausted(self) -> bool:
@@ -200,16 +199,13 @@ def _read_schema_1(payload: bytes | memoryview) -> RolloutGroup:
 
 
 def _read_whole_sample(value: MsgpackValue) -> Sample:
-    match value:
-        case [bytes() as token_ids, bytes() as loss_mask, bytes() as logprobs, list() as spans]:
-            return Sample(
-                token_ids=np.frombuffer(token_ids, _TOKEN_ID),
-                loss_mask=np.frombuffer(loss_mask, _MASK),
-                logprobs=np.frombuffer(logprobs, _LOGPROB),
-                versions=read_spans(spans),
-            )
-        case _:
-            raise BadPayload("a sample has malformed fields")
+    token_ids, loss_mask, logprobs, spans = read_fields(value, "a sample", bytes, bytes, bytes, list)
+    return Sample(
+        token_ids=np.frombuffer(token_ids, _TOKEN_ID),
+        loss_mask=np.frombuffer(loss_mask, _MASK),
+        logprobs=np.frombuffer(logprobs, _LOGPROB),
+        versions=read_spans(spans),
+    )
 
 
 _READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]] = {

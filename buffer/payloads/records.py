@@ -6,6 +6,7 @@ Every field is checked on reading, because a checksum only proves that nothing c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, TypeAlias, cast
 
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, ToolCall, VersionSpan
@@ -72,87 +73,73 @@ def _bounded(items: list[Any]) -> list[Any]:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
+def read_fields(value: MsgpackValue, what: str, *kinds: type | tuple[type, ...]) -> list[Any]:
+    """Return the fields of a record, one of each kind. Raises BadPayload."""
+    if isinstance(value, list) and len(value) == len(kinds) and all(map(isinstance, value, kinds)):
+        return value
+    raise BadPayload(f"{what} has malformed fields")
+
+
 def read_group(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> RolloutGroup:
-    match value:
-        case [str() as group_id, task, list() as rollouts, str() as worker]:
-            return RolloutGroup(
-                id=group_id,
-                task=_read_task(task),
-                rollouts=tuple([_read_rollout(rollout, read_sample) for rollout in rollouts]),
-                worker=worker,
-            )
-        case _:
-            raise BadPayload("the group has malformed fields")
+    group_id, task, rollouts, worker = read_fields(value, "the group", str, list, list, str)
+    return RolloutGroup(
+        id=group_id,
+        task=_read_task(task),
+        rollouts=tuple([_read_rollout(rollout, read_sample) for rollout in rollouts]),
+        worker=worker,
+    )
 
 
 def _read_task(value: MsgpackValue) -> Task:
-    match value:
-        case [str() as key, str() as environment, str() | list() as prompt, str() as answer, dict() as data]:
-            return Task(
-                key=key,
-                environment=environment,
-                prompt=prompt if isinstance(prompt, str) else _read_conversation(prompt),
-                answer=answer,
-                data=_scalars(data),
-            )
-        case _:
-            raise BadPayload("the task has malformed fields")
+    key, environment, prompt, answer, data = read_fields(value, "the task", str, str, (str, list), str, dict)
+    return Task(
+        key=key,
+        environment=environment,
+        prompt=prompt if isinstance(prompt, str) else _read_conversation(prompt),
+        answer=answer,
+        data=_scalars(data),
+    )
 
 
 def _read_rollout(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> Rollout:
-    match value:
-        case [
-            list() as samples,
-            float() as reward,
-            str() as status,
-            failure,
-            dict() as parts,
-            dict() as metrics,
-            list() as messages,
-        ]:
-            if status not in _STATUSES:
-                raise BadPayload("a rollout has a status that is unknown here")
-            return Rollout(
-                samples=tuple([read_sample(sample) for sample in samples]),
-                reward=reward,
-                status=_STATUSES[status],
-                failure=None if failure is None else _read_failure(failure),
-                reward_parts=_numbers(parts),
-                metrics=_numbers(metrics),
-                conversation=_read_conversation(messages),
-            )
-        case _:
-            raise BadPayload("a rollout has malformed fields")
+    samples, reward, status, failure, parts, metrics, messages = read_fields(
+        value, "a rollout", list, float, str, (list, NoneType), dict, dict, list
+    )
+    if status not in _STATUSES:
+        raise BadPayload("a rollout has a status that is unknown here")
+    return Rollout(
+        samples=tuple([read_sample(sample) for sample in samples]),
+        reward=reward,
+        status=_STATUSES[status],
+        failure=None if failure is None else _read_failure(failure),
+        reward_parts=_numbers(parts),
+        metrics=_numbers(metrics),
+        conversation=_read_conversation(messages),
+    )
 
 
 def _read_failure(value: MsgpackValue) -> Failure:
-    match value:
-        case [str() as boundary, str() as kind, str() as message]:
-            return Failure(boundary=boundary, kind=kind, message=message)
-        case _:
-            raise BadPayload("a failure is not three strings")
+    boundary, kind, message = read_fields(value, "a failure", str, str, str)
+    return Failure(boundary=boundary, kind=kind, message=message)
 
 
 def _read_conversation(messages: list[MsgpackValue]) -> tuple[Message, ...]:
-    found: list[Message] = []
-    for message in messages:
-        match message:
-            case [str() as role, str() as content]:
-                found.append(Message(role=role, content=content))
-            case [str() as role, str() as content, list() as calls, str() as answers]:
-                read = tuple([_read_tool_call(call) for call in calls])
-                found.append(Message(role=role, content=content, tool_calls=read, tool_call_id=answers))
-            case _:
-                raise BadPayload("a message has malformed fields")
-    return tuple(found)
+    return tuple([_read_message(message) for message in messages])
+
+
+def _read_message(value: MsgpackValue) -> Message:
+    if isinstance(value, list) and len(value) == 2:
+        role, content = read_fields(value, "a message", str, str)
+        return Message(role=role, content=content)
+    role, content, calls, answers = read_fields(value, "a message", str, str, list, str)
+    return Message(
+        role=role, content=content, tool_calls=tuple([_read_tool_call(call) for call in calls]), tool_call_id=answers
+    )
 
 
 def _read_tool_call(value: MsgpackValue) -> ToolCall:
-    match value:
-        case [str() as name, str() as arguments, str() as call_id]:
-            return ToolCall(name=name, arguments=arguments, id=call_id)
-        case _:
-            raise BadPayload("a tool call is not three strings")
+    name, arguments, call_id = read_fields(value, "a tool call", str, str, str)
+    return ToolCall(name=name, arguments=arguments, id=call_id)
 
 
 def read_spans(numbers: list[MsgpackValue]) -> tuple[VersionSpan, ...]:
