@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         keep_files_private()
         with signs_of_life(os.environ):
             return asyncio.run(_serve(config))
-    return _use(config, line)
+    code = _use(config, line)
+    return code if code is not None else 0
 
 
 async def _serve(config: Config) -> int:
@@ -55,7 +56,7 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-def _use(config: Config, line: CommandLine) -> int:
+def _use(config: Config, line: CommandLine) -> int | None:
     from buffer.tools.verbs import ON_FILES  # imported here, so that `serve` does not load them
 
     if line.verb.words in ON_FILES:
@@ -63,12 +64,11 @@ def _use(config: Config, line: CommandLine) -> int:
     try:
         return asyncio.run(_use_on_a_run(config, line))
     except KeyboardInterrupt:
-        if line.verb.words == "buffer tail" or line.has("watch"):
-            return 0  # Ctrl-C is how watching ends
-        raise
+        if line.verb.words != "buffer tail" and not line.has("watch"):  # Ctrl-C is how watching ends
+            raise
 
 
-async def _use_on_a_run(config: Config, line: CommandLine) -> int:
+async def _use_on_a_run(config: Config, line: CommandLine) -> int | None:
     from buffer.tools.open_run import open_run
     from buffer.tools.verbs import ON_A_RUN
 

@@ -12,25 +12,20 @@ from buffer.rules.ticket_record import STATES, TicketState, parse_record
 from buffer.run_in_redis import rows
 from buffer.server.unexpected_replies import reading
 
-_INTEGERS = (
-    *("reserved", "ready", "again", "taken", "kept", "spent", "lost_to_rollback", "quarantined", "issued", "expired"),
-    *("slots", "slots_used", "version", "bytes"),
-)
-
 
 def parse_stats(reply: list[Any], fence: int) -> BufferStats:
     """Return the counters; `reply` is name and value in turn."""
     fields: dict[str, Any] = {name.decode(): value for name, value in rows(reply, 2)}
     with reading("dropped"):
         dropped = {reason.decode(): int(number) for reason, number in rows(fields["dropped"], 2)}
-    return BufferStats(
-        **{name: fields[name] for name in _INTEGERS},
-        fence=fence,
-        owed=float(fields["owed"]),
-        starving=fields["starving"] == 1,
-        dropped=dropped,
-        ready_by_version=dict(rows(fields["ready_by_version"], 2)),
-    )
+    parsed = {
+        "fence": fence,
+        "owed": float(fields["owed"]),
+        "starving": fields["starving"] == 1,
+        "dropped": dropped,
+        "ready_by_version": dict(rows(fields["ready_by_version"], 2)),
+    }
+    return BufferStats(**fields | parsed)
 
 
 def parse_snapshot(reply: list[Any], fence: int) -> BufferSnapshot:

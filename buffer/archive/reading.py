@@ -6,7 +6,7 @@ be read is skipped and reported as `damage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,40 +29,31 @@ from buffer.payloads.codec import BadPayload, decode
 
 
 def read(
-    folder: Path, *, after_step: int | None = None, ids: Collection[str] | None = None, damage: list[Damage] | None = None
+    folder: Path, *, group_id: str | None = None, damage: list[Damage] | None = None
 ) -> Iterator[tuple[int, RolloutGroup]]:
-    """Yield groups, each with the last step that trained it; only those of steps after `after_step`, or with these ids.
+    """Yield groups, each with the last step that trained it; with `group_id`, that group alone.
 
     What cannot be read is appended to `damage`.
     """
-    wanted = frozenset(ids) if ids is not None else None
-
-    def is_wanted(summary: GroupSummary) -> bool:
-        return (after_step is None or summary.step > after_step) and (wanted is None or summary.id in wanted)
-
-    return ((summary.step, group) for summary, group in _groups(folder, is_wanted, damage if damage is not None else []))
-
-
-def find(folder: Path, group_id: str) -> tuple[int, RolloutGroup] | None:
-    return next(read(folder, ids=[group_id]), None)
-
-
-def _groups(
-    folder: Path, is_wanted: Callable[[GroupSummary], bool], damage: list[Damage]
-) -> Iterator[tuple[GroupSummary, RolloutGroup]]:
     met: set[str] = set()
+    damaged = damage if damage is not None else []
     for path, file, index in _files(folder):
-        damage.extend(index.damage)
+        damaged.extend(index.damage)
         for entry in index.entries:
-            if entry.summary.id in met or not is_wanted(entry.summary):
+            summary = entry.summary
+            if summary.id in met or group_id not in (None, summary.id):
                 continue
             try:
                 group = _group_at(file, entry)
             except BadPayload as problem:
-                damage.append(Damage(file=path.name, offset=entry.offset, length=entry.length, reason=str(problem)))
+                damaged.append(Damage(file=path.name, offset=entry.offset, length=entry.length, reason=str(problem)))
             else:
-                met.add(entry.summary.id)
-                yield entry.summary, group
+                met.add(summary.id)
+                yield summary.step, group
+
+
+def find(folder: Path, group_id: str) -> tuple[int, RolloutGroup] | None:
+    return next(read(folder, group_id=group_id), None)
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
@@ -157,17 +148,17 @@ class Exported:
     damage: tuple[Damage, ...]
 
 
-def export_jsonl(folder: Path, stream: TextIO, *, tokens: bool, after_step: int | None = None) -> Exported:
+def export_jsonl(folder: Path, stream: TextIO, *, tokens: bool) -> Exported:
     """Write one line per rollout; docs/archive.md lists its fields. `tokens` adds the token rows."""
     damage: list[Damage] = []
     groups = rollouts = 0
-    for step, group in read(folder, after_step=after_step, damage=damage):
+    for step, group in read(folder, damage=damage):
         groups += 1
         for sibling, rollout in enumerate(group.rollouts):
             rollouts += 1
-            line = _line(step, group, sibling, rollout) | (
-                {"samples": [_row(row) for row in rollout.samples]} if tokens else {}
-            )
+            line = _line(step, group, sibling, rollout)
+            if tokens:
+                line["samples"] = [_row(row) for row in rollout.samples]
             stream.write(f"{dump_json(line)}\n")
     return Exported(groups=groups, rollouts=rollouts, damage=tuple(damage))
 

@@ -242,28 +242,12 @@ def write_index(path: Path, index: SegmentIndex) -> None:
 def read_index(path: Path) -> SegmentIndex | None:
     """Return the index of the index file; None if it is missing, damaged, or does not fit this file."""
     try:
-        about, *lines = [cast("dict[str, Any]", json.loads(line)) for line in _index_lines(path)]
+        checksum, _, body = index_path(path).read_text().partition("\n")
+        about, *lines = [cast("dict[str, Any]", json.loads(line)) for line in body.splitlines()]
         entries = [SegmentEntry(summary=_read_summary(line), offset=line["offset"], length=line["length"]) for line in lines]
         damage = [Damage(**stretch) for stretch in about["damage"]]
+        is_whole = checksum == xxhash.xxh3_64_hexdigest(body.encode())
+        fits = about["format"] == FORMAT and about["bytes"] == path.stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return SegmentIndex(entries=tuple(entries), damage=tuple(damage), end=about["bytes"])
-
-
-def is_indexed(path: Path) -> bool:
-    """Whether the index file is undamaged and fits this file."""
-    try:
-        return bool(_index_lines(path))
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-
-
-def _index_lines(path: Path) -> list[str]:
-    checksum, _, body = index_path(path).read_text().partition("\n")
-    if checksum != xxhash.xxh3_64_hexdigest(body.encode()):
-        raise ValueError("it is damaged")
-    lines = body.splitlines()
-    about = json.loads(lines[0])
-    if about["format"] != FORMAT or about["bytes"] != path.stat().st_size:
-        raise ValueError("it is about another file")
-    return lines
+    return SegmentIndex(entries=tuple(entries), damage=tuple(damage), end=about["bytes"]) if is_whole and fits else None

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from async_rl.durable.failpoints import define, failpoint
-from async_rl.types import RolloutGroup, SpentGroup, Status
+from async_rl.types import SpentGroup, Status
 from buffer.archive.open_segment import OpenSegment, settle
-from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_path, is_indexed, load_index
+from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_path, load_index, read_index
 from buffer.payloads.codec import BadPayload, decode
 
 SEGMENT_BYTES = 64 * 2**20
@@ -64,13 +64,10 @@ class ArchiveWriter:
             failpoint("archive.synced")
             self._expire()
         except OSError:
-            self._close()  # cuts off what may not be on the disk
+            self.close()  # cuts off what may not be on the disk
             self._is_settled = False
             raise
         return written
-
-    def close(self) -> None:
-        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +84,7 @@ class ArchiveWriter:
         largest = len(group.payload) + MAX_HEAD
         if self._open is not None and self._open.end + largest > self._segment_bytes:
             self._open.sync()
-            self._close()
+            self.close()
         while self._closed and self._bytes + largest > self._max_bytes:
             self._remove_oldest()
         if self._open is None:
@@ -100,7 +97,7 @@ class ArchiveWriter:
         own = self._open.end if self._open is not None else 0
         return own + self._others_bytes + sum(file.bytes for file in self._closed)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._open is None:
             return
         file, self._open = self._open, None
@@ -127,7 +124,7 @@ class ArchiveWriter:
         self._closed.clear()
         self._others_bytes = 0
         for path in files_in(self._folder):
-            if is_indexed(path) or settle(path):
+            if read_index(path) is not None or settle(path):
                 found = path.stat()
                 self._closed.append(_closed(path, found.st_size, newest=found.st_mtime))
             elif path.exists():
@@ -155,18 +152,14 @@ def _closed(path: Path, size: int, *, newest: float) -> ClosedFile:
 
 def summary_of(group: SpentGroup) -> GroupSummary:
     """Summarize a group for its record; a payload that cannot be decoded is archived with an empty summary."""
-    try:
-        environment, tokens, reward = _described(decode(group.payload))
-    except BadPayload:
-        environment, tokens, reward = "", 0, None
-    name = environment[:LONGEST_NAME]
-    return GroupSummary(id=group.id, step=group.step, time=time.time(), environment=name, tokens=tokens, reward=reward)
-
-
-def _described(group: RolloutGroup) -> tuple[str, int, float | None]:
-    rewards = [rollout.reward for rollout in group.rollouts if rollout.status is not Status.FAILED]
-    mean = sum(rewards) / len(rewards) if rewards else math.nan
-    return group.task.environment, group.num_sampled, mean if math.isfinite(mean) else None
+    environment, tokens, mean = "", 0, math.nan
+    with suppress(BadPayload):
+        decoded = decode(group.payload)
+        rewards = [rollout.reward for rollout in decoded.rollouts if rollout.status is not Status.FAILED]
+        environment, tokens = decoded.task.environment[:LONGEST_NAME], decoded.num_sampled
+        mean = sum(rewards) / len(rewards) if rewards else math.nan
+    reward = mean if math.isfinite(mean) else None
+    return GroupSummary(id=group.id, step=group.step, time=time.time(), environment=environment, tokens=tokens, reward=reward)
 
 
 def _schema(group: SpentGroup) -> int:

@@ -152,18 +152,10 @@ class _Columns:
         return self._at == len(self._mask)
 
 
-def _read_plain(payload: bytes | memoryview) -> RolloutGroup:
+def _read_schema_2(payload: bytes | memoryview, *, is_compressed: bool) -> RolloutGroup:
     columns = _Columns(payload)
-    return _read_records(memoryview(payload)[columns.end :], columns)
-
-
-def _read_compressed(payload: bytes | memoryview) -> RolloutGroup:
-    columns = _Columns(payload)
-    return _read_records(_decompress(memoryview(payload)[columns.end :]), columns)
-
-
-def _read_records(records: bytes | memoryview, columns: _Columns) -> RolloutGroup:
-    group = read_group(_unpacked(records), columns.read_sample)
+    records = memoryview(payload)[columns.end :]
+    group = read_group(_unpacked(_decompress(records) if is_compressed else records), columns.read_sample)
     if not columns.is_exhausted:
         raise BadPayload("tokens are left over that no sample owns")
     return group
@@ -210,7 +202,7 @@ def _read_whole_sample(value: MsgpackValue) -> Sample:
 
 _READERS: Mapping[tuple[int, int], Callable[[bytes | memoryview], RolloutGroup]] = {
     (1, _PLAIN): _read_schema_1,
-    (2, _PLAIN): _read_plain,
-    (2, _ZSTD): _read_compressed,
+    (2, _PLAIN): partial(_read_schema_2, is_compressed=False),
+    (2, _ZSTD): partial(_read_schema_2, is_compressed=True),
 }
 """(schema, codec) -> reader. The previous schema stays readable for one release, so that a run can be upgraded live."""

@@ -97,7 +97,7 @@ class PayloadFolder:
         name, length = self._read_reference(reference)
         with self._existing_file(name, length) as descriptor:
             if len(self._maps) >= MAX_MAPS:
-                return b"".join(_read(descriptor, length))
+                return os.pread(descriptor, length, 0)
             view = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
         self._maps.add(view)
         return memoryview(view)
@@ -191,15 +191,6 @@ class PayloadFolder:
 
 def is_reference(payload: bytes) -> bool:
     return payload.startswith(_MAGIC)
-
-
-def _read(descriptor: int, length: int) -> Iterator[bytes]:
-    while length:
-        part = os.read(descriptor, length)
-        if not part:
-            raise BadPayload("its file was truncated while it was read")
-        length -= len(part)
-        yield part
 
 
 def _open_folder(folder: Path, max_bytes: int) -> int:

@@ -8,7 +8,7 @@ local function say(name, value)
   reply[#reply + 1] = value
 end
 for name, set in pairs(SETS) do say(name, call('ZCARD', set)) end
-for _, name in ipairs({ 'spent', 'lost_to_rollback', 'quarantined', 'issued', 'bytes', 'expired', 'starving', 'recovering' }) do
+for _, name in ipairs({ 'spent', 'lost_to_rollback', 'quarantined', 'issued', 'bytes', 'expired', 'starving' }) do
   say(name, get(name, 0))
 end
 say('version', get('live', -1))

@@ -14,11 +14,11 @@ from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export
 from buffer.tools.output import console, format_size, print_json, print_table, visible
 
 
-def ls(config: Config, line: CommandLine) -> int:
+def ls(config: Config, line: CommandLine) -> None:
     found = archive_stats(config.archive_folder)
     if line.has("json"):
         print_json(asdict(found))
-        return 0
+        return
     page = console()
     page.print(f"{found.groups} groups of steps {_range(found)} in {found.files} files, {format_size(found.bytes)}")
     if found.since is not None and found.until is not None:
@@ -29,16 +29,14 @@ def ls(config: Config, line: CommandLine) -> int:
         page.print()
         rows = [(name, part.groups, part.tokens, part.reward) for name, part in found.environments.items()]
         print_table(page, ("environment", "groups", "tokens", "mean reward"), rows)
-    return 0
 
 
-def export(config: Config, line: CommandLine) -> int:
+def export(config: Config, line: CommandLine) -> None:
     """Export JSON lines; what cannot be read is skipped and reported on standard error."""
     folder, out, tokens = config.archive_folder, line.text("out"), line.has("tokens")
     done = export_jsonl(folder, sys.stdout, tokens=tokens) if out is None else _export_to(Path(out), folder, tokens=tokens)
     for damage in done.damage:
         print(f"{damage.file}: {damage.length} bytes at {damage.offset} are skipped: {damage.reason}", file=sys.stderr)
-    return 0
 
 
 def _export_to(path: Path, folder: Path, *, tokens: bool) -> Exported:

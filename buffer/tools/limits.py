@@ -27,14 +27,13 @@ KEYS = {
 """Key in the configuration -> field of `Limits`, for the limits that can change during a run."""
 
 
-async def limits(run: OpenRun, line: CommandLine) -> int:
+async def limits(run: OpenRun, line: CommandLine) -> None:
     in_force = await run.buffer.limits()
     if line.operands:
         changes = _changes(line, in_force)
         await run.buffer.change_limits(changes)
         in_force = await run.buffer.limits()
     _show(in_force, run.config.limits, line)
-    return 0
 
 
 def _changes(line: CommandLine, in_force: Limits | None) -> Mapping[str, int | float | str]:

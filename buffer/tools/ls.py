@@ -32,7 +32,7 @@ class GroupFilter:
         )
 
 
-async def ls(run: OpenRun, line: CommandLine) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> None:
     wanted = GroupFilter(
         state=line.text("state"),
         environment=line.text("environment"),
@@ -45,7 +45,7 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
     rows = [describe(entry, live) for entry in chosen.groups]
     if line.has("json"):
         print_json({"groups": rows, "others": chosen.num_omitted, "unreadable": chosen.num_unreadable})
-        return 0
+        return
     page = console()
     if rows:
         shown = [
@@ -59,7 +59,6 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
         page.print(f"and about {chosen.num_omitted} more: --limit shows them")
     if chosen.num_unreadable:
         page.print(f"{chosen.num_unreadable} records are unreadable; `buffer audit` says which tickets are not accounted for")
-    return 0
 
 
 def oldest_version(record: TicketRecord) -> int:

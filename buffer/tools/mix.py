@@ -15,14 +15,13 @@ ATTEMPTS = 5
 """Tries before giving up: a try fails if another client changes the mix, or while a learner takes over."""
 
 
-async def change(run: OpenRun, line: CommandLine) -> int:
+async def change(run: OpenRun, line: CommandLine) -> None:
     wanted, entry = await _append(run, line)
     schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     await _change_quotas(run, schedule)
     when = f"in even steps until task {entry.at + wanted.ramp}" if wanted.ramp else "at once"
     shares = ", ".join(f"{name} {share:.1%}" for name, share in _shares(schedule.final_weights).items())
     console().print(f"from task {entry.at} on, {when}: {shares}")
-    return 0
 
 
 async def _append(run: OpenRun, line: CommandLine) -> tuple[EnvironmentChange, MixChange]:
@@ -50,7 +49,7 @@ async def _change_quotas(run: OpenRun, schedule: MixSchedule) -> None:
         await run.buffer.change_limits({"quotas": quotas})
 
 
-async def ls(run: OpenRun, line: CommandLine) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> None:
     schedule = MixSchedule(run.config.environments, await run.buffer.mix())
     next_task = int((await run.inspection.run_state()).fields.get("next_task", "0"))
     tally = (await run.inspection.tally()).environments
@@ -71,14 +70,13 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
     ]
     if line.has("json"):
         print_json({"next_task": next_task, "environments": rows})
-        return 0
+        return
     page = console()
     cells = [
         (*list(row.values())[2:4], f"{row['share']:.1%}", *list(row.values())[5:], row["name"], row["type"]) for row in rows
     ]
     print_table(page, ("weight", "later", "share", "stored", "failed", "no signal", "name", "type"), cells)
     page.print(f"the next task is number {next_task}; groups are counted since the run began")
-    return 0
 
 
 def _shares(weights: dict[str, float]) -> dict[str, float]:

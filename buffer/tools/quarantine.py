@@ -14,22 +14,21 @@ from buffer.tools.output import Cell, console, format_size, print_json, print_ta
 from buffer.tools.show import show_group
 
 
-async def ls(run: OpenRun, line: CommandLine) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> None:
     reports = await run.buffer.quarantined()
     if line.has("json"):
         print_json({"quarantine": reports})
-        return 0
+        return
     page = console()
     if not reports:
         page.print("nothing is in quarantine")
-        return 0
+        return
     print_table(page, ("id", "when", "environment", "worker", "size", "reason"), map(_row, reports))
-    return 0
 
 
-async def show(run: OpenRun, line: CommandLine) -> int:
+async def show(run: OpenRun, line: CommandLine) -> None:
     ticket = await _refused(run, line.operands[0])
-    return show_group(await find(run, ticket), run, line)
+    show_group(await find(run, ticket), run, line)
 
 
 async def release(run: OpenRun, line: CommandLine) -> int:
@@ -44,14 +43,13 @@ async def release(run: OpenRun, line: CommandLine) -> int:
     return 0 if answer == "stored" else 1
 
 
-async def forget(run: OpenRun, line: CommandLine) -> int:
+async def forget(run: OpenRun, line: CommandLine) -> None:
     tickets = [await _refused(run, text) for text in line.operands]
     await run.buffer.forget(tickets)
     if line.has("json"):
         print_json({"forgotten": tickets})
     else:
         console().print(f"forgotten: {', '.join(tickets)}")
-    return 0
 
 
 async def _refused(run: OpenRun, text: str) -> str:

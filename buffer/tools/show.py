@@ -26,24 +26,23 @@ FACTS = ("environment", "worker", "task", "attempt", "oldest_version", "age", "t
 """Facts shown of a group, where they are known."""
 
 
-async def show(run: OpenRun, line: CommandLine) -> int:
-    return show_group(await find(run, line.operands[0]), run, line)
+async def show(run: OpenRun, line: CommandLine) -> None:
+    show_group(await find(run, line.operands[0]), run, line)
 
 
-def show_group(found: FoundGroup, run: OpenRun, line: CommandLine) -> int:
+def show_group(found: FoundGroup, run: OpenRun, line: CommandLine) -> None:
     with_tokens = line.has("tokens")
     tokenizer = tokenizer_of(run.config) if with_tokens else None
     chosen = _chosen_rollouts(found.group, line.integer("rollout"))
     if line.has("json"):
         print_json(_as_document(found, chosen, tokenizer, with_tokens=with_tokens))
-        return 0
+        return
     page = console()
     print_found(page, found)
     if found.group is not None and (with_tokens or line.has("rollout")):
         for index in chosen:
             page.print()
             _print_rollout(page, index, found.group.rollouts[index], tokenizer, with_tokens=with_tokens)
-    return 0
 
 
 def print_found(page: Console, found: FoundGroup) -> None:

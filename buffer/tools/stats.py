@@ -51,7 +51,7 @@ class StatsReport:
         return (self.now.tally.total(what) - self.before.tally.total(what)) / (self.now.moment - self.before.moment)
 
 
-async def stats(run: OpenRun, line: CommandLine) -> int:
+async def stats(run: OpenRun, line: CommandLine) -> None:
     over = line.number("over")
     before = await _read(run) if over is not None else None
     await asyncio.sleep(over if over is not None else 0)
@@ -63,7 +63,6 @@ async def stats(run: OpenRun, line: CommandLine) -> int:
         page = console()
         page.clear()
         _show(report, line, page)
-    return 0
 
 
 def waits_for(run_state: RunState, held: BufferStats) -> str:

@@ -26,7 +26,7 @@ from buffer.tools.output import print_json, visible
 from buffer.tools.show import reward
 
 
-async def tail(run: OpenRun, line: CommandLine) -> int:
+async def tail(run: OpenRun, line: CommandLine) -> None:
     only = line.text("environment")
     async with events(run.redis) as incoming:
         print(f"follows run {run.redis.name!r} at {run.redis.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)
@@ -38,7 +38,6 @@ async def tail(run: OpenRun, line: CommandLine) -> int:
                 print_json(row)
             else:
                 print(_line(row), flush=True)
-    return 0
 
 
 @asynccontextmanager

@@ -11,14 +11,14 @@ from buffer.tools.open_run import OpenRun
 from buffer.tools.output import console, print_json, print_table
 
 
-async def create(run: OpenRun, line: CommandLine) -> int:
+async def create(run: OpenRun, line: CommandLine) -> None:
     if not run.config.redis.url:
         raise ConfigError("the embedded server admits you alone; users are for a server of yours (redis.url)")
     made = await create_users(run.redis.server, run.redis.name, folder=run.config.run_folder / "users")
     if line.has("json"):
         paths = {role: str(path) for role, path in made.password_files.items()}
         print_json({**asdict(made), "password_files": paths, "acl_file": str(made.acl_file)})
-        return 0
+        return
     page = console()
     rows = [(role, made.users[role], str(path)) for role, path in made.password_files.items()]
     print_table(page, ("role", "redis.user", "redis.password_file"), rows)
@@ -30,10 +30,9 @@ async def create(run: OpenRun, line: CommandLine) -> int:
         )
     if not made.survives_restart:
         page.print(f"the server keeps no ACL file and forgets them when it restarts; {made.acl_file} can be its aclfile")
-    return 0
 
 
-async def ls(run: OpenRun, line: CommandLine) -> int:
+async def ls(run: OpenRun, line: CommandLine) -> None:
     users = await list_users(run.redis.server, run.redis.name)
     if line.has("json"):
         print_json({"users": {name: _without_password(rules) for name, rules in users.items()}})
@@ -41,7 +40,6 @@ async def ls(run: OpenRun, line: CommandLine) -> int:
         print_table(console(), ("redis.user", "may"), [(name, _without_password(rules)) for name, rules in users.items()])
     else:
         console().print(f"run {run.redis.name!r} has no users; `async-rl buffer users create` makes them")
-    return 0
 
 
 def _without_password(rules: str) -> str:

@@ -9,7 +9,7 @@ from async_rl.config import Config
 from buffer.tools import archive, audit, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 
-ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int]]] = {
+ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int | None]]] = {
     "buffer stats": stats.stats,
     "buffer audit": audit.audit,
     "buffer ls": ls.ls,
@@ -31,7 +31,7 @@ ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int]]] = {
     "buffer users ls": users.ls,
 }
 
-ON_FILES: Mapping[str, Callable[[Config, CommandLine], int]] = {
+ON_FILES: Mapping[str, Callable[[Config, CommandLine], int | None]] = {
     "buffer archive ls": archive.ls,
     "buffer archive export": archive.export,
 }

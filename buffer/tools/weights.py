@@ -20,13 +20,13 @@ ANSWERED_WITHIN_S = 10.0
 REASON_WIDTH = 200
 
 
-async def status(run: OpenRun, line: CommandLine) -> int:
+async def status(run: OpenRun, line: CommandLine) -> None:
     board = _board(run)
     answer = await _ask(run, "status")
     live, members = await board.live_version(), await board.members()
     if line.has("json"):
         print_json(_document(live, members, answer))
-        return 0
+        return
     page = console()
     for sentence in (*_live(live, answer), *_learner(answer)):
         page.print(visible(sentence))
@@ -35,35 +35,33 @@ async def status(run: OpenRun, line: CommandLine) -> int:
         print_table(page, ("worker", "version", "behind by", "host", "device"), rows)
     else:
         page.print("no worker is listed")
-    return 0
 
 
-async def push(run: OpenRun, _line: CommandLine) -> int:
-    return await _request(run, "push")
+async def push(run: OpenRun, _line: CommandLine) -> None:
+    await _request(run, "push")
 
 
-async def pin(run: OpenRun, line: CommandLine) -> int:
-    (word,) = line.operands if line.operands else ("",)
-    if word == "off":
-        return await _request(run, "unpin")
-    return await _request(run, "pin", version=_version(word) if word else None)
+async def pin(run: OpenRun, line: CommandLine) -> None:
+    if line.operands == ("off",):
+        await _request(run, "unpin")
+    else:
+        await _request(run, "pin", version=_version(line.operands[0]) if line.operands else None)
 
 
-async def rollback(run: OpenRun, line: CommandLine) -> int:
+async def rollback(run: OpenRun, line: CommandLine) -> None:
     step = line.integer("step")
     if (step is None) == (not line.operands):
         raise ConfigError("weights rollback needs a VERSION or --step STEP; `async-rl checkpoints ls` lists both")
-    return await _request(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
+    await _request(run, "roll back", version=_version(line.operands[0]) if line.operands else None, step=step)
 
 
-async def _request(run: OpenRun, action: WeightAction, *, version: int | None = None, step: int | None = None) -> int:
+async def _request(run: OpenRun, action: WeightAction, *, version: int | None = None, step: int | None = None) -> None:
     answer = await _ask(run, action, version=version, step=step)
     if answer is None:
         raise ConfigError(f"no learner of run {run.config.run.name} answers; `async-rl learner` starts one")
     if answer.is_refusal:
         raise ConfigError(answer.text)
     console().print(visible(answer.text))
-    return 0
 
 
 async def _ask(

@@ -75,10 +75,9 @@ def test_groups_come_back_as_they_were_in_the_order_in_which_they_went(tmp_path:
     assert [(step, encode(group)) for step, group in read(tmp_path)] == [(group.step, group.payload) for group in groups]
 
 
-def test_a_reader_may_choose_by_step_and_by_id(tmp_path: Path):
+def test_a_reader_may_choose_a_group(tmp_path: Path):
     archived(tmp_path, [spent(number) for number in range(6)])
-    assert ids(tmp_path, after_step=1) == numbers(4, 5)
-    assert ids(tmp_path, ids=["g3", "g0", "unknown"]) == numbers(0, 3)
+    assert ids(tmp_path, group_id="g3") == numbers(3)
     found = find(tmp_path, "g3")
     assert found is not None
     assert (found[0], found[1].id) == (1, "g3")
@@ -530,5 +529,5 @@ def test_every_rollout_becomes_a_line_of_strict_json(tmp_path: Path):
     assert third["samples"][0]["versions"] == [[3, 0, 1], [4, 1, 20]]
 
     short = io.StringIO()
-    assert export_jsonl(tmp_path, short, tokens=False, after_step=3).rollouts == 2
+    assert export_jsonl(tmp_path, short, tokens=False).rollouts == 4
     assert "samples" not in json.loads(short.getvalue().splitlines()[0])
