@@ -87,9 +87,9 @@ class RedisGroupStore(Store):
         name = self._key(key)
         if (value := await run.run_command("get", name)) is not None:
             return value
-        async with listen(run.server, name) as listener:
+        async with listen(run.server, name) as wait:
             while (value := await run.run_command("get", name)) is None:
-                await listener.wait(RECHECK_S)
+                await wait(RECHECK_S)
         return value
 
     def _change(self, script: str, key: str, *arguments: Argument) -> Any:

@@ -127,13 +127,13 @@ class RedisBuffer:
     async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
-        words = [word for pair in write_limits(limits).items() for word in pair]
-        async with listen(self._run.server, self._run.key("on:learner")) as listener:
+        state = {**write_limits(limits), "folder": self._payloads.folder_token}  # workers write their payloads to that folder
+        words = [word for pair in state.items() for word in pair]
+        async with listen(self._run.server, self._run.key("on:learner")) as wait:
             while True:
                 is_ours, *rest = await self._run.run_script("acquire", owner, request, self._learner_lease_ms, after, *words)
                 if is_ours:
                     self._published_version = self._released_step = -1
-                    await self._payloads.claim_folder(rest[0])
                     return rest[0]
                 holder, renewals, incarnation, left_ms = rest
                 if first_seen is not None and first_seen != (incarnation, renewals):
@@ -141,7 +141,7 @@ class RedisBuffer:
                         f"learner {holder.decode()} holds run {self._run.name}; stop it, or give this run another run.name"
                     )
                 first_seen = (incarnation, renewals)
-                await listener.wait(left_ms / 1000 + 0.01)
+                await wait(left_ms / 1000 + 0.01)
 
     async def hold(self, fence: int) -> None:
         await self._run.run_script("hold", fence, self._learner_lease_ms)
@@ -316,9 +316,10 @@ class RedisBuffer:
         return mix_log.parse(entry) if entry else None
 
     async def stats(self) -> BufferStats:
-        return parse_stats(await self._run.run_script("stats", ""), await self._fence())
+        return parse_stats(await self._run.run_script("stats", ""), await self.fence())
 
-    async def _fence(self) -> int:
+    async def fence(self) -> int:
+        """Return the latest learner's fence; 0 before the first."""
         fence = await self._run.run_command("hget", self._run.key("learner"), "fence")
         with reading("learner"):
             return int(fence) if fence is not None else 0
@@ -326,7 +327,7 @@ class RedisBuffer:
     async def audit(self) -> Audit:
         try:
             await self.limits()  # can they be read?
-            reply, fence = await self._run.run_script("stats", "everything"), await self._fence()
+            reply, fence = await self._run.run_script("stats", "everything"), await self.fence()
         except UnexpectedReply:
             await self._raise_if_types_are_wrong()
             raise

@@ -115,8 +115,8 @@ class RunInRedis:
                 await self.wait_for_slots()
 
     async def wait_for_slots(self) -> None:
-        async with listen(self.server, self.key("on:slots")) as listener:
-            await listener.wait(RECHECK_S)
+        async with listen(self.server, self.key("on:slots")) as wait:
+            await wait(RECHECK_S)
 
     async def records(self) -> AsyncIterator[dict[str, TicketRecord]]:
         """Yield all records in chunks. A ticket that exists throughout comes at least once, perhaps several times."""
@@ -140,9 +140,9 @@ class RunInRedis:
         if found or wait_s <= 0:
             return found
         deadline = time.monotonic() + wait_s
-        async with listen(self.server, self.key(channel)) as listener:
+        async with listen(self.server, self.key(channel)) as wait:
             while not (found := await attempt()) and (left := deadline - time.monotonic()) > 0:
-                await listener.wait(min(left, RECHECK_S))
+                await wait(min(left, RECHECK_S))
         return found
 
 

@@ -119,44 +119,29 @@ def _columns(samples: list[Sample]) -> list[Any]:
     ]
 
 
-class _Columns:
-    """Reads the token columns; each call of `read_sample` consumes the next sample's part."""
-
-    __slots__ = ("_at", "_logprobs", "_mask", "_token_ids", "end")
-
-    def __init__(self, payload: bytes | memoryview) -> None:
-        (count,) = _COUNT.unpack_from(payload, _HEADER.size)
-        ids = _HEADER.size + _COUNT.size
-        logprobs = ids + count * _TOKEN_ID.itemsize
-        mask = logprobs + count * _LOGPROB.itemsize
-        self.end = mask + count
-        self._token_ids = np.frombuffer(payload, _TOKEN_ID, count, ids)
-        self._logprobs = np.frombuffer(payload, _LOGPROB, count, logprobs)
-        self._mask = np.frombuffer(payload, _MASK, count, mask)
-        self._at = 0
-
-    def read_sample(self, value: MsgpackValue) -> Sample:
-        length, spans = read_fields(value, "a sample", int, list)
-        if not 0 <= length <= len(self._mask) - self._at:
-            raise BadPayload("a sample does not fit its columns")
-        start, self._at = self._at, self._at + length
-        return Sample(
-            token_ids=self._token_ids[start : self._at],
-            loss_mask=self._mask[start : self._at],
-            logprobs=self._logprobs[start : self._at],
-            versions=read_spans(spans),
-        )
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self._at == len(self._mask)
-
-
 def _read_schema_2(payload: bytes | memoryview, *, is_compressed: bool) -> RolloutGroup:
-    columns = _Columns(payload)
-    records = memoryview(payload)[columns.end :]
-    group = read_group(_unpacked(_decompress(records) if is_compressed else records), columns.read_sample)
-    if not columns.is_exhausted:
+    (count,) = _COUNT.unpack_from(payload, _HEADER.size)
+    first_id = _HEADER.size + _COUNT.size
+    first_logprob = first_id + count * _TOKEN_ID.itemsize
+    first_mask = first_logprob + count * _LOGPROB.itemsize
+    token_ids = np.frombuffer(payload, _TOKEN_ID, count, first_id)
+    logprobs = np.frombuffer(payload, _LOGPROB, count, first_logprob)
+    loss_mask = np.frombuffer(payload, _MASK, count, first_mask)
+    stop = 0
+
+    def read_sample(value: MsgpackValue) -> Sample:
+        """Consume the next sample's part of the columns."""
+        nonlocal stop
+        length, spans = read_fields(value, "a sample", int, list)
+        if not 0 <= length <= count - stop:
+            raise BadPayload("a sample does not fit its columns")
+        start, stop = stop, stop + length
+        part = slice(start, stop)
+        return Sample(token_ids=token_ids[part], loss_mask=loss_mask[part], logprobs=logprobs[part], versions=read_spans(spans))
+
+    records = memoryview(payload)[first_mask + count * _MASK.itemsize :]
+    group = read_group(_unpacked(_decompress(records) if is_compressed else records), read_sample)
+    if stop != count:
         raise BadPayload("tokens are left over that no sample owns")
     return group
 

@@ -51,9 +51,10 @@ class PayloadStore:
                 f"redis.payloads: the learner does not see this machine's {self._folder.path}; set it to redis for this worker"
             )
 
-    async def claim_folder(self, fence: int) -> None:
-        """Record which folder this learner reads payload files from."""
-        await self._run.run_script("claim_folder", fence, self._folder.token if self._folder is not None else "")
+    @property
+    def folder_token(self) -> bytes:
+        """What tells the payload folder from others of its name; empty without a folder."""
+        return self._folder.token if self._folder is not None else b""
 
     async def read(self, tickets: Sequence[str]) -> list[bytes | None]:
         commands = [("hmget", self._run.key("payloads"), chunk) for chunk in chunks(tickets, PAYLOADS_AT_ONCE)]

@@ -103,7 +103,7 @@ async def gather(config: Config, *, files_only: bool, every_byte: bool) -> Evide
             for _ in range(READINGS):
                 redis = await _read_redis(run)
                 found = _with_files(config, redis, "", every_byte=every_byte)
-                if (await _fence(run)) == redis.number("fence"):
+                if await run.buffer.fence() == redis.number("fence"):
                     return found
             return _with_files(config, None, f"learners began {READINGS} times while it was read", every_byte=every_byte)
     except (BufferUnreachable, RestartLimit, ConfigError) as error:
@@ -142,10 +142,6 @@ async def _read_redis(run: OpenRun) -> RedisState:
             )
     except UnexpectedReply as error:
         return RedisState(state={}, records={}, redo=(), dropped={}, problems=(str(error),))
-
-
-async def _fence(run: OpenRun) -> int:
-    return int(await run.redis.run_command("hget", run.redis.key("learner"), "fence") or 0)
 
 
 def _read_checkpoint(path: Path, *, every_byte: bool) -> CheckpointEvidence:

@@ -1,4 +1,4 @@
--- owner, request, lease ms, highest fence in the run's folder, then limits as name and value in turn ("" for no limit)
+-- owner, request, lease ms, highest fence in the run's folder, then limits and payload folder as name and value in turn ("" for none)
 -- -> 1, fence; or 0 and of the learner that holds the run: owner, renewals, request, milliseconds left
 even_when_full()
 local owner, request, now = ARGV[1], ARGV[2], now_ms()

@@ -8,11 +8,6 @@ for _, id in ipairs(call('ZRANGEBYSCORE', TAKEN, '-inf', step, 'LIMIT', 0, AT_ON
   if record and record.state == 'taken' then spend(id, record) end
   call('ZREM', TAKEN, id) -- also a ticket without a valid record
 end
-local expired = call('ZRANGEBYSCORE', KEPT, '-inf', step - get('keep_steps', 0), 'LIMIT', 0, AT_ONCE)
-for _, id in ipairs(expired) do
-  call('ZREM', KEPT, id)
-  discard(id)
-end
-call('HINCRBY', STATE, 'expired', #expired)
+expire(call('ZRANGEBYSCORE', KEPT, '-inf', step - get('keep_steps', 0), 'LIMIT', 0, AT_ONCE))
 wake_workers()
 return call('ZCOUNT', TAKEN, '-inf', step) + call('ZCOUNT', KEPT, '-inf', step - get('keep_steps', 0))

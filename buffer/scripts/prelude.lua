@@ -232,6 +232,15 @@ local function discard(id)
   call('HDEL', RECORDS, id)
 end
 
+-- Delete kept groups before the learner has discarded them.
+local function expire(ids)
+  for _, id in ipairs(ids) do
+    call('ZREM', KEPT, id)
+    discard(id)
+  end
+  call('HINCRBY', STATE, 'expired', #ids)
+end
+
 local function spend(id, record)
   call('HINCRBY', STATE, 'spent', 1)
   record_event('spent', id, record)

@@ -2,9 +2,5 @@
 even_when_full()
 call('HSET', STATE, 'starving', 1)
 local oldest = call('ZRANGE', KEPT, 0, AT_ONCE - 1)
-for _, id in ipairs(oldest) do
-  call('ZREM', KEPT, id)
-  discard(id)
-end
-call('HINCRBY', STATE, 'expired', #oldest)
+expire(oldest)
 return #oldest

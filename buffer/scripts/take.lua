@@ -81,23 +81,21 @@ local function candidates()
 end
 
 local chosen, skipped, tokens, of_environment, is_full = {}, {}, 0, {}, false
+local function count_in(record)
+  tokens = tokens + record.tokens
+  of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
+end
 local function add(group)
-  local record = group.record
-  if max_tokens > 0 and #batch + #chosen > 0 and tokens + record.tokens > max_tokens then
+  if max_tokens > 0 and #batch + #chosen > 0 and tokens + group.record.tokens > max_tokens then
     is_full = true
     return
   end
-  tokens = tokens + record.tokens
-  of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
+  count_in(group.record)
   chosen[#chosen + 1] = group
   is_full = #batch + #chosen >= num_groups
 end
 
-for _, group in ipairs(batch) do
-  local record = group.record
-  tokens = tokens + record.tokens
-  of_environment[record.environment] = (of_environment[record.environment] or 0) + 1
-end
+for _, group in ipairs(batch) do count_in(group.record) end
 for _, group in ipairs(read_all(candidates())) do
   if is_full then break end
   local record = group.record

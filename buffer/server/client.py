@@ -190,47 +190,41 @@ def _read_password(path: Path) -> str:
         raise ConfigError(f"redis.password_file: cannot read {path}: {error.strerror}") from error
 
 
-class ChannelListener:
-    """Waits for notifications on a channel. A lost one only costs time: callers check again at intervals anyway."""
+@asynccontextmanager
+async def listen(server: Server, channel: str) -> AsyncGenerator[Callable[[float], Awaitable[None]]]:
+    """Subscribe to a channel and yield `wait(timeout_s)`, which returns at the next notification or at its timeout.
 
-    def __init__(self, subscription: Any) -> None:
-        self._subscription = subscription
+    Notifications after entry are seen. A lost one only costs time: callers check again at intervals anyway.
+    """
+    subscription = await subscribe(server, channel)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return at the next notification, or after `timeout_s`; a broken connection is restored."""
+    async def wait(timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 try:
-                    while await self._subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
+                    while await subscription.get_message(ignore_subscribe_messages=True, timeout=timeout_s) is None:
                         pass
-                except (RedisError, OSError):
-                    # A notification may have been lost, so the caller checks again, after a pause.
+                except (RedisError, OSError):  # redis-py connects again
                     await asyncio.sleep(LONGEST_PAUSE_S)
 
-
-@asynccontextmanager
-async def listen(server: Server, channel: str) -> AsyncGenerator[ChannelListener]:
-    """Subscribe to a channel; notifications after entry are seen."""
-    subscription = await subscribe(server, channel)
     try:
-        yield ChannelListener(subscription)
+        yield wait
     finally:
         await subscription.aclose()
 
 
 async def subscribe(server: Server, channel: str) -> Any:
     """Return a subscription that the server has confirmed; the caller closes it."""
-    return await server.ask(lambda: _subscribe(server, channel))
 
+    async def on_a_new_connection() -> Any:  # redis-py would keep a dead one that was never closed
+        subscription = cast("Any", server.waits).pubsub()
+        try:
+            await subscription.subscribe(channel)
+            while await subscription.get_message(timeout=None) is None:
+                pass
+        except BaseException:
+            await subscription.aclose()
+            raise
+        return subscription
 
-async def _subscribe(server: Server, channel: str) -> Any:
-    """Subscribe on a new connection: redis-py would keep a dead one that was never closed."""
-    subscription = cast("Any", server.waits).pubsub()
-    try:
-        await subscription.subscribe(channel)
-        while await subscription.get_message(timeout=None) is None:
-            pass
-    except BaseException:
-        await subscription.aclose()
-        raise
-    return subscription
+    return await server.ask(on_a_new_connection)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from buffer.archive.reading import ArchiveStats, Exported, archive_stats, export_jsonl
-from buffer.tools.output import console, format_size, print_json, print_table, visible
+from buffer.archive.reading import Exported, archive_stats, export_jsonl
+from buffer.tools.output import console, format_size, moment, print_json, print_table, visible
 
 
 def ls(config: Config, line: CommandLine) -> None:
@@ -19,10 +18,11 @@ def ls(config: Config, line: CommandLine) -> None:
     if line.has("json"):
         print_json(asdict(found))
         return
+    steps = "-" if found.first_step is None else f"{found.first_step} to {found.last_step}"
     page = console()
-    page.print(f"{found.groups} groups of steps {_range(found)} in {found.files} files, {format_size(found.bytes)}")
+    page.print(f"{found.groups} groups of steps {steps} in {found.files} files, {format_size(found.bytes)}")
     if found.since is not None and found.until is not None:
-        page.print(f"archived from {_moment(found.since)} to {_moment(found.until)}")
+        page.print(f"archived from {moment(found.since)} to {moment(found.until)}")
     if found.damaged:
         page.print(f"{found.damaged} ranges are damaged and are skipped", style="red")
     if found.environments:
@@ -49,11 +49,3 @@ def _export_to(path: Path, folder: Path, *, tokens: bool) -> Exported:
         raise ConfigError(f"--out {path}: {error.strerror}") from error
     console().print(f"{done.rollouts} rollouts of {done.groups} groups are in {visible(str(path))}")
     return done
-
-
-def _range(found: ArchiveStats) -> str:
-    return "-" if found.first_step is None else f"{found.first_step} to {found.last_step}"
-
-
-def _moment(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

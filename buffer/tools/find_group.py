@@ -41,12 +41,10 @@ def full_id(text: str) -> str:
 
 async def find(run: OpenRun, text: str) -> FoundGroup:
     ticket = full_id(text)
-    found = await _in_buffer(run, ticket)
-    if found is None:
-        found = await _in_quarantine(run, ticket)
-    if found is None:
-        found = _in_archive(run, ticket)
-    return found if found is not None else await _ended(run, ticket)
+    for look in (_in_buffer, _in_quarantine, _in_archive):
+        if (found := await look(run, ticket)) is not None:
+            return found
+    return await _ended(run, ticket)
 
 
 async def _in_buffer(run: OpenRun, ticket: str) -> FoundGroup | None:
@@ -91,10 +89,9 @@ async def _in_quarantine(run: OpenRun, ticket: str) -> FoundGroup | None:
     return None
 
 
-def _in_archive(run: OpenRun, ticket: str) -> FoundGroup | None:
-    if not run.config.archive_folder.exists():
-        return None
-    archived = find_archived(run.config.archive_folder, ticket)
+async def _in_archive(run: OpenRun, ticket: str) -> FoundGroup | None:
+    folder = run.config.archive_folder
+    archived = find_archived(folder, ticket) if folder.exists() else None
     if archived is None:
         return None
     step, group = archived

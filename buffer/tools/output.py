@@ -7,6 +7,7 @@ terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -49,6 +50,11 @@ def format_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def moment(seconds: float) -> str:
+    """Return a time since 1970 as local date and time."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def print_json(document: object) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from async_rl.cli.grammar import CommandLine, nearest
 from async_rl.errors import ConfigError
 from buffer.tools.find_group import find, full_id
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import Cell, console, format_size, print_json, print_table, visible
+from buffer.tools.output import Cell, console, format_size, moment, print_json, print_table, visible
 from buffer.tools.show import show_group
 
 
@@ -61,5 +60,5 @@ async def _refused(run: OpenRun, text: str) -> str:
 
 
 def _row(report: Mapping[str, Any]) -> list[Cell]:
-    when = f"{datetime.fromtimestamp(report['time']):%Y-%m-%d %H:%M:%S}"
-    return [report["ticket"], when, report["environment"], report["worker"], format_size(report["size"]), report["reason"]]
+    where = report["environment"], report["worker"]
+    return [report["ticket"], moment(report["time"]), *where, format_size(report["size"]), report["reason"]]

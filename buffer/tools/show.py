@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -69,7 +69,13 @@ def _print_overview(page: Console, group: RolloutGroup) -> None:
 def _row(index: int, rollout: Rollout, parts: Sequence[str]) -> list[Cell]:
     chances = probabilities(rollout)
     scores = [rollout.reward_parts.get(part) for part in parts]
-    said = [rollout.num_sampled, versions(rollout), _mean(chances), min(chances, default=None), _outcome(rollout)]
+    said = [
+        rollout.num_sampled,
+        versions(rollout),
+        fmean(chances) if chances else None,
+        min(chances, default=None),
+        _outcome(rollout),
+    ]
     return [index, rollout.status.value, reward(rollout), *scores, *said]
 
 
@@ -123,10 +129,6 @@ def _chosen_rollouts(group: RolloutGroup | None, wanted: int | None) -> Sequence
     return [wanted]
 
 
-def _mean(numbers: Sequence[float]) -> float | None:
-    return math.fsum(numbers) / len(numbers) if numbers else None
-
-
 def _as_document(found: FoundGroup, chosen: Sequence[int], tokenizer: Tokenizer | None, *, with_tokens: bool) -> dict[str, Any]:
     document: dict[str, Any] = {"id": found.id, "place": found.place, "says": found.sentence, "facts": found.facts}
     group = found.group
@@ -147,6 +149,6 @@ def _rollout_document(index: int, rollout: Rollout) -> dict[str, Any]:
         **rollout_fields(rollout),
         "tokens": rollout.num_sampled,
         "versions": [asdict(span) for sample in rollout.samples for span in sample.versions],
-        "mean_probability": _mean(chances),
+        "mean_probability": fmean(chances) if chances else None,
         "least_probability": min(chances, default=None),
     }

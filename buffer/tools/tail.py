@@ -6,11 +6,11 @@ counts.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
+from statistics import fmean, pstdev
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -83,13 +83,11 @@ def _summary(payload: bytes) -> dict[str, Any]:
     if problem := problem_with(group):  # another client wrote it; the learner will refuse it
         return {"note": f"it is invalid: {problem}"}
     rewards = [value for rollout in group.rollouts if (value := reward(rollout)) is not None]
-    mean = math.fsum(rewards) / len(rewards) if rewards else None
-    spread = None if mean is None else math.sqrt(math.fsum((value - mean) ** 2 for value in rewards) / len(rewards))
     return {
         "environment": group.task.environment,
         "worker": group.worker,
-        "reward_mean": mean,
-        "reward_std": spread,
+        "reward_mean": fmean(rewards) if rewards else None,
+        "reward_std": pstdev(rewards) if rewards else None,
         "rollouts": len(group.rollouts),
         "tokens": group.num_sampled,
         "versions": _versions(group),

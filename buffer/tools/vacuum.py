@@ -66,7 +66,7 @@ async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
     tickets = [ticket.decode() for ticket in found]
     total = sum([len(payload) for ticket in tickets if (payload := await run.buffer.payload(ticket)) is not None])
     if tickets and not only_say:
-        await run.buffer.discard((await run.buffer.stats()).fence, tickets)
+        await run.buffer.discard(await run.buffer.fence(), tickets)
     return FreedSpace(what=what, count=len(tickets), bytes=total)
 
 

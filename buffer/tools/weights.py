@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 
 from async_rl.board.weight_requests import WeightAction, WeightAnswer, ask
 from async_rl.cli.grammar import CommandLine
@@ -13,7 +12,7 @@ from async_rl.protocols import Member
 from async_rl.types import VersionRecord
 from buffer.board import RedisBoard
 from buffer.tools.open_run import OpenRun
-from buffer.tools.output import console, format_size, one_line, print_json, print_table, visible
+from buffer.tools.output import console, format_size, moment, one_line, print_json, print_table, visible
 
 ANSWERED_WITHIN_S = 10.0
 """A learner answers while it trains, so this only allows for a busy machine."""
@@ -96,7 +95,7 @@ def _live(live: VersionRecord | None, answer: WeightAnswer | None) -> list[str]:
         return ["no version is live yet"]
     pushed = answer.state.last_push if answer is not None else None
     is_known = pushed is not None and pushed.record == live
-    since = f" since {datetime.fromtimestamp(pushed.at):%Y-%m-%d %H:%M:%S}" if pushed is not None and is_known else ""
+    since = f" since {moment(pushed.at)}" if pushed is not None and is_known else ""
     return [f"version {live.version} is live{since}: the weights after step {live.step}, timeline {live.timeline}"]
 
 

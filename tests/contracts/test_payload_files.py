@@ -295,7 +295,7 @@ WORKER_DIES_AT = [
     "commit.before:2",
     "commit.after:2",
 ]
-LEARNER_DIES_AT = ["claim_folder.before:1", "take.after:3", "unwanted.before:1", "unwanted.after:1", "checkpoint.after:1"]
+LEARNER_DIES_AT = ["acquire.after:1", "take.after:3", "unwanted.before:1", "unwanted.after:1", "checkpoint.after:1"]
 
 
 def _worker(url: str, run: str, folder: Path, order: str) -> None:

@@ -32,7 +32,7 @@ FORBIDDEN = "does not let its user do this"
 LEARNER, WORKERS, OPERATORS, EVERY_ROLE = {"learner"}, {"learner", "worker"}, {"learner", "operator"}, set(ROLES) - {"monitor"}
 
 MAY_RUN: dict[str, set[str]] = {
-    **dict.fromkeys(["acquire", "hold", "resign", "recover", "settle", "roll_again", "recovered", "claim_folder"], LEARNER),
+    **dict.fromkeys(["acquire", "hold", "resign", "recover", "settle", "roll_again", "recovered"], LEARNER),
     **dict.fromkeys(["issue", "publish", "release", "position", "mark", "checkpoint", "set_max_age"], LEARNER),
     **dict.fromkeys(["take", "refuse", "prioritize", "discard", "write_note", "undo"], LEARNER),
     **dict.fromkeys(["reserve", "agree"], WORKERS),

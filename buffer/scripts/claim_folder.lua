@@ -1,2 +1,0 @@
--- fence, token of the learner's folder of payload files ("" for none)
-call('HSET', STATE, 'folder', ARGV[2])
