@@ -35,8 +35,7 @@ from buffer.payloads.store import PayloadStore, decode_checked
 from buffer.payloads.validation import problem_with
 from buffer.rules.audit import audit
 from buffer.rules.limits_text import read_limits, write_changes, write_limits
-from buffer.rules.recovery import ENDED, verdicts_on
-from buffer.rules.ticket_record import TicketRecord
+from buffer.rules.recovery import ENDED, outstanding_steps, verdicts_on
 from buffer.run_in_redis import RunInRedis, ServerFull, chunks, rows
 from buffer.server.client import Server, listen
 from buffer.server.unexpected_replies import UnexpectedReply, reading, wrong_type
@@ -246,14 +245,9 @@ class RedisBuffer:
         async for records in self._run.records():
             for ticket, record in records.items():
                 number = keys.ticket_number(ticket)
-                if number < next_ticket and _is_outstanding(record, step):
-                    outstanding[number] = OutstandingTicket(
-                        number,
-                        record.task_index,
-                        record.attempt,
-                        record.failures,
-                        tuple(used for used in record.steps if used <= step),
-                    )
+                steps = outstanding_steps(record.state, record.steps, step)
+                if number < next_ticket and steps is not None:
+                    outstanding[number] = OutstandingTicket(number, record.task_index, record.attempt, record.failures, steps)
         untrained, waiting = await self._run.run_script("mark", fence, step, next_ticket, mark)
         with reading("redo"):
             redo = tuple(PendingTask(*map(int, task.split())) for task in waiting)
@@ -374,10 +368,6 @@ class RedisBuffer:
     async def forget(self, tickets: Sequence[str]) -> int:
         """Delete quarantine reports with their payloads, and return how many reports there were."""
         return await self._run.run_script("forget", *tickets)
-
-
-def _is_outstanding(record: TicketRecord, step: int) -> bool:
-    return record.state != "kept" and (record.state != "taken" or max(record.steps, default=step + 1) > step)
 
 
 def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from buffer import mix_log
 from buffer.keys import ticket_id, ticket_number
 from buffer.payloads.validation import problem_with
 from buffer.rules.admission import counts_as_failure, free_tickets, goes_again, may_sample, share
-from buffer.rules.recovery import rewound, surviving_steps
+from buffer.rules.recovery import outstanding_steps, rewound, surviving_steps
 from buffer.rules.selection import Candidate, fill, is_stale, ordered, overtakes_a_straggler
 from buffer.rules.ticket_record import TicketState
 from buffer.rules.weighted_draw import draw, rescaled
@@ -304,7 +304,11 @@ class StateMachine:
             next_task=self._next_task,
             untrained=self._untrained,
             redo=tuple(self._redo),
-            outstanding=tuple(_outstanding(entry, step) for entry in self.entries.values() if _is_outstanding(entry, step)),
+            outstanding=tuple(
+                OutstandingTicket(ticket_number(ticket), entry.ticket.task_index, entry.ticket.attempt, entry.failures, steps)
+                for ticket, entry in self.entries.items()
+                if (steps := outstanding_steps(entry.state, entry.steps, step)) is not None
+            ),
             mix=tuple(self.mix),
         )
 
@@ -477,18 +481,3 @@ class StateMachine:
 
     def _weight(self, ticket: str) -> float:
         return 1.0 if self._bounds.selector == "uniform" else self._weights.get(ticket, 1.0)
-
-
-def _is_outstanding(entry: TicketEntry, step: int) -> bool:
-    return entry.state != "kept" and (entry.state != "taken" or entry.steps[-1] > step)
-
-
-def _outstanding(entry: TicketEntry, step: int) -> OutstandingTicket:
-    ticket = entry.ticket
-    return OutstandingTicket(
-        number=ticket_number(ticket.id),
-        task_index=ticket.task_index,
-        attempt=ticket.attempt,
-        failures=entry.failures,
-        steps=tuple(used for used in entry.steps if used <= step),
-    )

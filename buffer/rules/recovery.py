@@ -42,6 +42,13 @@ def verdicts_on(
         yield ticket, ENDED if steps is None else ",".join(map(str, steps)) or "-"
 
 
+def outstanding_steps(state: TicketState, steps: Sequence[int], step: int) -> tuple[int, ...] | None:
+    """Return the steps up to `step` that trained a group; None if a checkpoint of `step` need not list its ticket."""
+    if state == "kept" or (state == "taken" and max(steps, default=step + 1) <= step):
+        return None
+    return tuple(used for used in steps if used <= step)
+
+
 def _is_the_same(record: TicketRecord, ticket: OutstandingTicket | None) -> bool:
     if ticket is None or (record.task_index, record.attempt) != (ticket.task_index, ticket.attempt):
         return False

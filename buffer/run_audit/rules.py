@@ -188,9 +188,8 @@ def _vanished_between(journal: TrainedSteps, whole: Sequence[CheckpointEvidence]
         waited = {each.task_index for each in (*before.redo, *(each for each in before.outstanding if not each.steps))}
         gone = (waited | set(range(before.next_task, after.next_task))) - known
         unfinished = {each.number for each in after.outstanding}
-        trained = _first_uses(chain[len(begun) :], chain[: len(begun)]) - {
-            group for group in _ids(chain) if ticket_number(group) in unfinished
-        }
+        first_used = _ids(chain[len(begun) :]) - _ids(chain[: len(begun)])
+        trained = {group for group in first_used if ticket_number(group) not in unfinished}
         if len(gone) > len(trained) + after.untrained:
             problems.append(
                 f"between {older.name} and {newer.name}, {len(gone)} tasks ended: {len(trained)} were trained, and "
@@ -343,10 +342,6 @@ def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[Journ
 # -- of steps ---------------------------------------------------------------------------------------------------------
 def _ids(steps: Iterable[JournaledStep]) -> set[str]:
     return {group.id for step in steps for group in step.groups}
-
-
-def _first_uses(steps: Iterable[JournaledStep], before: Iterable[JournaledStep]) -> set[str]:
-    return _ids(steps) - _ids(before)
 
 
 def _indexes(steps: Iterable[JournaledStep]) -> set[int] | None:

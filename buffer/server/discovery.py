@@ -50,7 +50,8 @@ class SentinelRoute:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 said = await _ask(self._open, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._master)
                 if said is not None:
-                    self._prefer(sentinel)
+                    self._sentinels.remove(sentinel)
+                    self._sentinels.insert(0, sentinel)  # the next search begins with it
                     return Node(said[0].decode(), int(said[1]))
                 unknown = True
         complaint = f"no Sentinel knows a master {self._master!r}" if unknown else "no Sentinel answers"
@@ -58,10 +59,6 @@ class SentinelRoute:
 
     def forget(self, error: Exception) -> None:
         """Do nothing: the Sentinels are asked for every new connection."""
-
-    def _prefer(self, sentinel: Node) -> None:
-        self._sentinels.remove(sentinel)
-        self._sentinels.insert(0, sentinel)
 
 
 class ClusterRoute:
@@ -93,17 +90,14 @@ class ClusterRoute:
         for node in list(self._nodes):
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 ranges = _parse_ranges(await _ask(self._open, node, "CLUSTER", "SLOTS"), node)
-                self._learn({place for _, _, *places in ranges for place in places})
+                # A failover may promote a node that the configuration does not list.
+                self._nodes += sorted({place for _, _, *places in ranges for place in places}.difference(self._nodes))
                 owners = [
                     places[0] for first, last, *places in ranges if self._slot is not None and first <= self._slot <= last
                 ]
                 return owners[0] if owners else node
             self._nodes.append(self._nodes.pop(self._nodes.index(node)))  # the next search begins with other nodes
         raise RedisConnectionError("no node of the Cluster answers")
-
-    def _learn(self, nodes: set[Node]) -> None:
-        """Remember nodes: a failover may promote one that the configuration does not list."""
-        self._nodes += sorted(nodes.difference(self._nodes))
 
 
 def _parse_ranges(reply: list[list[Any]], asked: Node) -> list[tuple[Any, ...]]:

@@ -32,37 +32,18 @@ class StatsReading:
     run_state: RunState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatsReport:
-    now: StatsReading
-    before: StatsReading | None
-    """An earlier reading to compute rates from."""
-
-    @property
-    def ages(self) -> dict[int, int]:
-        """Return age -> number of ready groups, as if they were trained now."""
-        by_version = self.now.stats.ready_by_version
-        return {max(0, self.now.stats.version - version): count for version, count in sorted(by_version.items(), reverse=True)}
-
-    def rate(self, what: str) -> float | None:
-        """Return the rate of a counter per second; None without an earlier reading."""
-        if self.before is None:
-            return None
-        return (self.now.tally.total(what) - self.before.tally.total(what)) / (self.now.moment - self.before.moment)
-
-
 async def stats(run: OpenRun, line: CommandLine) -> None:
     over = line.number("over")
     before = await _read(run) if over is not None else None
     await asyncio.sleep(over if over is not None else 0)
-    report = StatsReport(now=await _read(run), before=before)
-    _show(report, line, console())
+    now = await _read(run)
+    _show(now, before, line, console())
     while line.has("watch"):
         await asyncio.sleep(WATCH_S)  # a clock: there is nothing else to wait for
-        report = StatsReport(now=await _read(run), before=report.now)
+        before, now = now, await _read(run)
         page = console()
         page.clear()
-        _show(report, line, page)
+        _show(now, before, line, page)
 
 
 def waits_for(run_state: RunState, held: BufferStats) -> str:
@@ -90,19 +71,33 @@ async def _read(run: OpenRun) -> StatsReading:
     return StatsReading(moment=time.monotonic(), stats=held, tally=tally, run_state=run_state)
 
 
-def _show(report: StatsReport, line: CommandLine, page: Console) -> None:
+def _show(now: StatsReading, before: StatsReading | None, line: CommandLine, page: Console) -> None:
+    held, rates = now.stats, _rates(now, before)
     if line.has("json"):
-        print_json(_as_document(report))
+        print_json(_as_document(now, rates))
         return
-    print_stats(page, report.now.stats, ages=report.ages)
-    page.print(f"{'learner':<12} {visible(waits_for(report.now.run_state, report.now.stats))}")
-    if report.before is not None:
-        rates = {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")}
-        page.print(f"{'per second':<12} {', '.join(f'{what} {rate:.4g}' for what, rate in rates.items() if rate is not None)}")
-    for kind, table in (("environment", report.now.tally.environments), ("worker", report.now.tally.workers)):
+    print_stats(page, held, ages=_ages(held))
+    page.print(f"{'learner':<12} {visible(waits_for(now.run_state, held))}")
+    if before is not None:
+        page.print(f"{'per second':<12} {', '.join(f'{what} {rate:.4g}' for what, rate in rates.items())}")
+    for kind, table in (("environment", now.tally.environments), ("worker", now.tally.workers)):
         if table:
             page.print()
             _print_counts(page, kind, table)
+
+
+def _ages(held: BufferStats) -> dict[int, int]:
+    """Return age -> number of ready groups, as if they were trained now."""
+    by_version = sorted(held.ready_by_version.items(), reverse=True)
+    return {max(0, held.version - version): count for version, count in by_version}
+
+
+def _rates(now: StatsReading, before: StatsReading | None) -> dict[str, float | None]:
+    """Return counts per second since an earlier reading; None without one."""
+    return {
+        what: None if before is None else (now.tally.total(what) - before.tally.total(what)) / (now.moment - before.moment)
+        for what in ("stored", "spent", "tokens", "bytes")
+    }
 
 
 def print_stats(page: Console, held: BufferStats, *, ages: Mapping[int, int]) -> None:
@@ -143,15 +138,14 @@ def _print_counts(page: Console, kind: str, table: Mapping[str, Mapping[str, int
     )
 
 
-def _as_document(report: StatsReport) -> dict[str, Any]:
-    now = report.now
+def _as_document(now: StatsReading, rates: Mapping[str, float | None]) -> dict[str, Any]:
     return {
         **asdict(now.stats),
-        "ages": report.ages,
+        "ages": _ages(now.stats),
         "learner": now.run_state.learner,
         "wanted": now.run_state.wanted,
         "waits_for": waits_for(now.run_state, now.stats),
         "environments": now.tally.environments,
         "workers": now.tally.workers,
-        "per_second": {what: report.rate(what) for what in ("stored", "spent", "tokens", "bytes")},
+        "per_second": rates,
     }
