@@ -21,7 +21,6 @@ from buffer.archive.segment import (
     SegmentIndex,
     files_in,
     load_index,
-    open_for_reading,
     read_payload,
 )
 from buffer.payloads.as_json import dump_json, rollout_fields, task_fields
@@ -60,8 +59,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
     if not folder.is_dir():
         raise ConfigError(f"there is no archive in {folder}; with retention.archive: true a run begins one at a checkpoint")
     for path in files_in(folder):
-        with suppress(FileNotFoundError), open_for_reading(path) as file:  # the writer deletes the oldest file at its limit
-            yield path, file, load_index(path)
+        with suppress(FileNotFoundError), path.open("rb") as file:  # the writer deletes the oldest file at its limit
+            yield path, file.fileno(), load_index(path)
 
 
 def _group_at(file: int, entry: SegmentEntry) -> RolloutGroup:

@@ -10,8 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -116,15 +115,6 @@ def _checksum(start: bytes | memoryview, text: bytes | memoryview, offset: int) 
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
-@contextmanager
-def open_for_reading(path: Path) -> Generator[int]:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
 def load_index(path: Path) -> SegmentIndex:
     """Return the index from the index file if it fits this file, else by scanning the file."""
     return read_index(path) or scan(path)
@@ -134,7 +124,8 @@ def scan(path: Path) -> SegmentIndex:
     """Read the whole file and check every record; after damage, continue at the next valid record."""
     entries: list[SegmentEntry] = []
     damage: list[Damage] = []
-    with open_for_reading(path) as file:
+    with path.open("rb") as opened:
+        file = opened.fileno()
         size = os.fstat(file).st_size
         offset = end = _first_record(file, path)
         while offset < size:

@@ -21,8 +21,8 @@ local function even_when_full()
   call('HDEL', STATE, '')
 end
 
--- The error for a learner that is not the latest; scripts.py begins each script of the learner with this check. REWOUND: the server has a smaller fence or none, so it was emptied or
--- restored from a backup while the learner lives.
+-- The error for a learner that is not the latest; scripts.py begins each script of the learner with this check. REWOUND: the
+-- server has a smaller fence or none, so it was emptied or restored from a backup while the learner lives.
 local function fence_lost(fence)
   local current = call('HGET', LEARNER, 'fence')
   if fence == current then return nil end

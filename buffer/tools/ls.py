@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from async_rl.cli.grammar import CommandLine
@@ -14,33 +13,20 @@ from buffer.tools.output import console, format_size, print_json, print_table
 LIMIT = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFilter:
-    """Which groups to list; None matches all."""
+async def ls(run: OpenRun, line: CommandLine) -> None:
+    state, environment, worker = line.text("state"), line.text("environment"), line.text("worker")
+    older_than = line.integer("older-than")
 
-    state: str | None
-    environment: str | None
-    worker: str | None
-    older_than: int | None
-
-    def accepts(self, record: TicketRecord) -> bool:
+    def is_wanted(record: TicketRecord) -> bool:
         return (
-            self.state in (None, record.state)
-            and self.environment in (None, record.environment)
-            and self.worker in (None, record.worker)
-            and (self.older_than is None or oldest_version(record) < self.older_than)
+            state in (None, record.state)
+            and environment in (None, record.environment)
+            and worker in (None, record.worker)
+            and (older_than is None or oldest_version(record) < older_than)
         )
 
-
-async def ls(run: OpenRun, line: CommandLine) -> None:
-    wanted = GroupFilter(
-        state=line.text("state"),
-        environment=line.text("environment"),
-        worker=line.text("worker"),
-        older_than=line.integer("older-than"),
-    )
     limit = line.integer("limit")
-    chosen = await run.inspection.find_groups(wanted.accepts, LIMIT if limit is None else max(0, limit))
+    chosen = await run.inspection.find_groups(is_wanted, LIMIT if limit is None else max(0, limit))
     live = (await run.inspection.run_state()).live_version
     rows = [describe(entry, live) for entry in chosen.groups]
     if line.has("json"):

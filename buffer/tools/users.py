@@ -33,11 +33,12 @@ async def create(run: OpenRun, line: CommandLine) -> None:
 
 
 async def ls(run: OpenRun, line: CommandLine) -> None:
-    users = await list_users(run.redis.server, run.redis.name)
+    listed = await list_users(run.redis.server, run.redis.name)
+    users = {name: _without_password(rules) for name, rules in listed.items()}
     if line.has("json"):
-        print_json({"users": {name: _without_password(rules) for name, rules in users.items()}})
+        print_json({"users": users})
     elif users:
-        print_table(console(), ("redis.user", "may"), [(name, _without_password(rules)) for name, rules in users.items()])
+        print_table(console(), ("redis.user", "may"), list(users.items()))
     else:
         console().print(f"run {run.redis.name!r} has no users; `async-rl buffer users create` makes them")
 

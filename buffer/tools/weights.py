@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from async_rl.board.weight_requests import WeightAction, WeightAnswer, ask
@@ -24,7 +23,13 @@ async def status(run: OpenRun, line: CommandLine) -> None:
     answer = await _ask(run, "status")
     live, members = await board.live_version(), await board.members()
     if line.has("json"):
-        print_json(_document(live, members, answer))
+        print_json(
+            {
+                "live": None if live is None else asdict(live),
+                "learner": None if answer is None else answer.state.model_dump(mode="json"),
+                "workers": [{**asdict(member), "behind": _served(member, live)[1]} for member in members],
+            }
+        )
         return
     page = console()
     for sentence in (*_live(live, answer), *_learner(answer)):
@@ -79,15 +84,6 @@ def _version(word: str) -> int:
     if not word.isdigit():
         raise ConfigError(f"{word!r} is not a version")
     return int(word)
-
-
-def _document(live: VersionRecord | None, members: Sequence[Member], answer: WeightAnswer | None) -> dict[str, object]:
-    rows = [{**asdict(member), "behind": _served(member, live)[1]} for member in members]
-    return {
-        "live": None if live is None else asdict(live),
-        "learner": None if answer is None else answer.state.model_dump(mode="json"),
-        "workers": rows,
-    }
 
 
 def _live(live: VersionRecord | None, answer: WeightAnswer | None) -> list[str]:

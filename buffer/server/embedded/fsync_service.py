@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 FLUSH_EVERY_S = 1.0
@@ -37,11 +38,5 @@ async def sync_files(folder: Path) -> None:
 
 def _flush(folder: Path) -> None:
     for path in (*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")):
-        try:
-            file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # a rewrite has replaced it
-            continue
-        try:
-            os.fdatasync(file)
-        finally:
-            os.close(file)
+        with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may have replaced it
+            os.fdatasync(file.fileno())
