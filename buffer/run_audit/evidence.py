@@ -7,12 +7,12 @@ continues meanwhile is judged as of the moment at which Redis was read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates, check_files, check_sizes, place_of, read_manifest
 from async_rl.checkpoints.trained_steps import TrainedSteps, read_trained
@@ -146,27 +146,22 @@ async def _read_redis(run: OpenRun) -> RedisState:
 
 def _read_checkpoint(path: Path, *, every_byte: bool) -> CheckpointEvidence:
     life, step = place_of(path)
+    found = CheckpointEvidence(name=path.name, life=life, step=step)
     try:
         manifest = read_manifest(path)
         if every_byte:
             check_files(path, manifest, manifest.files)
         else:
             check_sizes(path, manifest)
-        return _from_extra(path.name, life, step, manifest.extra)
+        extra = cast("dict[str, Any]", manifest.extra)
+        if "position" not in extra:
+            return found
+        return replace(
+            found,
+            timeline=str(extra["timeline"]),
+            version=int(extra["version"]),
+            position=_POSITION.validate_python(extra["position"]),
+            counts_untrained="untrained" in extra["position"],
+        )
     except (DamagedCheckpoint, CheckpointError, ValidationError, LookupError, TypeError) as error:
-        return CheckpointEvidence(name=path.name, life=life, step=step, problem=str(error).partition("\n")[0])
-
-
-def _from_extra(name: str, life: int, step: int, extra: Mapping[str, JsonValue]) -> CheckpointEvidence:
-    if "position" not in extra:
-        return CheckpointEvidence(name=name, life=life, step=step)
-    found: Any = extra["position"]
-    return CheckpointEvidence(
-        name=name,
-        life=life,
-        step=step,
-        timeline=str(extra["timeline"]),
-        version=int(cast("int", extra["version"])),
-        position=_POSITION.validate_python(found),
-        counts_untrained="untrained" in found,
-    )
+        return replace(found, problem=str(error).partition("\n")[0])

@@ -72,10 +72,9 @@ async def ls(run: OpenRun, line: CommandLine) -> None:
         print_json({"next_task": next_task, "environments": rows})
         return
     page = console()
-    cells = [
-        (*list(row.values())[2:4], f"{row['share']:.1%}", *list(row.values())[5:], row["name"], row["type"]) for row in rows
-    ]
-    print_table(page, ("weight", "later", "share", "stored", "failed", "no signal", "name", "type"), cells)
+    shown = [row | {"share": f"{row['share']:.1%}"} for row in rows]
+    names = ("weight", "later", "share", "stored", "failed", "no_signal", "name", "type")
+    print_table(page, [name.replace("_", " ") for name in names], ([row[name] for name in names] for row in shown))
     page.print(f"the next task is number {next_task}; groups are counted since the run began")
 
 
