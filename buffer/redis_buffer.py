@@ -119,8 +119,8 @@ class RedisBuffer:
 
         return _commit_result(await self._run.with_room(group.id, store))
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
-        await self._run.run_script("drop", worker, ticket, reason, environment)
+    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
+        await self._run.run_script("drop", worker, ticket, reason, "")
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:

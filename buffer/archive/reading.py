@@ -17,7 +17,6 @@ from async_rl.types import Rollout, RolloutGroup, Sample
 from buffer.archive.segment import (
     Damage,
     GroupSummary,
-    SegmentEntry,
     SegmentIndex,
     files_in,
     load_index,
@@ -43,7 +42,9 @@ def read(
             if summary.id in met or group_id not in (None, summary.id):
                 continue
             try:
-                group = _group_at(file, entry)
+                if (payload := read_payload(file, entry)) is None:
+                    raise BadPayload("its bytes changed")
+                group = decode(payload)
             except BadPayload as problem:
                 damaged.append(Damage(file=path.name, offset=entry.offset, length=entry.length, reason=str(problem)))
             else:
@@ -61,13 +62,6 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, SegmentIndex]]:
     for path in files_in(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:  # the writer deletes the oldest file at its limit
             yield path, file.fileno(), load_index(path)
-
-
-def _group_at(file: int, entry: SegmentEntry) -> RolloutGroup:
-    payload = read_payload(file, entry)
-    if payload is None:
-        raise BadPayload("its bytes changed")
-    return decode(payload)
 
 
 def archived_steps(folder: Path) -> tuple[dict[str, int], int]:

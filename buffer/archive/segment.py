@@ -140,7 +140,7 @@ def scan(path: Path) -> SegmentIndex:
             if offset + entry.length > size:
                 break
             if read_payload(file, entry) is None:
-                damage.append(_damage_at(path, entry))
+                damage.append(Damage(file=path.name, offset=offset, length=entry.length, reason="its bytes changed"))
             else:
                 entries.append(entry)
             offset = end = offset + entry.length
@@ -157,10 +157,6 @@ def read_payload(file: int, entry: SegmentEntry) -> bytes | None:
     if magic != _RECORD_MAGIC or size != len(payload) or checksum != xxhash.xxh3_64_intdigest(payload):
         return None
     return bytes(payload) if checksum_found == _checksum(record[: _RECORD.size - _CHECKSUM.size], text, entry.offset) else None
-
-
-def _damage_at(path: Path, entry: SegmentEntry) -> Damage:
-    return Damage(file=path.name, offset=entry.offset, length=entry.length, reason="its bytes changed")
 
 
 def _first_record(file: int, path: Path) -> int:

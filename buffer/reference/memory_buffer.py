@@ -85,7 +85,7 @@ class MemoryBuffer:
         self.notify()
         return result
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop, *, environment: str = "") -> None:
+    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
         entry = self._machine.held(worker, ticket)
         if entry is not None:
             self._machine.drop(entry, reason)

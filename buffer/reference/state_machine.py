@@ -189,7 +189,8 @@ class StateMachine:
             chosen = self._choose(batch, version, num_groups, max_tokens, patient=patient)
             if chosen is None:
                 return []
-            self._advance_draw(chosen)
+            if self._bounds.selector in ("uniform", "prioritized"):
+                self._draw_time = max(self._draw_time, *(entry.draw for entry in chosen))
             for entry in chosen:
                 entry.state, entry.version_at_take = "taken", version
                 entry.steps += (step,)
@@ -247,10 +248,6 @@ class StateMachine:
         ):
             return None
         return [self.entries[candidate.id] for candidate in chosen]
-
-    def _advance_draw(self, chosen: Sequence[TicketEntry]) -> None:
-        if self._bounds.selector in ("uniform", "prioritized"):
-            self._draw_time = max(self._draw_time, *(entry.draw for entry in chosen))
 
     def prioritize(self, weights: Mapping[str, float]) -> None:
         for ticket, weight in weights.items():

@@ -16,7 +16,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from async_rl.cli.grammar import CommandLine
-from async_rl.types import RolloutGroup
 from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.validation import problem_with
 from buffer.run_in_redis import RunInRedis
@@ -82,6 +81,7 @@ def _summary(payload: bytes) -> dict[str, Any]:
         return {"note": f"its payload cannot be read: {error}"}
     if problem := problem_with(group):  # another client wrote it; the learner will refuse it
         return {"note": f"it is invalid: {problem}"}
+    oldest, newest = group.oldest_version, group.newest_version
     rewards = [value for rollout in group.rollouts if (value := reward(rollout)) is not None]
     return {
         "environment": group.task.environment,
@@ -90,13 +90,8 @@ def _summary(payload: bytes) -> dict[str, Any]:
         "reward_std": pstdev(rewards) if rewards else None,
         "rollouts": len(group.rollouts),
         "tokens": group.num_sampled,
-        "versions": _versions(group),
+        "versions": str(oldest) if oldest == newest else f"{oldest}-{newest}",
     }
-
-
-def _versions(group: RolloutGroup) -> str:
-    oldest, newest = group.oldest_version, group.newest_version
-    return str(oldest) if oldest == newest else f"{oldest}-{newest}"
 
 
 def _line(row: dict[str, Any]) -> str:

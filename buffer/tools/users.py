@@ -34,15 +34,11 @@ async def create(run: OpenRun, line: CommandLine) -> None:
 
 async def ls(run: OpenRun, line: CommandLine) -> None:
     listed = await list_users(run.redis.server, run.redis.name)
-    users = {name: _without_password(rules) for name, rules in listed.items()}
+    # Without the hashed password.
+    users = {name: " ".join(word for word in rules.split() if word[0] != "#") for name, rules in listed.items()}
     if line.has("json"):
         print_json({"users": users})
     elif users:
         print_table(console(), ("redis.user", "may"), list(users.items()))
     else:
         console().print(f"run {run.redis.name!r} has no users; `async-rl buffer users create` makes them")
-
-
-def _without_password(rules: str) -> str:
-    """Return the rules without the hashed password."""
-    return " ".join(word for word in rules.split() if not word.startswith("#"))
