@@ -7,11 +7,11 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import structlog
 
@@ -23,7 +23,6 @@ from async_rl.durable.failpoints import arm_from
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
-from async_rl.megatron.parallel import Rendezvous
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
@@ -46,9 +45,10 @@ from async_rl.types import Recovery
 from buffer import open_archive, open_board, open_buffer, open_group_stores
 from buffer.archive.service import archive_spent, drain_spent
 from buffer.redis_buffer import RedisBuffer
+from learner.batches.batch import pack_batch
 from learner.checkpoints.fences import Fences
 from learner.guard.actions import TrainingGuard
-from learner.loop import FinishedStep, Loop, LoopSettings
+from learner.loop import FinishedStep, Loop
 from learner.objective import Objective, load_objective
 from learner.packing.cost import cost_of
 from learner.prefetch import Prefetcher
@@ -139,7 +139,10 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
     priority = load_priority(config.replay.priority)
     describe_memory(config, run.shape.max_positions)
     async with AsyncExitStack() as parts:
-        ranks = await parts.enter_async_context(open_ranks(run, place, stores))
+        meet = partial(open_rendezvous, place, stores, life=fence)
+        ranks = await parts.enter_async_context(
+            RankGroupThread.open(config, run.objective, run.shape, stores, life=fence, meet=meet)
+        )
         progress, recovery = await resume(ranks, buffer, fence, config.run_folder)
         keep_pauses_short()
         rank_sender = await ranks.open_sender()
@@ -154,19 +157,20 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         await training_guard.begin()
         reporter = parts.enter_context(open_reporter(config, publisher, progress))
         journal = parts.enter_context(open_journal(run, ranks))
-        archive = parts.enter_context(Archive(config, buffer, fence))
+        archive = parts.enter_context(closing(open_archive(config))) if config.retention.archive else None
+        may_be_spent = asyncio.Event()  # wakes the archive: more groups may have been spent
         await journal.begin(progress, lost=recovery.lost)
 
         async def report(finished: FinishedStep) -> None:
             if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                 await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
-            archive.wake.set()
+            may_be_spent.set()
             reporter.write(finished, await buffer.stats(), {**fleet.row(), **training_guard.row(), **evaluations.row()})
             await training_guard.after(finished.result)
 
         loop = Loop(
             buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),
-            publisher=publisher, schedule=LoopSettings.of(config.learner), record=journal.add,
+            publisher=publisher, config=config.learner, record=journal.add,
             record_rollback=journal.add_rollback, report=report, stop=run.stop,
         )  # fmt: skip
 
@@ -185,33 +189,29 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             worker_notes=reports.run_notes,
             blocked_workers=reports.run_blocked,
             evaluations=evaluations.run,
-            **archive.services,
+            **({"archive": partial(archive_spent, buffer, fence, archive, wake=may_be_spent)} if archive is not None else {}),
         )
-        await archive.drain()
-
-
-def open_ranks(run: LearnerRun, place: RankPlace, stores: GroupStores) -> AbstractAsyncContextManager[RankGroupThread]:
-    def meet() -> Rendezvous | None:
-        return open_rendezvous(place, stores, life=run.fence)
-
-    return RankGroupThread.open(run.config, run.objective, run.shape, stores, life=run.fence, meet=meet)
+        if archive is not None:
+            await drain_spent(buffer, fence, archive, within_s=ARCHIVE_DRAIN_S)
 
 
 def open_prefetcher(run: LearnerRun, ranks: RankGroupThread, fleet: FleetMetrics, reports: WorkerReports) -> Prefetcher:
-    return Prefetcher(
-        buffer=run.buffer,
-        fence=run.fence,
-        batch=run.config.batch,
-        staleness=run.config.staleness,
+    batch, layout = run.config.batch, run.config.learner.parallel
+    pack = partial(
+        pack_batch,
         objective=run.objective,
-        shards=ranks.num_shards,
-        num_workers=lambda: fleet.num_workers,
+        capacity=batch.bin_tokens,
         longest=run.shape.max_positions,
-        blocked_workers=lambda: reports.blocked,
-        multiple=run.config.learner.parallel.slot_multiple,
-        bins_multiple=run.config.learner.parallel.bins_multiple,
+        num_shards=ranks.num_shards,
+        minibatches=batch.minibatches,
+        multiple=layout.slot_multiple,
+        bins_multiple=layout.bins_multiple,
         cost=cost_of(run.shape),
     )
+    return Prefetcher(
+        buffer=run.buffer, fence=run.fence, batch=batch, staleness=run.config.staleness, pack=pack,
+        num_workers=lambda: fleet.num_workers, blocked_workers=lambda: reports.blocked,
+    )  # fmt: skip
 
 
 def open_journal(run: LearnerRun, ranks: RankGroupThread) -> Journal:
@@ -227,34 +227,6 @@ def open_reporter(config: Config, publisher: Publisher, progress: Progress) -> I
     ):
         rows = read_rows(config.run_folder / "metrics.jsonl")
         yield Reporter(sink=sink, samples=samples, publisher=publisher, before=rows[-1].values if rows else {})
-
-
-class Archive:
-    """The run's archive of spent groups, if it has one."""
-
-    def __init__(self, config: Config, buffer: RedisBuffer, fence: int) -> None:
-        self.wake = asyncio.Event()
-        """Set when more groups may have been spent."""
-        self._buffer, self._fence = buffer, fence
-        self._writer = open_archive(config) if config.retention.archive else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_problem: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    @property
-    def services(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        writer = self._writer
-        if writer is None:
-            return {}
-        return {"archive": lambda: archive_spent(self._buffer, self._fence, writer, wake=self.wake)}
-
-    async def drain(self) -> None:
-        if self._writer is not None:
-            await drain_spent(self._buffer, self._fence, self._writer, within_s=ARCHIVE_DRAIN_S)
 
 
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:

@@ -65,23 +65,6 @@ class FinishedStep:
     """Metrics of the last checkpoint (`checkpoint/...`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    steps: int
-    checkpoint_every: int
-    max_bad_steps: int
-    disk_wait_s: float
-
-    @staticmethod
-    def of(config: LearnerConfig) -> LoopSettings:
-        return LoopSettings(
-            steps=config.steps,
-            checkpoint_every=config.checkpoint_every,
-            max_bad_steps=config.max_bad_steps,
-            disk_wait_s=config.disk_wait_s,
-        )
-
-
 class Loop:
     def __init__(
         self,
@@ -91,7 +74,7 @@ class Loop:
         ranks: LearnerRanks,
         prefetcher: Prefetcher,
         publisher: Publisher,
-        schedule: LoopSettings,
+        config: LearnerConfig,
         record: Callable[[Progress, StepBatch], Awaitable[None]],
         record_rollback: Callable[[VersionRecord, int], Awaitable[None]],
         report: Callable[[FinishedStep], Awaitable[None]],
@@ -99,10 +82,10 @@ class Loop:
     ):
         self._buffer, self._fence = buffer, fence
         self._ranks, self._prefetcher, self._publisher = ranks, prefetcher, publisher
-        self._schedule, self._stop = schedule, stop
+        self._config, self._stop = config, stop
         self._record, self._record_rollback, self._report = record, record_rollback, report
         self._checkpoints = CheckpointSchedule(
-            buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=schedule.disk_wait_s
+            buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=config.disk_wait_s
         )
         self._bad_steps = 0
 
@@ -117,7 +100,7 @@ class Loop:
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")
             prefetch = tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
-            while progress.step < self._schedule.steps:
+            while progress.step < self._config.steps:
                 idle_since = time.monotonic()
                 while not await self._wait_for_batch(prefetch, stopping, progress, tasks):
                     held, progress = progress, await self._handle_request(progress)
@@ -126,7 +109,7 @@ class Loop:
                 if self._stop.is_set():
                     break
                 idle_s, step_batch = time.monotonic() - idle_since, prefetch.result()
-                if step_batch.step < self._schedule.steps:
+                if step_batch.step < self._config.steps:
                     prefetch = tasks.create_task(
                         self._prefetcher.fetch(step_batch.step + 1, progress.version + 1), name="prefetch"
                     )
@@ -134,7 +117,7 @@ class Loop:
                 progress = await self._train(progress, step_batch, idle_s)
                 if progress.version == trained and not prefetch.done():  # skipped: the version stays the same
                     prefetch = await self._prefetch_again(prefetch, progress, tasks)
-                if progress.step % self._schedule.checkpoint_every == 0:
+                if progress.step % self._config.checkpoint_every == 0:
                     await self._save(progress, tasks)
             prefetch.cancel()
             stopping.cancel()
@@ -206,7 +189,7 @@ class Loop:
         Raises Diverged after `max_bad_steps` in a row.
         """
         self._bad_steps += 1
-        if self._bad_steps >= self._schedule.max_bad_steps:
+        if self._bad_steps >= self._config.max_bad_steps:
             raise Diverged(
                 f"{self._bad_steps} steps in a row had a loss or gradient that is not finite, the last one step "
                 f"{step_batch.step}; lower learner.optimizer.learning_rate, or resume from an older checkpoint"

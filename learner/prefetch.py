@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from async_rl.config import BatchConfig
 from async_rl.config.buffer import StalenessConfig
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import TakenGroup
-from learner.batches.batch import PackedBatch, pack_batch
-from learner.objective import Objective
-from learner.packing.cost import TYPICAL, Cost
+from learner.batches.batch import PackedBatch
 
 PATIENCE_S = 5.0
 """Longest wait of one `take` in the buffer; between two of them the straggler deadline (`wait_deadline_s`) is checked."""
@@ -39,30 +36,13 @@ class Prefetcher:
         fence: int,
         batch: BatchConfig,
         staleness: StalenessConfig,
-        objective: Objective,
-        shards: int,
+        pack: Callable[[Sequence[TakenGroup]], PackedBatch],
         num_workers: Callable[[], int],
-        longest: int | None = None,
         blocked_workers: Callable[[], str] = lambda: "",
-        multiple: int = 1,
-        bins_multiple: int = 1,
-        cost: Cost = TYPICAL,
     ):
-        """`longest`: the most tokens a sample may have. `multiple`, `bins_multiple`, `cost`: see `packing.plan`."""
         self._buffer, self._fence = buffer, fence
         self._batch, self._staleness = batch, staleness
-        self._num_workers, self._blocked_workers = num_workers, blocked_workers
-        self._pack = partial(
-            pack_batch,
-            objective=objective,
-            capacity=batch.bin_tokens,
-            longest=longest,
-            num_shards=shards,
-            minibatches=batch.minibatches,
-            multiple=multiple,
-            bins_multiple=bins_multiple,
-            cost=cost,
-        )
+        self._pack, self._num_workers, self._blocked_workers = pack, num_workers, blocked_workers
 
     async def fetch(self, step: int, version: int) -> StepBatch:
         """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""

@@ -12,15 +12,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from async_rl.megatron import host
-from async_rl.megatron.compat import PackedSeqParams, parallel_state
+from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import forward_packed
+from learner.batches.device_rows import ModelRow
+from learner.losses import Loss
 from learner.losses.totals import TotalNames, Totals
 from learner.model import TrainingModel
 
@@ -28,43 +30,18 @@ with host.importing():
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
-class ModelInput(Protocol):
-    """The fields of a packed row that the model reads; the others are for its loss."""
-
-    @property
-    def token_ids(self) -> Tensor: ...
-
-    @property
-    def positions(self) -> Tensor: ...
-
-    @property
-    def packing(self) -> PackedSeqParams: ...
-
-    def as_filler(self) -> Self:
-        """Return a row without trained tokens that has the same columns, to fill up a schedule."""
-        ...
-
-
 T = TypeVar("T")
-RowT = TypeVar("RowT", bound=ModelInput)
-LossRowT = TypeVar("LossRowT", bound=ModelInput, contravariant=True)
+RowT = TypeVar("RowT", bound=ModelRow)
 
 
-class RowLoss(Protocol[LossRowT]):
-    """The loss of an update, row by row. Called on the ranks that hold the model's last layers."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowLoss(Generic[RowT]):
+    """The loss of an update, row by row."""
 
-    @property
-    def names(self) -> TotalNames:
-        """The names of its totals; "loss" is among the sums."""
-        ...
-
-    def __call__(self, row: LossRowT, output: Tensor) -> tuple[Tensor, Totals]:
-        """Return the row's share of the update's loss (differentiable) and its totals, from the output of the last layer."""
-        ...
-
-    def metrics(self, totals: Totals) -> dict[str, float]:
-        """Turn the totals of the whole update into metrics."""
-        ...
+    names: TotalNames
+    """Of its totals; "loss" is among the sums."""
+    of_row: Callable[[RowT, Tensor], Loss]
+    """Returns the row's share of the update's loss, from the output of the last layer, on the ranks that hold that layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,8 +70,8 @@ class StepResult:
     metrics: Mapping[str, float]
 
     @staticmethod
-    def of(updates: Sequence[Update], describe: Callable[[Totals], dict[str, float]]) -> StepResult:
-        """Combine the updates that were not skipped, or all if every one was; `describe` is their loss's `metrics`."""
+    def of(updates: Sequence[Update]) -> StepResult:
+        """Combine the updates that were not skipped, or all if every one was."""
         done = [each for each in updates if not each.skipped]
         reported = done if done else updates
         totals = Totals.averaged([each.totals for each in reported])
@@ -103,13 +80,8 @@ class StepResult:
             grad_norm=max(each.grad_norm for each in reported),
             learning_rate=reported[-1].learning_rate,
             skipped=not done,
-            metrics=describe(totals),
+            metrics=totals.metrics,
         )
-
-
-def train_step(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> StepResult:
-    """Run a step of one update."""
-    return StepResult.of([update(model, loss, rows)], loss.metrics)
 
 
 def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Update:
@@ -120,8 +92,8 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
     share = len(rows) * model.layout.data
 
     def shared(row: RowT, output: Tensor) -> tuple[Tensor, Totals]:
-        made, totals = loss(row, output)
-        return made * share, totals
+        made = loss.of_row(row, output)
+        return made.loss * share, made.totals
 
     model.zero_gradients()
     reported: list[Totals] = _run(model.chunks, rows, shared, forward_only=False)
@@ -135,9 +107,7 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
 
 def evaluate_loss(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:
     """Return the totals of a loss over rows without training on them. Collective."""
-    with torch.no_grad():
-        reported: list[Totals] = _run(chunks, _filled_up(rows, chunks), loss, forward_only=True)
-    return _over_all_ranks(reported, loss.names)
+    return _over_all_ranks(map_outputs(chunks, rows, lambda row, output: loss.of_row(row, output).totals), loss.names)
 
 
 def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -10,28 +11,45 @@ from torch import Tensor
 
 from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
-from learner.batches.batch import PackedRow
+from learner.batches.packed_rows import DTYPES, PackedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceRow:
-    """[T] tokens in [S] sequences, as in PackedRow. Fields that are None were not computed."""
+class ModelRow:
+    """[T] tokens in [S] sequences, aligned as in PackedRow. Fields that are None were not computed."""
 
     token_ids: Tensor
     positions: Tensor
     targets: Tensor
     mask: Tensor
+    """Not 0 where the target is trained."""
+    cu_seqlens: Tensor
+    packing: PackedSeqParams
+    reference: Tensor | None = None
+    """Log-probabilities of the targets under the reference model."""
+
+    def as_filler(self) -> Self:
+        """Return a row of one untrained token that has the same columns, to fill up a schedule."""
+        columns = {
+            each.name: column.new_zeros(1)
+            for each in fields(self)
+            if isinstance(column := getattr(self, each.name), Tensor) and each.name != "cu_seqlens"
+        }
+        cu_seqlens = self.cu_seqlens.new_tensor([0, 1])
+        return replace(self, **columns, cu_seqlens=cu_seqlens, packing=packed_params(cu_seqlens, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceRow(ModelRow):
+    """A row of rollouts."""
+
     behaviour: Tensor
     advantages: Tensor
     rewards: Tensor
     ages: Tensor
-    cu_seqlens: Tensor
     group_ids: Tensor
-    packing: PackedSeqParams
     proximal: Tensor | None = None
     """Log-probabilities of the targets under the policy before the step's first update."""
-    reference: Tensor | None = None
-    """The same under the reference policy."""
     teacher: Tensor | None = None
     """The same under the teacher."""
     values: Tensor | None = None
@@ -42,44 +60,11 @@ class DeviceRow:
     def on_device(source: PackedRow, device: torch.device) -> DeviceRow:
         if len(source.token_ids) == 0:
             source = _FILLER
-
-        def moved(array: np.ndarray) -> Tensor:
-            # copied because torch requires writable arrays
-            return torch.from_numpy(array.copy()).to(device, non_blocking=True)
-
-        cu_seqlens = moved(source.cu_seqlens)
-        return DeviceRow(
-            token_ids=moved(source.token_ids).long(),
-            positions=moved(source.positions).long(),
-            targets=moved(source.targets).long(),
-            mask=moved(source.mask),
-            behaviour=moved(source.behaviour),
-            advantages=moved(source.advantages),
-            rewards=moved(source.rewards),
-            ages=moved(source.ages),
-            cu_seqlens=cu_seqlens,
-            group_ids=moved(source.group_ids).long(),
-            packing=packed_params(cu_seqlens, int(np.diff(source.cu_seqlens).max())),
-        )
-
-    def as_filler(self) -> DeviceRow:
-        """Return a row without trained tokens that has the same computed columns."""
-        nothing = DeviceRow.on_device(_FILLER, self.mask.device)
-        more = {name: self.behaviour.new_zeros(1) for name in _COMPUTED if getattr(self, name) is not None}
-        return replace(nothing, **more)
+        # copied because torch requires writable arrays
+        columns = {name: torch.from_numpy(getattr(source, name).copy()).to(device, non_blocking=True) for name in DTYPES}
+        columns |= {name: columns[name].long() for name in ("token_ids", "positions", "targets", "group_ids")}
+        return DeviceRow(**columns, packing=packed_params(columns["cu_seqlens"], int(np.diff(source.cu_seqlens).max())))
 
 
-_COMPUTED = ("proximal", "reference", "teacher", "values", "returns")
-_FILLER = PackedRow(
-    token_ids=np.zeros(1, np.int32),
-    positions=np.zeros(1, np.int32),
-    targets=np.zeros(1, np.int32),
-    mask=np.zeros(1, np.uint8),
-    behaviour=np.zeros(1, np.float32),
-    advantages=np.zeros(1, np.float32),
-    rewards=np.zeros(1, np.float32),
-    ages=np.zeros(1, np.int32),
-    cu_seqlens=np.array([0, 1], np.int32),
-    group_ids=np.zeros(1, np.int32),
-)
+_FILLER = PackedRow(**{name: np.arange(2 if name == "cu_seqlens" else 1, dtype=dtype) for name, dtype in DTYPES.items()})
 """Replaces an empty row: one token that is not trained, because the layers refuse rows of length 0."""

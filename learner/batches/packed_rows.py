@@ -41,7 +41,7 @@ class PackedRow:
     """One per sequence: the group's place in the batch."""
 
 
-_DTYPES = {
+DTYPES = {
     "token_ids": np.dtype("<i4"),
     "positions": np.dtype("<i4"),
     "targets": np.dtype("<i4"),
@@ -53,7 +53,7 @@ _DTYPES = {
     "group_ids": np.dtype("<i4"),
     "mask": np.dtype("u1"),  # last, so that all others are aligned on the wire
 }
-assert set(_DTYPES) == {each.name for each in fields(PackedRow)}
+assert set(DTYPES) == {each.name for each in fields(PackedRow)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,28 +91,29 @@ def _columns(sources: Sequence[TrainedSample]) -> dict[str, Any]:
     """Build the columns of all tokens of all rows."""
     samples = [each.sample for each in sources]
     lengths = [len(sample) for sample in samples]
-    mask = _predicted([sample.loss_mask for sample in samples], np.uint8)
+    mask = predicted([sample.loss_mask for sample in samples], np.uint8)
     counted = np.arange(max(lengths, default=0), dtype=np.int32)
     return {
-        "token_ids": _joined([sample.token_ids for sample in samples], np.int32),
-        "positions": _joined([counted[:length] for length in lengths], np.int32),
-        "targets": _predicted([sample.token_ids for sample in samples], np.int32),
+        "token_ids": joined([sample.token_ids for sample in samples], np.int32),
+        "positions": joined([counted[:length] for length in lengths], np.int32),
+        "targets": predicted([sample.token_ids for sample in samples], np.int32),
         "mask": mask,
-        "behaviour": _predicted([sample.logprobs for sample in samples], np.float32),
+        "behaviour": predicted([sample.logprobs for sample in samples], np.float32),
         "advantages": np.repeat(np.array([each.advantage for each in sources], np.float32), lengths) * mask,
         "rewards": _rewards(sources, lengths),
         "ages": _ages(sources, lengths),
     }
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+def joined(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+    """Concatenate; also no arrays at all."""
     return np.concatenate([*arrays, np.zeros(0, dtype)], dtype=dtype)
 
 
-def _predicted(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+def predicted(arrays: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     """Shift by one: the value of the token that each position predicts; 0 at the last."""
     nothing = np.zeros(1, dtype)
-    return _joined([piece for array in arrays for piece in (array[1:], nothing)], dtype)
+    return joined([piece for array in arrays for piece in (array[1:], nothing)], dtype)
 
 
 def _rewards(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Float32s:
@@ -138,15 +139,15 @@ def _ages(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Int32s:
 
 def to_buffers(bins: Sequence[PackedRow]) -> list[memoryview]:
     """Little-endian columns, one after another, each with all rows."""
-    return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in _DTYPES.items() for each in bins]
+    return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in DTYPES.items() for each in bins]
 
 
 def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[PackedRow, ...]:
     """Read rows as views of the buffer; `tokens` and `sequences` are the sizes of each row."""
     sizes = {"group_ids": sequences, "cu_seqlens": [count + 1 for count in sequences]}
     columns: list[list[npt.NDArray[Any]]] = []
-    for name, dtype in _DTYPES.items():
+    for name, dtype in DTYPES.items():
         stops = np.cumsum([0, *sizes.get(name, tokens)]).tolist()
         column, buffer = np.frombuffer(buffer, dtype, count=stops[-1]), buffer[stops[-1] * dtype.itemsize :]
         columns.append([column[start:stop] for start, stop in pairwise(stops)])
-    return tuple(PackedRow(**dict(zip(_DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))
+    return tuple(PackedRow(**dict(zip(DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))

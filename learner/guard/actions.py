@@ -45,12 +45,12 @@ class TrainingGuard:
         if result.skipped:
             return
         before = self._guard.max_age
-        self._guard, verdict = self._guard.after(result.metrics)
+        self._guard, done = self._guard.after(result.metrics)
         self._apply()
-        if verdict is not None:
-            if verdict.stop:
-                raise Diverged(verdict.sentence)
-            log.warning(verdict.sentence)
+        if done and self._guard.config.action == "stop":
+            raise Diverged(done)
+        if done:
+            log.warning(done)
         if self._guard.max_age != before:
             await self._buffer.set_max_age(self._fence, self._guard.max_age)
 

@@ -27,14 +27,6 @@ class GuardState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardVerdict:
-    """An action of the guard, in a sentence for the log, and whether the run must stop."""
-
-    sentence: str
-    stop: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRule:
     config: GuardConfig
     configured_max_age: float
@@ -54,10 +46,10 @@ class GuardRule:
         lowest = min(self.config.lowest_max_age, self.configured_max_age)
         return max(self.configured_max_age - self.state.notches, lowest)
 
-    def after(self, metrics: Mapping[str, float]) -> tuple[GuardRule, GuardVerdict | None]:
-        """Return the guard after a step that changed the weights, and what it did, if anything."""
+    def after(self, metrics: Mapping[str, float]) -> tuple[GuardRule, str]:
+        """Return the guard after a step that changed the weights, and a sentence about what it did; empty if nothing."""
         if self.config.action == "off" or metrics["policy/tokens"] == 0:
-            return self, None
+            return self, ""
         ess, kl = metrics["policy/ess"], metrics["policy/kl_behave"]
         outside = self._broken(ess, kl, margin=0.0)
         inside = not self._broken(ess, kl, margin=self.config.margin)
@@ -70,7 +62,7 @@ class GuardRule:
             return self._tightened(", ".join(outside))
         if state.inside >= self.config.recovery and state.notches > 0:
             return self._relaxed()
-        return replace(self, state=state), None
+        return replace(self, state=state), ""
 
     def _broken(self, ess: float, kl: float, *, margin: float) -> list[str]:
         """Return a sentence for each violated bound, with the band narrowed by `margin`. NaN violates every bound."""
@@ -81,22 +73,18 @@ class GuardRule:
             broken.append(f"policy/kl_behave {kl:.3g} is above learner.guard.max_kl {most:g}")
         return broken
 
-    def _tightened(self, why: str) -> tuple[GuardRule, GuardVerdict | None]:
+    def _tightened(self, why: str) -> tuple[GuardRule, str]:
         reason = f"{why}, for {self.config.patience} steps in a row"
         if self.config.action == "stop":
-            return self, GuardVerdict(
-                sentence=f"{reason}; lower learner.optimizer.learning_rate or staleness.max_age", stop=True
-            )
+            return self, f"{reason}; lower learner.optimizer.learning_rate or staleness.max_age"
         tighter = replace(self, state=GuardState(notches=self.state.notches + 1))
         if tighter._setting == self._setting:  # already at the limit: one notch more would only have to be undone
-            return replace(self, state=GuardState(notches=self.state.notches)), None
-        return tighter, GuardVerdict(sentence=f"{reason}: {tighter._setting}")
+            return replace(self, state=GuardState(notches=self.state.notches)), ""
+        return tighter, f"{reason}: {tighter._setting}"
 
-    def _relaxed(self) -> tuple[GuardRule, GuardVerdict | None]:
+    def _relaxed(self) -> tuple[GuardRule, str]:
         looser = replace(self, state=GuardState(notches=self.state.notches - 1))
-        return looser, GuardVerdict(
-            sentence=f"inside the band of learner.guard for {self.config.recovery} steps: {looser._setting}"
-        )
+        return looser, f"inside the band of learner.guard for {self.config.recovery} steps: {looser._setting}"
 
     @property
     def _setting(self) -> str:

@@ -27,13 +27,6 @@ _OF_TOKENS = ("tokens", "kept", "below", "above", "ratio", "ratio_squared", "kl_
 _OF_ALL_TOKENS = ("moved", "logprob", "entropy_estimate", "weight", "corrected", "kl_proximal")
 _OF_SEQUENCES = ("sequences", "vetoed", "sequence_ratio", "sequence_ratio_squared")
 
-POLICY = TotalNames(
-    sums=(
-        *_OF_PARTS, *_OF_SEQUENCES, *_OF_ALL_TOKENS, *_OF_TOKENS, *(f"age_{age}/{name}" for age in AGES for name in _OF_TOKENS)
-    ),
-    maxima=("ratio", "inverse_ratio", "distance"),
-)  # fmt: skip
-
 
 def measure(
     tokens: Tokens,
@@ -109,7 +102,7 @@ def _by_age(columns: Tensor, ages: Tensor | None) -> Tensor:
 
 def policy_metrics(totals: Totals) -> dict[str, float]:
     """Turn totals into metrics, without the `policy/` prefix. Age buckets without a token are left out."""
-    sums = dict(zip(POLICY.sums, totals.sums.tolist(), strict=True))
+    sums = totals.by_name()
     tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
     mean_ratio, smallest = sums["ratio"] / tokens, totals.maximum_of("inverse_ratio")
     metrics = {
@@ -156,3 +149,12 @@ def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
 def _ess(count: float, weights: float, squares: float) -> float:
     """Effective sample size as a share of the sample: 1 if all weights are equal."""
     return weights**2 / (count * squares) if squares > 0 else 0.0
+
+
+POLICY = TotalNames(
+    sums=(
+        *_OF_PARTS, *_OF_SEQUENCES, *_OF_ALL_TOKENS, *_OF_TOKENS, *(f"age_{age}/{name}" for age in AGES for name in _OF_TOKENS)
+    ),
+    maxima=("ratio", "inverse_ratio", "distance"),
+    describe=policy_metrics,
+)  # fmt: skip

@@ -19,7 +19,6 @@ of the step's loss, so the parts add up however a step is divided. All functions
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,18 +30,9 @@ from learner.losses.aggregation import Normaliser, StepCounts, token_shares
 from learner.losses.choices import TokenMean
 from learner.losses.config import PolicyLossConfig, ValueLossConfig
 from learner.losses.corrections import correction_weights
-from learner.losses.diagnostics import measure, policy_metrics
+from learner.losses.diagnostics import measure
 from learner.losses.ratios import kl_penalty, loglinear_proximal
-from learner.losses.reports import (
-    DPO,
-    REWARD_MODEL,
-    SFT,
-    VALUE,
-    dpo_metrics,
-    reward_model_metrics,
-    sft_metrics,
-    value_metrics,
-)
+from learner.losses.reports import DPO, REWARD_MODEL, SFT, VALUE
 from learner.losses.segments import Segments
 from learner.losses.surrogates import token_losses
 from learner.losses.tokens import Tokens
@@ -57,12 +47,10 @@ class Loss:
     loss: Tensor
     totals: Totals
     """Totals of this row; merge those of all rows before reading metrics."""
-    describe: Callable[[Totals], dict[str, float]]
-    """Turns totals into metrics."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        return self.describe(self.totals)
+        return self.totals.metrics
 
 
 def policy_loss(
@@ -115,7 +103,7 @@ def policy_loss(
         tokens, parts=parts | {"loss": loss}, surrogate=surrogate, weights=v, corrected=corrected, kept=kept,
         is_vetoed=is_vetoed, ages=ages,
     )  # fmt: skip
-    return Loss(loss=loss, totals=totals, describe=policy_metrics)
+    return Loss(loss=loss, totals=totals)
 
 
 def value_loss(
@@ -142,14 +130,14 @@ def value_loss(
         "returns": G.sum(), "returns_squared": G.double().square().sum(),
         "errors": error.sum(), "errors_squared": error.square().sum(),
     }  # fmt: skip
-    return Loss(loss=loss, totals=Totals.of(VALUE, sums), describe=value_metrics)
+    return Loss(loss=loss, totals=Totals.of(VALUE, sums))
 
 
 def sft_loss(current: Tensor, mask: Tensor, *, normaliser: Normaliser = None) -> Loss:
     """Compute the mean negative log-likelihood of the trained tokens; `normaliser` as in `policy_loss`."""
     c, tokens = torch.where(mask != 0, current, 0.0), (mask != 0).sum()
     loss = -c.sum() / _divisor(normaliser.tokens if isinstance(normaliser, StepCounts) else normaliser, int(tokens))
-    return Loss(loss=loss, totals=Totals.of(SFT, {"loss": loss, "tokens": tokens, "nll": -c.sum()}), describe=sft_metrics)
+    return Loss(loss=loss, totals=Totals.of(SFT, {"loss": loss, "tokens": tokens, "nll": -c.sum()}))
 
 
 def sequence_logprobs(logprobs: Tensor, mask: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,9 +177,9 @@ def dpo_loss(
     loss = (losses + config.nll_coefficient * nll).sum() / _divisor(normaliser, len(chosen))
     sums = {
         "loss": loss, "pairs": torch.ones_like(margin).sum(), "right": (margin > 0).sum(), "nll": nll.sum(),
-        "reward_chosen": config.beta * d_chosen.sum(), "reward_rejected": config.beta * d_rejected.sum(),
+        "chosen": config.beta * d_chosen.sum(), "rejected": config.beta * d_rejected.sum(),
     }  # fmt: skip
-    return Loss(loss=loss, totals=Totals.of(DPO, sums), describe=dpo_metrics)
+    return Loss(loss=loss, totals=Totals.of(DPO, sums))
 
 
 def reward_model_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, normaliser: float | None = None) -> Loss:
@@ -200,9 +188,9 @@ def reward_model_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, normali
     loss = -logsigmoid(margin).sum() / _divisor(normaliser, len(margin))
     sums = {
         "loss": loss, "pairs": torch.ones_like(margin).sum(), "right": (margin > 0).sum(),
-        "score_chosen": chosen_scores.sum(), "score_rejected": rejected_scores.sum(),
+        "chosen": chosen_scores.sum(), "rejected": rejected_scores.sum(),
     }  # fmt: skip
-    return Loss(loss=loss, totals=Totals.of(REWARD_MODEL, sums), describe=reward_model_metrics)
+    return Loss(loss=loss, totals=Totals.of(REWARD_MODEL, sums))
 
 
 def _divisor(normaliser: float | None, count: int) -> float:

@@ -6,13 +6,8 @@ import math
 
 from learner.losses.totals import TotalNames, Totals
 
-VALUE = TotalNames(sums=("loss", "tokens", "clipped", "values", "returns", "returns_squared", "errors", "errors_squared"))
-SFT = TotalNames(sums=("loss", "tokens", "nll"))
-DPO = TotalNames(sums=("loss", "pairs", "right", "reward_chosen", "reward_rejected", "nll"))
-REWARD_MODEL = TotalNames(sums=("loss", "pairs", "right", "score_chosen", "score_rejected"))
 
-
-def value_metrics(totals: Totals) -> dict[str, float]:
+def _value_metrics(totals: Totals) -> dict[str, float]:
     of = _means(totals, "tokens")
     spread, unexplained = (of[f"{name}_squared"] - of[name] ** 2 for name in ("returns", "errors"))
     return {
@@ -25,7 +20,7 @@ def value_metrics(totals: Totals) -> dict[str, float]:
     }
 
 
-def sft_metrics(totals: Totals) -> dict[str, float]:
+def _sft_metrics(totals: Totals) -> dict[str, float]:
     nll = _means(totals, "tokens")["nll"]
     return {
         "loss": totals.sum_of("loss"),
@@ -35,31 +30,36 @@ def sft_metrics(totals: Totals) -> dict[str, float]:
     }
 
 
-def dpo_metrics(totals: Totals) -> dict[str, float]:
+def _pair_metrics(totals: Totals) -> dict[str, float]:
     of = _means(totals, "pairs")
     return {
         "loss": totals.sum_of("loss"),
         "pairs": totals.sum_of("pairs"),
         "accuracy": of["right"],
-        "margin": of["reward_chosen"] - of["reward_rejected"],
-        "reward_chosen": of["reward_chosen"],
-        "reward_rejected": of["reward_rejected"],
-        "nll": of["nll"],
+        "margin": of["chosen"] - of["rejected"],
     }
 
 
-def reward_model_metrics(totals: Totals) -> dict[str, float]:
+def _dpo_metrics(totals: Totals) -> dict[str, float]:
     of = _means(totals, "pairs")
-    return {
-        "loss": totals.sum_of("loss"),
-        "pairs": totals.sum_of("pairs"),
-        "accuracy": of["right"],
-        "margin": of["score_chosen"] - of["score_rejected"],
-        "score_mean": (of["score_chosen"] + of["score_rejected"]) / 2,
-    }
+    return _pair_metrics(totals) | {"reward_chosen": of["chosen"], "reward_rejected": of["rejected"], "nll": of["nll"]}
+
+
+def _reward_model_metrics(totals: Totals) -> dict[str, float]:
+    of = _means(totals, "pairs")
+    return _pair_metrics(totals) | {"score_mean": (of["chosen"] + of["rejected"]) / 2}
 
 
 def _means(totals: Totals, over: str) -> dict[str, float]:
     """Return every sum divided by the sum `over`."""
-    count = max(totals.sum_of(over), 1.0)
-    return {name: total / count for name, total in zip(totals.names.sums, totals.sums.tolist(), strict=True)}
+    sums = totals.by_name()
+    return {name: total / max(sums[over], 1.0) for name, total in sums.items()}
+
+
+VALUE = TotalNames(
+    sums=("loss", "tokens", "clipped", "values", "returns", "returns_squared", "errors", "errors_squared"),
+    describe=_value_metrics,
+)
+SFT = TotalNames(sums=("loss", "tokens", "nll"), describe=_sft_metrics)
+DPO = TotalNames(sums=("loss", "pairs", "right", "chosen", "rejected", "nll"), describe=_dpo_metrics)
+REWARD_MODEL = TotalNames(sums=("loss", "pairs", "right", "chosen", "rejected"), describe=_reward_model_metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -16,6 +16,12 @@ class TotalNames:
 
     sums: tuple[str, ...]
     maxima: tuple[str, ...] = ()
+    describe: Callable[[Totals], dict[str, float]]
+    """Turns totals with these names into metrics."""
+
+    def under(self, prefix: str) -> TotalNames:
+        """Return the same names with metrics called `prefix/...`."""
+        return replace(self, describe=lambda totals: {f"{prefix}/{name}": each for name, each in self.describe(totals).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +54,15 @@ class Totals:
         """Average the sums of several updates and take the maxima; ratios of sums are then those over all updates."""
         together = reduce(Totals.merged, several)
         return replace(together, sums=together.sums / len(several))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics, if these are the totals of a whole update."""
+        return self.names.describe(self)
+
+    def by_name(self) -> dict[str, float]:
+        """Return the sums."""
+        return dict(zip(self.names.sums, self.sums.tolist(), strict=True))
 
     def sum_of(self, name: str) -> float:
         return float(self.sums[self.names.sums.index(name)])

@@ -9,18 +9,14 @@ teacher      frozen: the model that the policy is distilled from
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypedDict
-
-import torch
 
 from async_rl.config import Config
 from async_rl.config.learner import LearnerConfig, OwnCritic, SharedCritic
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
-from async_rl.megatron.model import ComputeOptions, LayerSpec
 from async_rl.models.shape import ModelShape
-from learner.checkpoints.initial_weights import InitialWeights
-from learner.model import FrozenModel, TrainingModel, check_offload, compute_options
+from learner.model import FrozenModel, TrainingModel, check_offload
+from learner.model_builder import InitialWeights, ModelBuilder
 from learner.objective import Objective
 
 
@@ -67,56 +63,26 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
 def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> ModelSet:
     """Build all models and load their initial weights. `parallel.initialize` must have run on the same thread."""
     check_model_set(config, objective, shape)
-    learner, own = config.learner, InitialWeights(key="model.folder", folder=config.model.folder)
-    device = parallel.resolve_device(config.device)
-    common = _Common(
-        device=device,
-        dtype=parallel.resolve_dtype(device, learner.precision),
-        seed=config.run.seed,
-        layer_spec=config.model.layer_spec,
-        compute=compute_options(learner, device, config.model.layer_spec),
-    )
+    learner, device = config.learner, parallel.resolve_device(config.device)
+    builder = ModelBuilder(config, device)
     per_step = config.batch.minibatches * config.batch.epochs
     updates = learner.steps * per_step
     cold_updates = learner.critic.warmup_steps * per_step if isinstance(learner.critic, OwnCritic) else 0
-    is_shared = isinstance(learner.critic, SharedCritic)
     if isinstance(learner.critic, OwnCritic):
         check_offload("learner.critic.optimizer", learner.critic.optimizer, device)
-    policy = TrainingModel(
-        replace(shape, head="both") if is_shared else shape,
-        learner.optimizer,
-        total_updates=updates - cold_updates,
-        **common,
-    )
-    own.load_into(policy, common["dtype"])
+    trained = replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape
+    policy = builder.trained(builder.own, trained, learner.optimizer, total_updates=updates - cold_updates)
     critic = reference = teacher = None
     if isinstance(learner.critic, OwnCritic):
-        initial = _critic(learner).or_else(own)
-        # a scalar head has no row per token, so there is nothing to tie the embedding to
-        valued = replace(initial.shape(shape), head="scalar", tied_embeddings=False)
-        critic = TrainingModel(valued, learner.critic.optimizer, total_updates=updates, **common)
-        initial.load_into(critic, common["dtype"])
+        initial = _critic(learner).or_else(builder.own)
+        critic = builder.trained(
+            initial, initial.shape(shape).with_head("scalar"), learner.critic.optimizer, total_updates=updates
+        )
     if objective.needs_reference:
-        reference = _frozen(_reference(learner).or_else(own), shape, common)
+        reference = builder.frozen(_reference(learner), shape)
     if learner.teacher is not None:
-        teacher = _frozen(_teacher(learner), shape, common)
+        teacher = builder.frozen(_teacher(learner), shape)
     return ModelSet(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)
-
-
-class _Common(TypedDict):
-    """Arguments shared by all models of a learner."""
-
-    device: torch.device
-    dtype: torch.dtype
-    seed: int
-    layer_spec: LayerSpec
-    compute: ComputeOptions
-
-
-def _frozen(initial: InitialWeights, shape: ModelShape, common: _Common) -> FrozenModel:
-    model = FrozenModel(initial.shape(shape), **common)
-    initial.load_into(model, common["dtype"])
-    return model
 
 
 def _critic(learner: LearnerConfig) -> InitialWeights:

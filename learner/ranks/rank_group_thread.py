@@ -120,8 +120,16 @@ class RankGroupThread:
             "position": POSITION.dump_python(position, mode="json"),
             "beside": dict(self.extra_state),
         }
-        how = {"step": progress.step, "extra": extra, "keep": self._keep, "life": self._life, "confirm": confirm}
-        return asyncio.wrap_future(await self._call(lambda: self._rank_group.save(self._folder, **how)))
+        saving = await self._call(
+            self._rank_group.save,
+            self._folder,
+            step=progress.step,
+            keep=self._keep,
+            life=self._life,
+            extra=extra,
+            confirm=confirm,
+        )
+        return asyncio.wrap_future(saving)
 
     async def load(self) -> Resumed | None:
         """Restore the newest undamaged checkpoint; None if there is none."""

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from async_rl.config import Config
 from async_rl.config.learner import SharedCritic
 from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
 from async_rl.megatron.parallel import data_group
 from async_rl.megatron.value_head import split
 from learner.batches.batch import RankMinibatch
 from learner.batches.device_rows import DeviceRow
 from learner.losses import StepCounts
 from learner.objective import Objective
-from learner.policy_row_loss import LogprobReader, PolicyRowLoss
 from learner.ranks.model_set import ModelSet
 from learner.ranks.token_advantages import assign_token_credit
-from learner.step import StepResult, Update, evaluate_loss, map_outputs, update
-from learner.value_row_loss import SharedRowLoss, ValueRowLoss
+from learner.row_losses import policy_row_loss, shared_row_loss, value_row_loss
+from learner.step import RowLoss, StepResult, Update, evaluate_loss, map_outputs, update
 
 
 class RankTrainer:
@@ -33,7 +33,8 @@ class RankTrainer:
         self._model_set, self._objective = model_set, objective
         self._epochs, self._critic = config.batch.epochs, config.learner.critic
         self._measures_entropy = config.learner.measure_entropy
-        self._read = LogprobReader(vocab_size=model_set.policy.shape.vocab_size, sampling=config.sampling)
+        self._processing = config.sampling.model_dump(include={"temperature", "top_k", "top_p"})
+        self._processing["vocab_size"] = model_set.policy.shape.vocab_size
 
     def step(self, minibatches: Sequence[RankMinibatch]) -> StepResult:
         """Run one update per minibatch and epoch. Collective over all ranks."""
@@ -48,11 +49,11 @@ class RankTrainer:
             for minibatch in minibatches
         ]
         done = [self._update(minibatch) for _ in range(self._epochs) for minibatch in prepared]
-        policy_result = _reported("policy", [policy for policy, _ in done], self._policy_loss(prepared[0]))
+        policy_result = _reported("policy", [policy for policy, _ in done])
         critic_updates = [critic for _, critic in done if critic is not None]
         if not critic_updates:
             return policy_result
-        critic = _reported("value", critic_updates, self._value_loss(prepared[0]))
+        critic = _reported("value", critic_updates)
         beside = {"value/grad_norm": critic.grad_norm, "value/lr": critic.learning_rate}
         return replace(policy_result, metrics={**policy_result.metrics, **critic.metrics, **beside})
 
@@ -66,7 +67,7 @@ class RankTrainer:
         def by_policy(row: DeviceRow, output: Tensor) -> DeviceRow:
             logits, values = split(output, "both" if is_shared else "tokens")
             return replace(
-                row, proximal=self._read(row, logits) if wants_proximal else None, values=values if is_shared else None
+                row, proximal=self._logprobs(row, logits) if wants_proximal else None, values=values if is_shared else None
             )
 
         if wants_proximal or is_shared:
@@ -75,10 +76,12 @@ class RankTrainer:
             rows = _mapped(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
         if model_set.reference is not None:
             rows = _mapped(
-                model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._read(row, logits))
+                model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._logprobs(row, logits))
             )
         if model_set.teacher is not None:
-            rows = _mapped(model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._read(row, logits)))
+            rows = _mapped(
+                model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._logprobs(row, logits))
+            )
         return rows
 
     # -- updating -------------------------------------------------------------------------------------------------------
@@ -94,20 +97,27 @@ class RankTrainer:
             policy_result = update(policy, loss, minibatch.rows)
         return policy_result, update(critic, self._value_loss(minibatch), minibatch.rows)
 
-    def _policy_loss(self, minibatch: _DeviceMinibatch) -> PolicyRowLoss | SharedRowLoss:
-        alone = PolicyRowLoss(
-            loss=self._objective.loss,
-            counts=minibatch.counts,
-            read=self._read,
-            entropy="trained" if self._objective.needs_entropy else "measured" if self._measures_entropy else "unknown",
-        )
+    def _policy_loss(self, minibatch: _DeviceMinibatch) -> RowLoss[DeviceRow]:
+        alone = policy_row_loss(self._objective.loss, minibatch.counts, self._read)
         if not isinstance(self._critic, SharedCritic):
             return alone
-        return SharedRowLoss(policy=alone, value=self._value_loss(minibatch), coefficient=self._critic.coefficient)
+        return shared_row_loss(alone, self._value_loss(minibatch), coefficient=self._critic.coefficient)
 
-    def _value_loss(self, minibatch: _DeviceMinibatch) -> ValueRowLoss:
+    def _value_loss(self, minibatch: _DeviceMinibatch) -> RowLoss[DeviceRow]:
         assert self._objective.value_loss is not None
-        return ValueRowLoss(config=self._objective.value_loss, counts=minibatch.counts)
+        return value_row_loss(self._objective.value_loss, minibatch.counts)
+
+    def _logprobs(self, row: DeviceRow, logits: Tensor) -> Tensor:
+        """Return the log-probabilities of the row's targets under the sampler's temperature, top-k and top-p, [T]."""
+        return token_logprobs(logits, row.targets, **self._processing)
+
+    def _read(self, row: DeviceRow, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return `_logprobs`, and entropies if they are wanted; they have a gradient only if they are trained."""
+        trains_entropy = self._objective.needs_entropy
+        if not (trains_entropy or self._measures_entropy):
+            return self._logprobs(row, logits), None
+        current, entropy = token_logprobs_and_entropies(logits, row.targets, **self._processing)
+        return current, entropy if trains_entropy else entropy.detach()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,6 +133,6 @@ def _mapped(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceR
     return found if parallel_state.is_pipeline_last_stage() else rows
 
 
-def _reported(part: str, updates: Sequence[Update], loss: PolicyRowLoss | SharedRowLoss | ValueRowLoss) -> StepResult:
-    step = StepResult.of(updates, loss.metrics)
+def _reported(part: str, updates: Sequence[Update]) -> StepResult:
+    step = StepResult.of(updates)
     return replace(step, metrics={**step.metrics, f"{part}/skipped_updates": float(sum(each.skipped for each in updates))})

@@ -15,22 +15,13 @@ FORGET_S = 10 * HEARTBEAT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CounterSnapshot:
+class WorkerCounters:
+    """The last snapshot of one worker."""
+
     at: float
     counters: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCounters:
-    """The last two snapshots of one worker."""
-
-    before: CounterSnapshot
-    now: CounterSnapshot
-
-    def rate(self, counter: str) -> float:
-        seconds = self.now.at - self.before.at
-        gained = self.now.counters.get(counter, 0.0) - self.before.counters.get(counter, 0.0)
-        return gained / seconds if seconds > 0 else 0.0
+    tok_s: float
+    """Tokens per second since the snapshot before."""
 
 
 class FleetMetrics:
@@ -49,9 +40,10 @@ class FleetMetrics:
                 self._add(message["worker"], message["counters"])
 
     def _add(self, worker: str, counters: Mapping[str, float]) -> None:
-        now = CounterSnapshot(at=time.monotonic(), counters=counters)
-        last = self._workers.get(worker)
-        self._workers[worker] = WorkerCounters(before=last.now if last is not None else now, now=now)
+        at, tok_s = time.monotonic(), 0.0
+        if (last := self._workers.get(worker)) is not None and at > last.at:
+            tok_s = (counters.get("tokens", 0.0) - last.counters.get("tokens", 0.0)) / (at - last.at)
+        self._workers[worker] = WorkerCounters(at=at, counters=counters, tok_s=tok_s)
 
     @property
     def num_workers(self) -> int:
@@ -59,13 +51,13 @@ class FleetMetrics:
 
     def _recent(self) -> list[WorkerCounters]:
         since = time.monotonic() - FORGET_S
-        return [worker for worker in self._workers.values() if worker.now.at > since]
+        return [worker for worker in self._workers.values() if worker.at > since]
 
     def _new_episodes(self) -> dict[str, float]:
         """Return the mean reward of the episodes that ended since the last row; empty if none did."""
         count = total = 0.0
         for name, worker in self._workers.items():
-            scored, rewards = (_sum_of(worker.now.counters, prefix) for prefix in ("scored/", "reward_sum/"))
+            scored, rewards = (_sum_of(worker.counters, prefix) for prefix in ("scored/", "reward_sum/"))
             scored_before, rewards_before = self._reported.get(name, (0.0, 0.0))
             count, total = count + scored - scored_before, total + rewards - rewards_before
             self._reported[name] = (scored, rewards)
@@ -76,11 +68,11 @@ class FleetMetrics:
         fleet = self._recent()
 
         def total(counter: str) -> float:
-            return sum(worker.now.counters.get(counter, 0.0) for worker in fleet)
+            return sum(worker.counters.get(counter, 0.0) for worker in fleet)
 
         def named(prefix: str) -> dict[str, float]:
             """Return totals of the counters with this prefix, by the rest of their names."""
-            names = {name.removeprefix(prefix) for worker in fleet for name in worker.now.counters if name.startswith(prefix)}
+            names = {name.removeprefix(prefix) for worker in fleet for name in worker.counters if name.startswith(prefix)}
             return {name: total(prefix + name) for name in names}
 
         scored, kv_blocks, left_behind = named("scored/"), total("kv_blocks"), named("left_behind/")
@@ -88,7 +80,7 @@ class FleetMetrics:
             "rollout/workers": len(fleet),
             **self._new_episodes(),
             "rollout/inflight": total("inflight"),
-            "rollout/tok_s": sum(worker.rate("tokens") for worker in fleet),
+            "rollout/tok_s": sum(worker.tok_s for worker in fleet),
             "rollout/episodes": total("episodes"),
             "rollout/forked": total("forked"),
             "rollout/refills": total("refills"),

@@ -30,7 +30,7 @@ from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rendezvous import open_local_rendezvous
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
 from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
-from learner.training.models import ModelBuilder, check
+from learner.training.models import build_models, check
 from learner.training.report import TrainingReport
 from learner.training.table import Table, TokenLimits
 from learner.training.trainer import TableTrainer
@@ -69,8 +69,7 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
     with ExitStack() as ending:
         device = init_distributed(config, open_local_rendezvous(place))
         ending.callback(parallel.shutdown)
-        builder = ModelBuilder(config, shape, device)
-        model = builder.build_model(steps)
+        model, method = build_models(config, shape, device, total_updates=steps)
         checkpointer = Checkpointer({POLICY: model}, device)
         ending.callback(checkpointer.close)
         checkpoints = TrainingCheckpoints(checkpointer, config.run_folder, keep=config.learner.keep_checkpoints)
@@ -82,7 +81,7 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
             config,
             steps=steps,
             model=model,
-            method=builder.build_method(),
+            method=method,
             table=table,
             held_out=held_out,
             checkpoints=checkpoints,

@@ -1,60 +1,36 @@
-"""Pack examples into rows. Columns are aligned to the predicting position, as in learner/batches/packed_rows.py."""
+"""Pack examples into rows, in which the texts of an example stand side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from async_rl.megatron.compat import PackedSeqParams
 from async_rl.megatron.model import packed_params
 from async_rl.tokenization.rendering import RenderedText
+from learner.batches.device_rows import ModelRow
+from learner.batches.packed_rows import joined, predicted
 from learner.packing import plan
 from learner.training.examples import Example
 
+_NOTHING = RenderedText(token_ids=[0], trained=[False])
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TextRow:
-    """[T] tokens in [S] texts; the texts of an example stand side by side."""
 
-    token_ids: Tensor
-    positions: Tensor
-    targets: Tensor
-    mask: Tensor
-    """1 where the target is trained."""
-    cu_seqlens: Tensor
-    packing: PackedSeqParams
-    reference: Tensor | None = None
-    """Log-probabilities of the targets under the reference model."""
-
-    @staticmethod
-    def of(texts: Sequence[RenderedText], device: torch.device) -> TextRow:
-        """Build a row; without texts it is one untrained token, because the layers refuse rows of length 0."""
-        lengths = [len(text) for text in texts] if texts else [1]
-        total = sum(lengths)
-        token_ids, targets, mask = (np.zeros(total, np.int64) for _ in range(3))
-        starts = np.cumsum([0, *lengths])
-        for text, start in zip(texts, starts.tolist(), strict=False):
-            stop = start + len(text)
-            token_ids[start:stop] = text.token_ids
-            targets[start : stop - 1] = text.token_ids[1:]
-            mask[start : stop - 1] = text.trained[1:]
-        cu_seqlens = torch.from_numpy(starts.astype(np.int32)).to(device)
-        return TextRow(
-            token_ids=torch.from_numpy(token_ids).to(device),
-            positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device),
-            targets=torch.from_numpy(targets).to(device),
-            mask=torch.from_numpy(mask).to(device),
-            cu_seqlens=cu_seqlens,
-            packing=packed_params(cu_seqlens, max(lengths)),
-        )
-
-    def as_filler(self) -> TextRow:
-        nothing = TextRow.of([], self.mask.device)
-        return nothing if self.reference is None else replace(nothing, reference=self.reference.new_zeros(1))
+def text_row(texts: Sequence[RenderedText], device: torch.device) -> ModelRow:
+    """Build a row; without texts it is one untrained token, because the layers refuse rows of length 0."""
+    texts = texts if texts else [_NOTHING]
+    lengths, token_ids = [len(text) for text in texts], [np.array(text.token_ids, np.int64) for text in texts]
+    columns = {
+        "token_ids": joined(token_ids, np.int64),
+        "positions": joined([np.arange(length) for length in lengths], np.int64),
+        "targets": predicted(token_ids, np.int64),
+        "mask": predicted([np.array(text.trained, np.int64) for text in texts], np.int64),
+        "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+    }
+    moved = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
+    return ModelRow(**moved, packing=packed_params(moved["cu_seqlens"], max(lengths)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +51,8 @@ class PackedExamples:
     counts: ExampleCounts
     capacity: int
 
-    def rows(self, shard: int, device: torch.device) -> list[TextRow]:
-        return [TextRow.of(texts, device) for texts in self.shards[shard]]
+    def rows(self, shard: int, device: torch.device) -> list[ModelRow]:
+        return [text_row(texts, device) for texts in self.shards[shard]]
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,11 +22,12 @@ import torch.distributed as dist
 from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError, Diverged
 from async_rl.megatron.compat import parallel_state
+from learner.batches.device_rows import ModelRow
 from learner.model import TrainingModel
-from learner.step import StepResult, evaluate_loss, train_step
+from learner.step import RowLoss, StepResult, evaluate_loss, update
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
 from learner.training.methods import Method
-from learner.training.packed import ExampleCounts, PackedExamples, TextRow, pack
+from learner.training.packed import ExampleCounts, PackedExamples, pack
 from learner.training.table import Table, TableSlice
 
 
@@ -53,7 +55,7 @@ class StepReporter(Protocol):
 class HeldOutSet:
     """The held-out rows, which are evaluated every few steps."""
 
-    rows: Sequence[TextRow]
+    rows: Sequence[ModelRow]
     """This rank's rows."""
     counts: ExampleCounts
     every: int
@@ -125,7 +127,7 @@ class TableTrainer:
     def _train(self, progress: TableProgress, table_slice: TableSlice, packed: PackedExamples, waited_s: float) -> None:
         began = time.monotonic()
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
-        result = train_step(self._model, self._method.loss(packed.counts), rows)
+        result = StepResult.of([update(self._model, self._loss(packed.counts), rows)])
         self._bad_steps = self._bad_steps + 1 if result.skipped else 0
         if self._bad_steps >= self._learner.max_bad_steps:
             raise Diverged(
@@ -151,10 +153,12 @@ class TableTrainer:
     def _evaluate_held_out(self, progress: TableProgress) -> None:
         if self._held_out is None:
             return
-        loss = self._method.loss(self._held_out.counts)
-        totals = evaluate_loss(self._model.chunks, loss, self._held_out.rows)
+        totals = evaluate_loss(self._model.chunks, self._loss(self._held_out.counts), self._held_out.rows)
         if self._report is not None:
-            self._report.held_out(progress.step, loss.metrics(totals))
+            self._report.held_out(progress.step, totals.metrics)
+
+    def _loss(self, counts: ExampleCounts) -> RowLoss[ModelRow]:
+        return RowLoss(names=self._method.names, of_row=partial(self._method.loss, counts=counts))
 
 
 def _any_rank(wants: bool) -> bool:

@@ -18,11 +18,12 @@ from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.models.shape import Head, ModelShape
 from async_rl.tokenization.rendering import RenderedText
+from learner.batches.device_rows import ModelRow
 from learner.model import FrozenModel
 from learner.training.methods import Distill, Dpo, RewardModel, Supervised
 from learner.training.methods import Method as Learning
 from learner.training.models import check
-from learner.training.packed import ExampleCounts, TextRow
+from learner.training.packed import ExampleCounts, text_row
 from tests.scenarios.training.train_stage import TABLES, config, run
 from tests.support.small_models import write_folder
 
@@ -136,14 +137,13 @@ def test_the_gradient_is_that_of_the_written_formula(name: str) -> None:
     make, formula = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(3, 6)
     counts = ExampleCounts(tokens=sum(text.num_trained for text in given), examples=3 if name in ("dpo", "ipo", "rm") else 6)
-    rows = method.prepared([TextRow.of(each, CPU) for each in (given[:4], given[4:], [])])
-    loss = method.loss(counts)
-    made = [loss(row, forward_packed(trained, row.token_ids, row.positions, row.packing)) for row in rows]
-    found = torch.autograd.grad(torch.stack([each for each, _ in made]).sum(), list(trained.parameters()))
+    rows = method.prepared([text_row(each, CPU) for each in (given[:4], given[4:], [])])
+    made = [method.loss(row, forward_packed(trained, row.token_ids, row.positions, row.packing), counts) for row in rows]
+    found = torch.autograd.grad(torch.stack([each.loss for each in made]).sum(), list(trained.parameters()))
 
     wanted = formula(trained, given)
     expected = torch.autograd.grad(wanted, list(trained.parameters()), allow_unused=True)
-    assert sum(totals.sum_of("loss") for _, totals in made) == pytest.approx(wanted.item(), rel=1e-6)
+    assert sum(each.totals.sum_of("loss") for each in made) == pytest.approx(wanted.item(), rel=1e-6)
     for (parameter, _), ours, theirs in zip(trained.named_parameters(), found, expected, strict=True):
         wanted_gradient = theirs if theirs is not None else torch.zeros_like(ours)
         torch.testing.assert_close(ours, wanted_gradient, atol=1e-6, rtol=1e-5, msg=parameter)
@@ -154,16 +154,16 @@ def test_untrained_tokens_do_not_leak(name: str) -> None:
     """Neither masked targets nor neighbours in the row change the gradient of a text."""
     make, _ = METHODS[name]
     method, trained, given = make(), model(0, "scalar" if name == "rm" else "tokens"), texts(5, 4)
-    loss = method.loss(ExampleCounts(tokens=1, examples=1))
+    counts = ExampleCounts(tokens=1, examples=1)
 
-    def gradient(row: TextRow, *, of: int) -> list[Tensor]:
+    def gradient(row: ModelRow, *, of: int) -> list[Tensor]:
         """Of the row's loss by the logits of its first tokens."""
         (prepared,) = method.prepared([row])
         output = forward_packed(trained, row.token_ids, row.positions, row.packing)
-        (found,) = torch.autograd.grad(loss(prepared, output)[0], [output])
+        (found,) = torch.autograd.grad(method.loss(prepared, output, counts).loss, [output])
         return [*found[:of]]
 
-    alone, beside = TextRow.of(given[:2], CPU), TextRow.of(given, CPU)
+    alone, beside = text_row(given[:2], CPU), text_row(given, CPU)
     length = len(alone.token_ids)
     garbage = replace(beside, targets=torch.where(beside.mask != 0, beside.targets, 3))
     for row in (beside, garbage):

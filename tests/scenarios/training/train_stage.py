@@ -23,7 +23,7 @@ from learner.checkpoints.checkpointer import Checkpointer
 from learner.ranks.distributed import init_distributed
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
 from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
-from learner.training.models import ModelBuilder
+from learner.training.models import build_models
 from learner.training.table import Table, TokenLimits
 from learner.training.trainer import TableStep, TableTrainer
 from tests.support.full_weights import weights_of_model
@@ -80,14 +80,14 @@ def run(config: TrainingConfig, folder: Path) -> tuple[Notes, dict[str, Tensor] 
     room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table, notes = Table.to_train(config.data, read, room, seed=config.run.seed), Notes()
     device = init_distributed(config)
-    builder, steps = ModelBuilder(config, shape, device), config.steps(len(table))
-    model = builder.build_model(steps)
+    steps = config.steps(len(table))
+    model, method = build_models(config, shape, device, total_updates=steps)
     checkpointer = Checkpointer({"policy": model}, device)
     TableTrainer(
         config,
         steps=steps,
         model=model,
-        method=builder.build_method(),
+        method=method,
         table=table,
         held_out=Table.held_out(config.data, read, room),
         checkpoints=TrainingCheckpoints(checkpointer, folder, keep=2),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 
 from async_rl.config import BatchConfig
 from async_rl.config.buffer import StalenessConfig
+from async_rl.config.learner import LearnerConfig
 from async_rl.replay_protocol import BufferStats, CommitResult
 from async_rl.transport.sending.sender import PushReport
 from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from learner.batches.batch import PackedBatch
+from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints.writing import Written
-from learner.loop import FinishedStep, Loop, LoopSettings
+from learner.loop import FinishedStep, Loop
 from learner.objective import load_objective
 from learner.prefetch import Prefetcher
 from learner.progress import Progress
@@ -114,8 +116,7 @@ async def a_loop(
         fence=fence,
         batch=BatchConfig(groups_per_step=2, group_size=2),
         staleness=StalenessConfig(max_age=max_age),
-        objective=load_objective("async_default"),
-        shards=1,
+        pack=partial(pack_batch, objective=load_objective("async_default"), capacity=BatchConfig().bin_tokens),
         num_workers=lambda: 1,
     )
 
@@ -131,7 +132,7 @@ async def a_loop(
         ranks=trainer if trainer is not None else FakeRanks(),
         prefetcher=prefetcher,
         publisher=publisher,
-        schedule=LoopSettings(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
+        config=LearnerConfig(steps=STEPS, checkpoint_every=checkpoint_every, max_bad_steps=3, disk_wait_s=disk_wait_s),
         record=written,
         record_rollback=written,
         report=report,

@@ -40,7 +40,7 @@ def normal(count: int, seed: int) -> Tensor:
 
 def in_parts(parts: list[Loss]) -> tuple[float, dict[str, float]]:
     totals = reduce(Totals.merged, [part.totals for part in parts])
-    return sum(part.loss.item() for part in parts), parts[0].describe(totals)
+    return sum(part.loss.item() for part in parts), totals.metrics
 
 
 # -- the critic ----------------------------------------------------------------------------------------------------------
