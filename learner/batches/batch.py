@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgpack
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from async_rl.types import TakenGroup
 from learner.advantages.rollouts import assign_credit
-from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffer, to_buffers
+from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffers, to_buffers
 from learner.losses import StepCounts
 from learner.objective import Objective
 from learner.packing import Bins, plan
@@ -21,12 +21,14 @@ from learner.packing.cost import TYPICAL, Cost
 
 __all__ = ["Minibatch", "PackedBatch", "PackedRow", "RankMinibatch", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
 
+RowT = TypeVar("RowT")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankMinibatch:
+class RankMinibatch(Generic[RowT]):
     """One data-parallel rank's rows of one optimizer update."""
 
-    rows: tuple[PackedRow, ...]
+    rows: Sequence[RowT]
     counts: StepCounts
     """Counts of the whole update, over all ranks."""
 
@@ -149,49 +151,35 @@ def _of_bins(minibatch: Minibatch, measure: Callable[[PackedRow], float]) -> npt
 # -- one shard as bytes, to be broadcast to its ranks -----------------------------------------------------------------------
 
 
-_ALIGNMENT = 8
-"""Alignment of the header and of every update's columns, in bytes."""
-
-
 def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
-    """Serialise one shard: length of the header, header, and the columns of every update, which are copied once."""
-    header: list[dict[str, Any]] = []
-    columns: list[memoryview | bytes] = []
-    for minibatch in batch.minibatches:
-        bins, counts = minibatch.shards[shard], minibatch.counts
-        buffers = to_buffers(bins)
-        padding = bytes(-sum(each.nbytes for each in buffers) % _ALIGNMENT)
-        columns += [*buffers, padding]
-        header.append(
+    """Serialise one shard: the counts and rows of every update."""
+    packed = msgpack.packb(
+        [
             {
-                "bytes": sum(each.nbytes for each in buffers) + len(padding),
-                "bin_tokens": [len(each.token_ids) for each in bins],
-                "bin_sequences": [len(each.group_ids) for each in bins],
-                "tokens": counts.tokens,
-                "sequences": counts.sequences,
-                "groups": counts.groups.tolist(),
-                "group_tokens": counts.group_tokens.tolist(),
+                "rows": [to_buffers(row) for row in minibatch.shards[shard]],
+                "tokens": minibatch.counts.tokens,
+                "sequences": minibatch.counts.sequences,
+                "groups": minibatch.counts.groups.tolist(),
+                "group_tokens": minibatch.counts.group_tokens.tolist(),
             }
-        )
-    packed = msgpack.packb(header)
+            for minibatch in batch.minibatches
+        ]
+    )
     assert packed is not None
-    return b"".join([len(packed).to_bytes(_ALIGNMENT, "little"), packed, bytes(-len(packed) % _ALIGNMENT), *columns])
+    return packed
 
 
-def shard_from_bytes(payload: bytes) -> tuple[RankMinibatch, ...]:
-    """Read what `shard_to_bytes` wrote. The arrays are views of `payload`."""
-    size = int.from_bytes(payload[:_ALIGNMENT], "little")
-    header: list[dict[str, Any]] = msgpack.unpackb(payload[_ALIGNMENT : _ALIGNMENT + size])
-    rest = memoryview(payload)[_ALIGNMENT + size + -size % _ALIGNMENT :]
-    minibatches: list[RankMinibatch] = []
-    for update in header:
-        counts = StepCounts(
-            tokens=update["tokens"],
-            sequences=update["sequences"],
-            groups=torch.tensor(update["groups"], dtype=torch.int64),
-            group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
+def shard_from_bytes(payload: bytes) -> tuple[RankMinibatch[PackedRow], ...]:
+    """Read what `shard_to_bytes` wrote."""
+    return tuple(
+        RankMinibatch(
+            rows=[from_buffers(buffers) for buffers in update["rows"]],
+            counts=StepCounts(
+                tokens=update["tokens"],
+                sequences=update["sequences"],
+                groups=torch.tensor(update["groups"], dtype=torch.int64),
+                group_tokens=torch.tensor(update["group_tokens"], dtype=torch.int64),
+            ),
         )
-        rows = from_buffer(rest, update["bin_tokens"], update["bin_sequences"])
-        minibatches.append(RankMinibatch(rows=rows, counts=counts))
-        rest = rest[update["bytes"] :]
-    return tuple(minibatches)
+        for update in msgpack.unpackb(payload)
+    )

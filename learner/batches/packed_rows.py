@@ -45,13 +45,13 @@ DTYPES = {
     "token_ids": np.dtype("<i4"),
     "positions": np.dtype("<i4"),
     "targets": np.dtype("<i4"),
+    "mask": np.dtype("u1"),
     "behaviour": np.dtype("<f4"),
     "advantages": np.dtype("<f4"),
     "rewards": np.dtype("<f4"),
     "ages": np.dtype("<i4"),
     "cu_seqlens": np.dtype("<i4"),
     "group_ids": np.dtype("<i4"),
-    "mask": np.dtype("u1"),  # last, so that all others are aligned on the wire
 }
 assert set(DTYPES) == {each.name for each in fields(PackedRow)}
 
@@ -134,20 +134,14 @@ def _ages(sources: Sequence[TrainedSample], lengths: Sequence[int]) -> Int32s:
     return ages
 
 
-# -- as bytes, to be broadcast to other ranks --------------------------------------------------------------------------------
+# -- as little-endian columns, to be broadcast to other ranks ----------------------------------------------------------------
 
 
-def to_buffers(bins: Sequence[PackedRow]) -> list[memoryview]:
-    """Little-endian columns, one after another, each with all rows."""
-    return [getattr(each, name).astype(dtype, copy=False).data for name, dtype in DTYPES.items() for each in bins]
+def to_buffers(row: PackedRow) -> list[memoryview]:
+    return [getattr(row, name).astype(dtype, copy=False).data for name, dtype in DTYPES.items()]
 
 
-def from_buffer(buffer: memoryview, tokens: Sequence[int], sequences: Sequence[int]) -> tuple[PackedRow, ...]:
-    """Read rows as views of the buffer; `tokens` and `sequences` are the sizes of each row."""
-    sizes = {"group_ids": sequences, "cu_seqlens": [count + 1 for count in sequences]}
-    columns: list[list[npt.NDArray[Any]]] = []
-    for name, dtype in DTYPES.items():
-        stops = np.cumsum([0, *sizes.get(name, tokens)]).tolist()
-        column, buffer = np.frombuffer(buffer, dtype, count=stops[-1]), buffer[stops[-1] * dtype.itemsize :]
-        columns.append([column[start:stop] for start, stop in pairwise(stops)])
-    return tuple(PackedRow(**dict(zip(DTYPES, bin_, strict=True))) for bin_ in zip(*columns, strict=True))
+def from_buffers(buffers: Sequence[bytes]) -> PackedRow:
+    """Read what `to_buffers` wrote. The arrays are views of the buffers."""
+    columns = zip(DTYPES.items(), buffers, strict=True)
+    return PackedRow(**{name: np.frombuffer(buffer, dtype) for (name, dtype), buffer in columns})

@@ -28,6 +28,7 @@ from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.pieces import check_model, lacks_head, open_pieces
 from learner.checkpoints import training_state
 from learner.checkpoints.writing import CheckpointWriter, Written
+from learner.collectives import true_on_all
 from learner.model import TrainingModel, current_layout
 from learner.versions.pin_file import PinFile
 
@@ -85,7 +86,7 @@ class Checkpointer:
                 check_files(path, manifest, sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()])
             except DamagedCheckpoint as error:
                 problem = error
-            if all_succeeded(problem is None):
+            if true_on_all(problem is None):
                 assert manifest is not None
                 self._restore(path, manifest)
                 if dist.get_rank() == 0:
@@ -118,10 +119,3 @@ class Checkpointer:
                 training_state.restore(model, pieces, manifest.models[name], name)
             if manifest.layout == current_layout():
                 training_state.restore_random(pieces, dist.get_rank(), self._device)
-
-
-def all_succeeded(succeeded: bool) -> bool:
-    """Whether every rank succeeded. Collective."""
-    flag = torch.tensor([int(succeeded)])
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag.item())

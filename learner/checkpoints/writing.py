@@ -26,10 +26,8 @@ from async_rl.checkpoints.manifest import FileFacts, file_of
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parallel import GROUP_TIMEOUT
 from async_rl.transport.wire.gloo import closed_listeners
+from learner.collectives import gather_bytes
 from learner.lost_peers import naming_lost_peers
-
-_MESSAGE_BYTES = 1024
-"""Size of one message between ranks, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,24 +97,14 @@ class CheckpointWriter:
         try:
             message = {"done": act()}
         except OSError as error:
-            message = {"failed": f"rank {dist.get_rank()}: {error}"[: _MESSAGE_BYTES // 4]}
-        outcomes = self._exchange(message)
+            message = {"failed": f"rank {dist.get_rank()}: {error}"}
+        packed = msgpack.packb(message)
+        assert packed is not None
+        with naming_lost_peers():
+            outcomes: list[dict[str, Any]] = [msgpack.unpackb(each) for each in gather_bytes(packed, self._group)]
         if failures := [each["failed"] for each in outcomes if "failed" in each]:
             raise _failed(what, failures)
         return [each["done"] for each in outcomes]
-
-    def _exchange(self, message: Mapping[str, object]) -> list[dict[str, Any]]:
-        packed = msgpack.packb(message)
-        assert packed is not None
-        own = torch.frombuffer(bytearray(packed.ljust(_MESSAGE_BYTES, _PADDING)), dtype=torch.uint8)
-        received = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        with naming_lost_peers():
-            dist.all_gather(received, own, group=self._group)
-        return [msgpack.unpackb(each.numpy().tobytes().rstrip(_PADDING)) for each in received]
-
-
-_PADDING = b"\xc1"
-"""Padding: a byte that msgpack never writes."""
 
 
 def _failed(what: str, reasons: list[str]) -> CheckpointError:

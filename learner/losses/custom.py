@@ -34,7 +34,7 @@ class OwnLoss:
     function: Callable[..., object]
     """Returns a `Loss` or a differentiable scalar tensor."""
     takes: frozenset[str]
-    """TotalThe names it takes, a subset of ARGUMENTS. `proximal`, `reference` and `entropy` are computed only if named."""
+    """The names it takes, a subset of ARGUMENTS. `proximal`, `reference` and `entropy` are computed only if named."""
 
     @staticmethod
     def of(given: object) -> OwnLoss:

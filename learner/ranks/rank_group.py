@@ -42,12 +42,12 @@ from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import WIRE_STORE, WireRendezvous
 from learner.batches.batch import PackedBatch, shard_from_bytes, shard_to_bytes
-from learner.checkpoints.checkpointer import Checkpointer, all_succeeded
+from learner.checkpoints.checkpointer import Checkpointer
 from learner.checkpoints.stored_weights import stored_weights
 from learner.checkpoints.writing import Written
+from learner.collectives import broadcast_bytes, gather_bytes, true_on_all
 from learner.lost_peers import naming_lost_peers
 from learner.objective import Objective
-from learner.ranks.collectives import broadcast_bytes, gather_bytes
 from learner.ranks.distributed import init_distributed
 from learner.ranks.model_set import build_model_set
 from learner.ranks.trainer import RankTrainer
@@ -178,18 +178,18 @@ class RankGroup:
         except (DamagedCheckpoint, CheckpointError) as error:
             is_readable = False
             log.warning(f"a checkpoint cannot be served: {error}")
-        return self._register(version, packed, keep) if all_succeeded(is_readable) else None
+        return self._register(version, packed, keep) if true_on_all(is_readable) else None
 
     def _register(self, version: int, packed: PackedParcel | None, keep: Collection[int]) -> str:
-        """Gather the parcels of all ranks on rank 0 and return the digest there, an empty string elsewhere. Collective."""
+        """Gather the parcels of all ranks; return the digest on rank 0, an empty string elsewhere. Collective."""
         assert self._sender is not None
         parcels = [_PACKED.validate_json(parcel) for parcel in gather_bytes(_PACKED.dump_json(packed))]
-        return self._sender.register_version(version, parcels, keep=keep) if parcels else ""
+        return self._sender.register_version(version, parcels, keep=keep) if dist.get_rank() == 0 else ""
 
     def _wire_layout(self) -> WireLayout:
         """Return the layout of the weights over all ranks, the same on every rank. Collective."""
         held = [_HELD.validate_json(boxes) for boxes in gather_bytes(_HELD.dump_json(list(self.model.held())))]
-        if not held:
+        if dist.get_rank() > 0:
             return WireLayout.from_json(broadcast_bytes(None))
         wanted = wire_specs(specs(self._served_shape, self.model.dtype), self._wire.dtype)
         layout = plan_layout(wanted, dict(enumerate(held)))

@@ -6,7 +6,7 @@ rows ──▶ proximal, values, reference, teacher ──▶ advantages ──�
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -16,9 +16,8 @@ from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
 from async_rl.megatron.parallel import data_group
 from async_rl.megatron.value_head import split
-from learner.batches.batch import RankMinibatch
+from learner.batches.batch import PackedRow, RankMinibatch
 from learner.batches.device_rows import DeviceRow
-from learner.losses import StepCounts
 from learner.objective import Objective
 from learner.ranks.model_set import ModelSet
 from learner.ranks.token_advantages import assign_token_credit
@@ -36,7 +35,7 @@ class RankTrainer:
         self._processing = config.sampling.model_dump(include={"temperature", "top_k", "top_p"})
         self._processing["vocab_size"] = model_set.policy.shape.vocab_size
 
-    def step(self, minibatches: Sequence[RankMinibatch]) -> StepResult:
+    def step(self, minibatches: Sequence[RankMinibatch[PackedRow]]) -> StepResult:
         """Run one update per minibatch and epoch. Collective over all ranks."""
         device = self._model_set.policy.device
         rows = [DeviceRow.on_device(each, device) for minibatch in minibatches for each in minibatch.rows]
@@ -45,7 +44,7 @@ class RankTrainer:
             rows = assign_token_credit(rows, self._objective, data_group())
         remaining = iter(rows)
         prepared = [
-            _DeviceMinibatch(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
+            RankMinibatch(rows=[next(remaining) for _ in minibatch.rows], counts=minibatch.counts.to(device))
             for minibatch in minibatches
         ]
         done = [self._update(minibatch) for _ in range(self._epochs) for minibatch in prepared]
@@ -86,7 +85,7 @@ class RankTrainer:
 
     # -- updating -------------------------------------------------------------------------------------------------------
 
-    def _update(self, minibatch: _DeviceMinibatch) -> tuple[Update, Update | None]:
+    def _update(self, minibatch: RankMinibatch[DeviceRow]) -> tuple[Update, Update | None]:
         """Update the policy and, if separate, the critic."""
         policy, critic, loss = self._model_set.policy, self._model_set.critic, self._policy_loss(minibatch)
         if critic is None:
@@ -97,13 +96,13 @@ class RankTrainer:
             policy_result = update(policy, loss, minibatch.rows)
         return policy_result, update(critic, self._value_loss(minibatch), minibatch.rows)
 
-    def _policy_loss(self, minibatch: _DeviceMinibatch) -> RowLoss[DeviceRow]:
+    def _policy_loss(self, minibatch: RankMinibatch[DeviceRow]) -> RowLoss[DeviceRow]:
         alone = policy_row_loss(self._objective.loss, minibatch.counts, self._read)
         if not isinstance(self._critic, SharedCritic):
             return alone
         return shared_row_loss(alone, self._value_loss(minibatch), coefficient=self._critic.coefficient)
 
-    def _value_loss(self, minibatch: _DeviceMinibatch) -> RowLoss[DeviceRow]:
+    def _value_loss(self, minibatch: RankMinibatch[DeviceRow]) -> RowLoss[DeviceRow]:
         assert self._objective.value_loss is not None
         return value_row_loss(self._objective.value_loss, minibatch.counts)
 
@@ -118,14 +117,6 @@ class RankTrainer:
             return self._logprobs(row, logits), None
         current, entropy = token_logprobs_and_entropies(logits, row.targets, **self._processing)
         return current, entropy if trains_entropy else entropy.detach()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _DeviceMinibatch:
-    """This rank's rows of one update, on its device."""
-
-    rows: list[DeviceRow]
-    counts: StepCounts
 
 
 def _mapped(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, Tensor], DeviceRow]) -> list[DeviceRow]:

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
-
 from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError, Diverged
 from async_rl.megatron.compat import parallel_state
 from learner.batches.device_rows import ModelRow
+from learner.collectives import true_on_all
 from learner.model import TrainingModel
 from learner.step import RowLoss, StepResult, evaluate_loss, update
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
@@ -94,7 +92,7 @@ class TableTrainer:
             self._evaluate_held_out(start)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="table") as ahead:
             prefetch = ahead.submit(self._fetch, start.place)
-            while progress.step < self._steps and not _any_rank(self._stop.is_set()):
+            while progress.step < self._steps and true_on_all(not self._stop.is_set()):
                 began = time.monotonic()
                 table_slice, packed = prefetch.result()
                 waited_s = time.monotonic() - began
@@ -159,10 +157,3 @@ class TableTrainer:
 
     def _loss(self, counts: ExampleCounts) -> RowLoss[ModelRow]:
         return RowLoss(names=self._method.names, of_row=partial(self._method.loss, counts=counts))
-
-
-def _any_rank(wants: bool) -> bool:
-    """Whether `wants` is true on any rank. Collective."""
-    flag = torch.tensor([int(wants)])
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())

@@ -1,9 +1,16 @@
-"""Broadcast and gather of bytes over the world's group with CPU tensors. Nothing is unpickled."""
+"""Collectives of flags and bytes on CPU tensors. Nothing is unpickled."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+
+
+def true_on_all(flag: bool) -> bool:
+    """Whether `flag` is true on every rank. Collective."""
+    lowest = torch.tensor([int(flag)])
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return bool(lowest.item())
 
 
 def broadcast_bytes(payload: bytes | None) -> bytes:
@@ -16,17 +23,12 @@ def broadcast_bytes(payload: bytes | None) -> bytes:
     return text.numpy().tobytes()
 
 
-def gather_bytes(payload: bytes) -> list[bytes]:
-    """Return the bytes of all ranks in rank order on rank 0, an empty list elsewhere. Collective."""
+def gather_bytes(payload: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """Return the bytes of all ranks in rank order, on every rank. Collective over `group`, by default the world's."""
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(payload)]))
+    dist.all_gather(sizes, torch.tensor([len(payload)]), group=group)
     longest = max(int(size) for size in sizes)
-    mine = torch.zeros(longest, dtype=torch.uint8)
-    mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else mine[:0]
-    is_first = dist.get_rank() == 0
-    gathered = [torch.empty(longest, dtype=torch.uint8) for _ in sizes] if is_first else None
-    if longest:
-        dist.gather(mine, gathered, dst=0)
-    if gathered is None:
-        return []
+    own = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+    gathered = [torch.empty_like(own) for _ in sizes]
+    dist.all_gather(gathered, own, group=group)
     return [text[: int(size)].numpy().tobytes() for text, size in zip(gathered, sizes, strict=True)]
