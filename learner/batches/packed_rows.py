@@ -143,5 +143,7 @@ def to_buffers(row: PackedRow) -> list[memoryview]:
 
 def from_buffers(buffers: Sequence[bytes]) -> PackedRow:
     """Read what `to_buffers` wrote. The arrays are views of the buffers."""
-    columns = zip(DTYPES.items(), buffers, strict=True)
-    return PackedRow(**{name: np.frombuffer(buffer, dtype) for (name, dtype), buffer in columns})
+    columns: dict[str, Any] = {
+        name: np.frombuffer(buffer, dtype) for (name, dtype), buffer in zip(DTYPES.items(), buffers, strict=True)
+    }
+    return PackedRow(**columns)

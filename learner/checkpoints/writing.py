@@ -49,7 +49,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         with closed_listeners():
-            self._group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+            self._group: Any = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[Written] | None = None
         self._pinned: dict[str, Tensor] = {}
