@@ -12,18 +12,17 @@ The gateway records what was sampled as tokens, whatever the agent does with the
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
-from rollout_workers.adapters.scoring import RewardFunction, score_of
-from rollout_workers.adapters.task_rows import Rows, RowTasks
+from rollout_workers.adapters.task_rows import RewardFunction, Rows, RowTasks
 from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.episodes.rewards import Score
+from rollout_workers.episodes.rewards import Score, as_score, scoring
 from rollout_workers.registry import MAKE_AGENT
-from rollout_workers.user_functions import call_user_function
+from rollout_workers.user_functions import awaited, call_user_function
 
 AgentFunction = Callable[[str, str, Task], Any | Awaitable[Any]]
 F = TypeVar("F", bound=AgentFunction)
@@ -46,6 +45,10 @@ class EndpointAgent(TaskStream):
     def reward(self, task: Task, output: Any) -> float | Score | Awaitable[float | Score]:
         """Score what `act` returned."""
 
+    def more_metrics(self, output: Any) -> Mapping[str, float]:
+        """Metrics of the rollout beside `turns` and `rows`, from what `act` returned."""
+        return {}
+
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         if context.gateway is None:
             raise RuntimeError("this agent speaks to the model over HTTP, and no gateway is open here")
@@ -54,7 +57,8 @@ class EndpointAgent(TaskStream):
         turns = session.turns
         if not turns:
             raise ValueError(f"the agent never asked the model at its base_url {session.base_url}")
-        score = await score_of(self.reward, task, output)
+        async with scoring():
+            score = as_score(await awaited(self.reward(task, output)))
         was_cut = self.length_is_truncation and turns[-1].stop_reason is StopReason.LENGTH
         samples = session.samples()
         return Rollout(
@@ -62,7 +66,7 @@ class EndpointAgent(TaskStream):
             reward=score.reward,
             status=Status.TRUNCATED if was_cut else Status.OK,
             reward_parts=score.parts,
-            metrics={"turns": len(turns), "rows": len(samples)},
+            metrics={**self.more_metrics(output), "turns": len(turns), "rows": len(samples)},
             conversation=session.conversation,
         )
 

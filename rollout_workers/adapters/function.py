@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
-from rollout_workers.adapters.scoring import RewardFunction, score_of
-from rollout_workers.adapters.task_rows import Rows, RowTasks
+from rollout_workers.adapters.task_rows import RewardFunction, Rows, RowTasks
 from rollout_workers.agents.dialogue import Dialogue, Observation
+from rollout_workers.episodes.rewards import as_score, scoring
 from rollout_workers.registry import MAKE_AGENT
+from rollout_workers.user_functions import awaited
 
 AgentFunction = Callable[[Task, "Client"], Awaitable[Any]]
 F = TypeVar("F", bound=AgentFunction)
@@ -73,7 +74,8 @@ class FunctionAgent(RowTasks):
         output = await self.function(task, Client(inference, record))
         if not record.turns:
             raise ValueError("the function never asked the model, so there is nothing to train on")
-        score = await score_of(self.reward, task, output)
+        async with scoring():
+            score = as_score(output if self.reward is None else await awaited(self.reward(task, output)))
         return Rollout(
             samples=tuple(sample for dialogue in record.dialogues for sample in dialogue.samples),
             reward=score.reward,

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from async_rl.imports.old_names import old_names
-from async_rl.protocols import ContextOverflow, EpisodeContext, InferenceInterface
-from async_rl.types import Message, Rollout, Status, Task
+from async_rl.protocols import EpisodeContext, InferenceInterface
+from async_rl.types import Message, Rollout, Task
 from rollout_workers.agents.dialogue import Dialogue
 from rollout_workers.agents.task_stream import TaskStream
+from rollout_workers.episodes.rewards import Score
 from rollout_workers.episodes.stage_timeouts import stage
 
 
@@ -72,30 +73,16 @@ class SteppedAgent(TaskStream):
             async with stage("environment"):
                 opening = self.instructions + await world.reset()
             dialogue = Dialogue(inference, (Message(role="user", content=opening),) if self.chat else opening)
-            earned, turns, misses, is_cut = 0.0, 0, 0, False
-            while True:
-                try:
-                    completion = await dialogue.generate(self.generation_args(task))
-                except ContextOverflow:
-                    if not turns:
-                        raise
-                    is_cut = True
-                    break
-                turns += 1
+            earned, misses, is_cut = 0.0, 0, False
+            while (completion := await dialogue.next_answer(self.generation_args(task))) is not None:
                 step = await self._stepped(world, completion.text)
                 earned += step.reward
                 misses += not step.is_action
-                is_cut = step.is_cut or (not step.is_over and turns == self.max_turns)
+                is_cut = step.is_cut or (not step.is_over and dialogue.num_turns == self.max_turns)
                 if step.is_over or is_cut:
                     break
                 dialogue.observe(step.told)
-        return Rollout(
-            samples=dialogue.samples,
-            reward=earned,
-            status=Status.TRUNCATED if is_cut else Status.OK,
-            metrics={"turns": turns, "no_action": misses},
-            conversation=dialogue.conversation,
-        )
+        return dialogue.rollout(Score(reward=earned), is_cut=is_cut, no_action=misses)
 
     async def _stepped(self, world: World, said: str) -> WorldStep:
         try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.types import Message, Scalar, Task
 from rollout_workers.agents.task_stream import TaskStream
+from rollout_workers.episodes.rewards import Score
 
 Row = str | tuple[str, str] | Mapping[str, Any]
 """A prompt, a prompt and its answer, or columns: `prompt` (a text, or messages with `role` and `content`), `answer`, others."""
 Rows = Sequence[Row] | Callable[[int], Row]
 """A list repeats in its order. A function must be pure: the same index, the same row."""
+RewardFunction = Callable[[Task, Any], float | Score | Awaitable[float | Score]]
+"""Scores a task and what its agent returned."""
 
 
 def columns_of(rows: Rows, index: int) -> dict[str, Any]:

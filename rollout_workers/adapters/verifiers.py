@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any
 
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, InferenceInterface
-from async_rl.types import Message, Rollout, Status, StopReason, Task
+from async_rl.types import Message, Task
+from rollout_workers.adapters.endpoint import EndpointAgent
 from rollout_workers.adapters.import_optional import import_optional
-from rollout_workers.agents.task_stream import TaskStream
+from rollout_workers.episodes.rewards import Score
 
 HARNESS = "async_rl_direct"
 """Id of our harness in verifiers."""
@@ -22,7 +22,7 @@ DEFAULTS = {"agent": {"harness": {"id": HARNESS}, "runtime": {"type": "subproces
 
 
 @dataclass(kw_only=True)
-class Verifiers(TaskStream):
+class Verifiers(EndpointAgent):
     taskset: str
     """Id of an installed taskset: the name of its module."""
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -50,40 +50,28 @@ class Verifiers(TaskStream):
         place = index % len(self._tasks)
         return self.new_task(place, _messages_of(self._tasks[place].data), place=place)
 
-    async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
-        if context.gateway is None:
-            raise RuntimeError("verifiers speaks to the model over HTTP, and no gateway is open here")
-        async with context.gateway.session(inference, self.generation_args(task)) as session:
-            trace = await self._played(self._tasks[int(task.data["place"])], session.base_url)
-        turns, samples = session.turns, session.samples()
-        if not turns:
-            raise ValueError("the environment never asked the model")
-        return Rollout(
-            samples=samples,
-            reward=float(trace.reward),
-            status=Status.TRUNCATED if turns[-1].stop_reason is StopReason.LENGTH else Status.OK,
-            reward_parts={name: float(reward.score) for name, reward in trace.rewards.items() if reward is not None},
-            metrics={
-                **{name: float(value) for name, value in trace.metrics.items() if value is not None},
-                "turns": len(turns),
-                "rows": len(samples),
-            },
-            conversation=session.conversation,
-        )
-
-    async def _played(self, task: Any, base_url: str) -> Any:
+    async def act(self, base_url: str, api_key: str, task: Task) -> Any:
         """Run one episode and return its trace, in an environment of its own: a shared one keeps a client per base_url."""
         # The key of the episode is part of base_url; verifiers would read one from an environment variable.
         client = self._library.EvalClientConfig(base_url=base_url, api_key_var="ASYNC_RL_NO_KEY")
         environment = self._library.load_environment(self._config)
         async with environment.serving():
-            episode = await environment.run_episode(task, self._library.ModelContext(model="policy", client=client))
+            episode = await environment.run_episode(
+                self._tasks[int(task.data["place"])], self._library.ModelContext(model=self.model, client=client)
+            )
         problems = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if problems:
             raise RuntimeError(f"verifiers: {problems[0].type}: {problems[0].message}")
         if len(episode.traces) != 1:
             raise ValueError(f"{self.taskset} plays {len(episode.traces)} agents in an episode; only one can be trained")
         return episode.traces[0]
+
+    def reward(self, task: Task, output: Any) -> Score:
+        parts = {name: float(reward.score) for name, reward in output.rewards.items() if reward is not None}
+        return Score(reward=float(output.reward), parts=parts)
+
+    def more_metrics(self, output: Any) -> dict[str, float]:
+        return {name: float(value) for name, value in output.metrics.items() if value is not None}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

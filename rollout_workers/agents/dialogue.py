@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from async_rl.protocols import GenerationArgs, InferenceInterface
-from async_rl.types import Completion, Message, Sample, Tool
+from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
+from async_rl.types import Completion, Message, Rollout, Sample, Status, Tool
 from rollout_workers.chat.replies import reply_ids
 from rollout_workers.chat.token_row import TokenRow
+from rollout_workers.episodes.rewards import Score
 
 Observation = str | Sequence[Message]
 """What a model reads between two answers. Text becomes a user message if the prompt was a conversation."""
@@ -34,6 +35,9 @@ class Dialogue:
         self._is_text = isinstance(prompt, str)
         self._read = read
         self._last: Completion | None = None
+        self.num_turns = 0
+        self.is_full = False
+        """Whether `next_answer` found the context full."""
         self._messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
 
     async def generate(self, args: GenerationArgs | None = None) -> Completion:
@@ -41,8 +45,19 @@ class Dialogue:
         completion = await self._inference.generate(self._row.token_ids, args)
         self._row.add_sampled(completion)
         self._last = completion
+        self.num_turns += 1
         self._messages.append(self._read(completion.text))
         return completion
+
+    async def next_answer(self, args: GenerationArgs) -> Completion | None:
+        """Sample the next answer; None when the context is full. Raises ContextOverflow when the prompt alone fills it."""
+        try:
+            return await self.generate(args)
+        except ContextOverflow:
+            if not self.num_turns:
+                raise
+            self.is_full = True
+            return None
 
     def observe(self, observation: Observation) -> None:
         """Append an observation, which the model reads before its next answer."""
@@ -64,6 +79,17 @@ class Dialogue:
     @property
     def samples(self) -> tuple[Sample, ...]:
         return (self._row.sample(),)
+
+    def rollout(self, score: Score, *, is_cut: bool = False, **metrics: float) -> Rollout:
+        """The rollout of the episode, with the metric `turns`. It is truncated if `is_cut` or if the context is full."""
+        return Rollout(
+            samples=self.samples,
+            reward=score.reward,
+            status=Status.TRUNCATED if is_cut or self.is_full else Status.OK,
+            reward_parts=score.parts,
+            metrics={"turns": self.num_turns, **metrics},
+            conversation=self.conversation,
+        )
 
 
 def text_of(observation: Observation) -> str:

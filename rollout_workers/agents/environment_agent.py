@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from types import TracebackType
-from typing import Any, Self, cast
+from contextlib import AsyncExitStack
+from typing import Any, Self
 
 from async_rl.types import Task
 from rollout_workers.agents.reward_only import RewardOnlyAgent
+from rollout_workers.environment_pool import opened
 
 TAKEN_OVER = (
     "reward",
@@ -36,11 +36,8 @@ class EnvironmentAgent(RewardOnlyAgent):
 
     async def __aenter__(self) -> Self:
         self._entered = AsyncExitStack()
-        if isinstance(self.environment, AbstractAsyncContextManager):
-            await self._entered.enter_async_context(cast("AbstractAsyncContextManager[Any]", self.environment))
+        await self._entered.enter_async_context(opened(self.environment))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._entered.aclose()

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.agents.dialogue import Dialogue
 from rollout_workers.agents.siblings import play_siblings
 from rollout_workers.agents.task_stream import TaskStream
+from rollout_workers.episodes.rewards import Score
 
 
 class Game(Protocol):
@@ -54,8 +55,6 @@ class GamePlayer:
     def __init__(self, inference: InferenceInterface) -> None:
         self._inference = inference
         self._dialogue: Dialogue | None = None
-        self._moves = 0
-        self._is_context_full = False
 
     async def move(self, observation: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
         """Sample the next move; None when the context is full."""
@@ -63,28 +62,14 @@ class GamePlayer:
             self._dialogue = Dialogue(self._inference, observation)
         else:
             self._dialogue.observe(observation)
-        try:
-            completion = await self._dialogue.generate(args)
-        except ContextOverflow:
-            if not self._moves:
-                raise
-            self._is_context_full = True
-            return None
-        self._moves += 1
-        return completion.text.strip()
+        completion = await self._dialogue.next_answer(args)
+        return completion.text.strip() if completion is not None else None
 
     def rollout(self, seat: int, reward: float) -> Rollout:
         """The rollout of this seat. A seat that never moved is masked: it counts for the baseline only."""
-        dialogue = self._dialogue
-        if dialogue is None:
+        if self._dialogue is None:
             return Rollout(samples=(), reward=reward, status=Status.MASKED, metrics={"seat": seat, "turns": 0})
-        return Rollout(
-            samples=dialogue.samples,
-            reward=reward,
-            status=Status.TRUNCATED if self._is_context_full else Status.OK,
-            metrics={"seat": seat, "turns": self._moves},
-            conversation=dialogue.conversation,
-        )
+        return self._dialogue.rollout(Score(reward=reward), seat=seat)
 
 
 @dataclass(kw_only=True)

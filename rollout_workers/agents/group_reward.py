@@ -11,8 +11,7 @@ from async_rl.types import Rollout, Status, Task
 from rollout_workers.agents.environment import RewardValue
 from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.siblings import play_siblings
-from rollout_workers.episodes.rewards import RewardFailed, Score, as_score
-from rollout_workers.episodes.stage_timeouts import stage
+from rollout_workers.episodes.rewards import Score, as_score, scoring
 from rollout_workers.user_functions import awaited
 
 GroupScores = Sequence[float | Score]
@@ -54,13 +53,10 @@ class GroupRewardAgent(RewardOnlyAgent):
         return rollouts
 
     async def _scores(self, task: Task, rollouts: Sequence[Rollout], context: EpisodeContext) -> list[Score]:
-        try:
-            async with stage("reward"):
-                scores = [as_score(score) for score in await awaited(self.group_reward(task, rollouts, context))]
+        async with scoring():
+            scores = [as_score(score) for score in await awaited(self.group_reward(task, rollouts, context))]
             if len(scores) != len(rollouts):
                 raise ValueError(f"group_reward returned {len(scores)} rewards for {len(rollouts)} rollouts")
-        except Exception as error:
-            raise RewardFailed from error
         return scores
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -25,6 +24,7 @@ from async_rl.imports.old_names import old_names
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GroupAgent, InferenceInterface
 from async_rl.types import Rollout, Task
 from rollout_workers.agents.siblings import play_siblings
+from rollout_workers.environment_pool import opened
 from rollout_workers.registry import build_agent
 
 
@@ -63,19 +63,13 @@ class WeightedMultiTask:
         }
 
     async def __aenter__(self) -> Self:
-        self._opened = AsyncExitStack()
-        try:
+        async with AsyncExitStack() as entered:
             for member in self._members.values():
-                if isinstance(member.agent, AbstractAsyncContextManager):
-                    await self._opened.enter_async_context(cast("AbstractAsyncContextManager[Any]", member.agent))
-        except BaseException:
-            await self._opened.aclose()
-            raise
+                await entered.enter_async_context(opened(member.agent))
+            self._opened = entered.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._opened.aclose()
 
     @property

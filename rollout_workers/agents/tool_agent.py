@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
@@ -39,9 +38,7 @@ class ToolAgent(RewardOnlyAgent):
         self._toolbox = await self._opened.enter_async_context(open_toolbox(self.tools(), timeout_s=self.tool_timeout_s))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._opened.aclose()
 
     def offered_tools(self, task: Task) -> Sequence[Tool]:
