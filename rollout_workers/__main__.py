@@ -44,6 +44,7 @@ from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.progress_lines import ProgressLines
 from rollout_workers.worker import Worker
+from rollout_workers.worker_parts import WorkerParts
 
 log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which would count as a library
 
@@ -77,7 +78,7 @@ async def work(config: Config) -> None:
         )
         seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
         engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))
-        worker = Worker(
+        parts = WorkerParts(
             name=name,
             buffer=buffer,
             inference=engine,
@@ -89,17 +90,10 @@ async def work(config: Config) -> None:
             policies=policies,
             load=lambda: load_of(engine.metrics),
         )
+        worker = Worker(parts)
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
-        receiver = WeightReceiver(
-            board,
-            stores.open(WIRE_STORE),
-            member,
-            engine.specs,
-            config.wire,
-            lease_s=config.leases.member_s,
-            snapshots=config.snapshot_folder,
-        )
-
+        store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
+        receiver = WeightReceiver(board, store, member, engine.specs, config.wire, lease_s=lease_s, snapshots=snapshots)
         progress = ProgressLines(worker.counters)
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -118,7 +112,7 @@ async def work(config: Config) -> None:
         blocking = BlockingEnvironments(
             board,
             pause_s=config.worker.breaker.pause_s,
-            pause_environment=lambda environment, for_s: worker.pause_environment(environment, for_s=for_s),
+            pause_environment=worker.pause_environment,
             played=lambda: tasks.played,
         )
 

@@ -12,31 +12,27 @@ produces: groups  (buffer.commit)     unblocked by: learner release or drop; wei
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from types import MappingProxyType
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
 from async_rl.board.worker_reports import WorkerNote
-from async_rl.config import HEARTBEAT_S, BatchConfig
-from async_rl.config.rollout import WorkerConfig
-from async_rl.protocols import Gateway, InferenceInterface
-from async_rl.replay_protocol import Drop, ReplayBuffer
+from async_rl.replay_protocol import Drop
 from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.failure_log import FailureLog
-from rollout_workers.episodes.group_rollout import EpisodeResources, GroupRunner
+from rollout_workers.episodes.group_rollout import GroupRunner
 from rollout_workers.episodes.leaked_processes import LeakedProcesses
 from rollout_workers.episodes.leaked_tasks import END_S, track_episode_tasks
 from rollout_workers.episodes.rewards import has_signal
-from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.graders import open_graders
-from rollout_workers.limits.concurrency import ConcurrencyLimit, EngineLoad
+from rollout_workers.limits.concurrency import ConcurrencyLimit
 from rollout_workers.limits.environment_limits import EnvironmentLimits
+from rollout_workers.worker_parts import WorkerParts
 
 T = TypeVar("T")
 
@@ -46,15 +42,6 @@ LEAK_METRICS = {"leaked tasks": "tasks", "leaked processes": "processes", "tasks
 """Kinds of leaks, and their names in the metric `rollout/left_behind/{what}`."""
 
 log = structlog.get_logger()
-
-
-class VersionedInference(InferenceInterface, Protocol):
-    """Inference whose weights are numbered."""
-
-    @property
-    def version(self) -> int:
-        """The version that new generations are sampled with; -1 before the first weights."""
-        ...
 
 
 @dataclass(slots=True)
@@ -92,50 +79,17 @@ class GroupInFlight:
 class Worker:
     """Roll out groups until told to stop."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        buffer: ReplayBuffer,
-        inference: VersionedInference,
-        tasks: TaskMix,
-        batch: BatchConfig,
-        settings: WorkerConfig,
-        seed: int,
-        gateway: Gateway | None = None,
-        policies: Mapping[str, InferenceInterface] = MappingProxyType({}),
-        load: Callable[[], EngineLoad] = EngineLoad,
-        heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
-        """`load` returns how busy the engine is; `groups_in_flight: auto` follows it."""
-        self.name = name
+    def __init__(self, parts: WorkerParts) -> None:
         self.counters = Counters()
-        self._buffer = buffer
-        self._inference = inference
-        self._tasks = tasks
-        self._batch = batch
-        self._settings = settings
-        self._load = load
-        self._heartbeat_s = heartbeat_s
+        self._parts = parts
+        self._settings = settings = parts.settings
         self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
-        self._failures = FailureLog(name)
+        self._failures = FailureLog(parts.name)
         self._leaked_processes = LeakedProcesses(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_leak)
         self._environment_limits = EnvironmentLimits(
-            settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: tasks.played
+            settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: parts.tasks.played
         )
-        self._runner = GroupRunner(
-            worker=name,
-            tasks=tasks,
-            limits=self._environment_limits,
-            resources=EpisodeResources(inference=inference, gateway=gateway, policies=policies),
-            settings=settings,
-            group_size=batch.group_size,
-            seed=seed,
-            counters=self.counters,
-            failures=self._failures,
-            leaked_processes=self._leaked_processes,
-            heartbeat_s=heartbeat_s,
-        )
+        self._runner = GroupRunner(parts, self._environment_limits, self.counters, self._failures, self._leaked_processes)
         self._in_flight: dict[str, GroupInFlight] = {}
         """By ticket id."""
         self._num_finished = 0
@@ -156,7 +110,7 @@ class Worker:
         """Return what went wrong since the last call, for the learner's console."""
         return self._failures.take_notes()
 
-    def pause_environment(self, environment: str, *, for_s: float) -> None:
+    def pause_environment(self, environment: str, for_s: float) -> None:
         """Start none of its groups for `for_s` seconds, unless no other is left: it blocked a worker."""
         self._environment_limits.block(environment, for_s=for_s)
 
@@ -169,7 +123,7 @@ class Worker:
     @property
     def _groups_playing(self) -> int:
         """Running episodes divided by the group size: one slow episode does not keep a whole group from starting."""
-        return ceil(sum(group.num_playing for group in self._in_flight.values()) / self._batch.group_size)
+        return ceil(sum(group.num_playing for group in self._in_flight.values()) / self._parts.batch.group_size)
 
     def weights_changed(self) -> None:
         """Ask for tickets again at once: the inference serves another version."""
@@ -180,7 +134,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; then give running groups `drain_s` seconds to finish, and hand back the rest."""
         with self._leaked_processes, track_episode_tasks(self._note_leak):
-            async with open_graders(self._settings.grader_processes), self._tasks.open():
+            async with open_graders(self._settings.grader_processes), self._parts.tasks.open():
                 await self._work(stop)
 
     async def _work(self, stop: asyncio.Event) -> None:
@@ -215,8 +169,10 @@ class Worker:
         try:
             async with waiting:
                 self._reserving = waiting
-                version = self._inference.version
-                return await self._buffer.reserve(self.name, version=version, count=count, wait_s=self._heartbeat_s)
+                version = self._parts.inference.version
+                return await self._parts.buffer.reserve(
+                    self._parts.name, version=version, count=count, wait_s=self._parts.heartbeat_s
+                )
         except TimeoutError:
             if not waiting.expired():
                 raise
@@ -232,7 +188,7 @@ class Worker:
         while (older := self._in_flight.get(ticket.id)) is not None:
             older.cut("lease_lost")
             await self._wait_for_change()
-        group = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._batch.group_size)
+        group = self._in_flight[ticket.id] = GroupInFlight(ticket, num_playing=self._parts.batch.group_size)
         tasks.create_task(self._work_on(group), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
@@ -247,18 +203,18 @@ class Worker:
     async def _renew_leases(self) -> None:
         """Service: renew every ticket in flight, and cancel the groups whose lease is lost."""
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self._parts.heartbeat_s)
             self._check_up()
             if not self._in_flight:
                 continue
-            for lost in await self._buffer.renew(self.name, list(self._in_flight)):
+            for lost in await self._parts.buffer.renew(self._parts.name, list(self._in_flight)):
                 if (group := self._in_flight.get(lost)) is not None:  # it may have finished meanwhile
                     group.cut("lease_lost")
 
     def _check_up(self) -> None:
         self._leaked_processes.sweep(asyncio.get_running_loop().time())
         before = self.limit
-        self._concurrency.observe(playing=self._groups_playing, finished=self._num_finished, load=self._load())
+        self._concurrency.observe(playing=self._groups_playing, finished=self._num_finished, load=self._parts.load())
         if self.limit > before:
             self._changed.set()
 
@@ -279,13 +235,13 @@ class Worker:
             group.num_playing = max(1, group.num_playing - 1)
             self._changed.set()
 
-        if not self._tasks.knows(group.ticket.mix):
-            self._tasks.follow(await self._buffer.mix())
+        if not self._parts.tasks.knows(group.ticket.mix):
+            self._parts.tasks.follow(await self._parts.buffer.mix())
         return await self._runner.play(group.ticket, episode_ended)
 
     async def _commit(self, group: RolloutGroup) -> None:
         """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""
-        result = await self._buffer.commit(self.name, group, keep=self._is_worth_keeping(group.rollouts))
+        result = await self._parts.buffer.commit(self._parts.name, group, keep=self._is_worth_keeping(group.rollouts))
         self._num_finished += 1
         self.counters.groups[result] += 1
         self.counters.stored[group.task.environment] += result == "stored"
@@ -293,13 +249,13 @@ class Worker:
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
 
     def _is_worth_keeping(self, rollouts: Sequence[Rollout]) -> bool:
-        compares_siblings = self._batch.drop_no_signal and self._batch.group_size > 1
+        compares_siblings = self._parts.batch.drop_no_signal and self._parts.batch.group_size > 1
         return has_signal(rollouts) if compares_siblings else True
 
     async def _hand_back(self, ticket: str, reason: Drop) -> None:
         self.counters.groups[reason] += 1
         if reason != "lease_lost":  # then there is nothing left to hand back
-            await self._buffer.abandon(self.name, ticket, reason)
+            await self._parts.buffer.abandon(self._parts.name, ticket, reason)
 
     def _note_leak(self, environment: str, what: str, names: list[str]) -> None:
         self.counters.leaked[LEAK_METRICS.get(what, what)] += 1

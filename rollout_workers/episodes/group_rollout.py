@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, InferenceInterface
 from async_rl.replay_protocol import Drop
 from async_rl.types import Failure, Rollout, RolloutGroup, Task, Ticket
@@ -19,9 +19,10 @@ from rollout_workers.counters import Counters
 from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose_task
 from rollout_workers.episodes.failure_log import FailureLog
 from rollout_workers.episodes.leaked_processes import LeakedProcesses
-from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskMix, TaskSource
+from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskSource
 from rollout_workers.episodes.validation import trainable
 from rollout_workers.limits.environment_limits import EnvironmentLimits, GroupAttempt, NotAdmitted
+from rollout_workers.worker_parts import WorkerParts
 
 MAX_HAND_BACKS = 8
 """Times a task is returned for another worker before it counts as failed."""
@@ -39,31 +40,19 @@ class EpisodeResources:
 class GroupRunner:
     def __init__(
         self,
-        *,
-        worker: str,
-        tasks: TaskMix,
+        parts: WorkerParts,
         limits: EnvironmentLimits,
-        resources: EpisodeResources,
-        settings: WorkerConfig,
-        group_size: int,
-        seed: int,
         counters: Counters,
         failures: FailureLog,
         leaked_processes: LeakedProcesses,
-        heartbeat_s: float,
     ) -> None:
-        self._counters = counters
-        self._worker = worker
-        self._tasks = tasks
+        self._parts = parts
         self._limits = limits
-        self._resources = resources
-        self._settings = settings
-        self._group_size = group_size
-        self._seed = seed
+        self._counters = counters
         self._failures = failures
         self._leaked_processes = leaked_processes
-        self._heartbeat_s = heartbeat_s
-        self._budget = FailureBudget(settings.failure_budget)
+        self._deadlines: Any = {"timeout_s": parts.settings.episode_timeout_s, "timeouts": parts.settings.timeouts}
+        self._budget = FailureBudget(parts.settings.failure_budget)
 
     async def play(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
         """Return the ticket's group, or the reason why there is none. Raises FailureBudgetSpent.
@@ -72,14 +61,16 @@ class GroupRunner:
         """
         try:
             async with (
-                self._tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
+                self._parts.tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
                 self._limits.admit(source.environment) as attempt,
             ):
                 self._leaked_processes.spare_children_of(source.agent)
                 group = await self._play_group(source, attempt, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self._counters.unavailable[missing.environment] += 1
-            await asyncio.sleep(self._heartbeat_s)  # leave it to another worker: handed back at once, we would reserve it again
+            await asyncio.sleep(
+                self._parts.heartbeat_s
+            )  # leave it to another worker: handed back at once, we would reserve it again
         except EnvironmentDetached:
             return "detached"
         except NotAdmitted:
@@ -91,7 +82,7 @@ class GroupRunner:
     async def _play_group(
         self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[], None]
     ) -> RolloutGroup | None:
-        task = await pose_task(source, self._settings.timeouts, attempt.task_lock)
+        task = await pose_task(source, self._parts.settings.timeouts, attempt.task_lock)
         if isinstance(task, Failure):
             self._counters.add_unposed_task(task)
             self._note_failure(task, environment=source.environment.label, task=f"index {source.index}")
@@ -103,21 +94,14 @@ class GroupRunner:
             attempt.failed(failures[-1])
             return None
         attempt.succeeded()
-        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._worker)
+        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._parts.name)
 
     async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:
         if isinstance(agent, GroupAgent):
-            contexts = [self._context(ticket, sibling) for sibling in range(self._group_size)]
-            rollouts = await play_group(
-                agent,
-                task,
-                self._resources.inference,
-                contexts,
-                timeout_s=self._settings.episode_timeout_s,
-                timeouts=self._settings.timeouts,
-            )
+            contexts = [self._context(ticket, sibling) for sibling in range(self._parts.batch.group_size)]
+            rollouts = await play_group(agent, task, self._parts.inference, contexts, **self._deadlines)
             return [self._recorded(task, trainable(rollout)) for rollout in rollouts]
-        refills = iter(range(self._settings.refills))
+        refills = iter(range(self._parts.settings.refills))
 
         async def sibling(number: int) -> Rollout:
             rollout = await self._sibling(agent, task, ticket, number, refills)
@@ -125,22 +109,14 @@ class GroupRunner:
             return rollout
 
         async with asyncio.TaskGroup() as siblings:
-            playing = [siblings.create_task(sibling(number)) for number in range(self._group_size)]
+            playing = [siblings.create_task(sibling(number)) for number in range(self._parts.batch.group_size)]
         return [each.result() for each in playing]
 
     async def _sibling(self, agent: Agent, task: Task, ticket: Ticket, sibling: int, refills: Iterator[int]) -> Rollout:
         """Play one sibling, and again while it fails and the group has refills left."""
         time = 0
         while True:
-            context = self._context(ticket, sibling, time)
-            played = await play(
-                agent,
-                task,
-                self._resources.inference,
-                context,
-                timeout_s=self._settings.episode_timeout_s,
-                timeouts=self._settings.timeouts,
-            )
+            played = await play(agent, task, self._parts.inference, self._context(ticket, sibling, time), **self._deadlines)
             rollout = self._recorded(task, trainable(played))
             if rollout.failure is None or next(refills, None) is None:
                 return rollout
@@ -151,9 +127,9 @@ class GroupRunner:
         return EpisodeContext(
             ticket=ticket,
             sibling=sibling,
-            seed=_episode_seed(self._seed, ticket, sibling, time),
-            gateway=self._resources.gateway,
-            policies=self._resources.policies,
+            seed=_episode_seed(self._parts.seed, ticket, sibling, time),
+            gateway=self._parts.gateway,
+            policies=self._parts.policies,
         )
 
     def _recorded(self, task: Task, rollout: Rollout) -> Rollout:

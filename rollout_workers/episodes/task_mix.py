@@ -11,24 +11,14 @@ from typing import Self
 import structlog
 
 from async_rl.board.attached_code import refuse_foreign_code
-from async_rl.board.environment_mix import PERIOD, MixSchedule, apportion, interleave
+from async_rl.board.environment_mix import MixSchedule
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import Agent
 from async_rl.types import MixChange
 from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavailable, PooledEnvironment
 from rollout_workers.registry import build_agent
 
-__all__ = ["PERIOD", "EnvironmentUnavailable", "TaskMix", "TaskSource", "WeightedAgent", "apportion", "interleave"]
-
 logger = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedAgent:
-    agent: Agent
-    weight: float
-    section: EnvironmentConfig | None = None
-    """Its section of the configuration; without one its number in the mix is its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +40,16 @@ class TaskMix:
     Each environment sees its own stream 0, 1, 2, ... without gaps, spread evenly over the whole.
     """
 
-    def __init__(self, environments: Sequence[WeightedAgent], *, seed: int = 0, environments_from: Sequence[str] = ()) -> None:
+    def __init__(
+        self, environments: Sequence[tuple[EnvironmentConfig, Agent]], *, seed: int = 0, environments_from: Sequence[str] = ()
+    ) -> None:
         self._seed = seed
         self._environments_from = environments_from
-        self._sections = [_section(number, each) for number, each in enumerate(environments)]
+        self._sections = [section for section, _ in environments]
         self._pool = EnvironmentPool(
             [
-                PooledEnvironment(name=section.label, make=partial(_remade, each, section, seed), agent=each.agent)
-                for section, each in zip(self._sections, environments, strict=True)
+                PooledEnvironment(name=section.label, make=partial(build_agent, section, seed), agent=agent)
+                for section, agent in environments
             ]
         )
         self._log: tuple[MixChange, ...] = ()
@@ -69,8 +61,7 @@ class TaskMix:
         cls, environments: Sequence[EnvironmentConfig], seed: int, *, environments_from: Sequence[str] = ()
     ) -> Self:
         """Make the environments of a configuration. Raises ConfigError when one cannot be made."""
-        trained = [section for section in environments if not section.evaluation_only]
-        made = [WeightedAgent(agent=build_agent(each, seed), weight=each.weight, section=each) for each in trained]
+        made = [(section, build_agent(section, seed)) for section in environments if not section.evaluation_only]
         return cls(made, seed=seed, environments_from=environments_from)
 
     def knows(self, mix: str) -> bool:
@@ -128,11 +119,3 @@ class TaskMix:
             raise EnvironmentDetached(name)
         async with self._pool.use(name, is_detached=lambda: name not in self._latest.final_weights) as agent:
             yield TaskSource(environment=schedule.sections[name], agent=agent, index=place.index)
-
-
-def _section(number: int, each: WeightedAgent) -> EnvironmentConfig:
-    return each.section if each.section is not None else EnvironmentConfig(type=str(number), weight=each.weight)
-
-
-def _remade(each: WeightedAgent, section: EnvironmentConfig, seed: int) -> Agent:
-    return each.agent if each.section is None else build_agent(section, seed)

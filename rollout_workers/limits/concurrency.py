@@ -12,7 +12,10 @@ while. Under a steady load it settles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout_workers.inference.engine_core import EngineMetrics
 
 CALM, FULL = 0.7, 0.9
 MAX_QUEUE_S = 1.0
@@ -46,20 +49,7 @@ class EngineLoad:
         return self.kv_used < CALM and not self.waiting
 
 
-class LoadMetrics(Protocol):
-    """The engine metrics a load is made of."""
-
-    @property
-    def kv_blocks(self) -> int: ...
-    @property
-    def kv_blocks_used(self) -> int: ...
-    @property
-    def waiting_requests(self) -> int: ...
-    @property
-    def queue_s(self) -> float: ...
-
-
-def load_of(metrics: LoadMetrics) -> EngineLoad:
+def load_of(metrics: EngineMetrics) -> EngineLoad:
     kv_used = metrics.kv_blocks_used / metrics.kv_blocks if metrics.kv_blocks else 0.0
     return EngineLoad(kv_used=kv_used, waiting=metrics.waiting_requests, queue_s=metrics.queue_s)
 

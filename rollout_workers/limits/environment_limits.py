@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -131,7 +131,9 @@ class EnvironmentLimits:
             while not state.breaker.admits(_now()):
                 if self._is_closed:
                     raise NotAdmitted(name)
-                await _wait(state.changed, state.breaker.wait_s(_now()))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(state.breaker.wait_s(_now())):
+                        await state.changed.wait()
         finally:
             self._waiting -= 1
 
@@ -161,11 +163,3 @@ class EnvironmentLimits:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _wait(changed: asyncio.Event, within_s: float | None) -> None:
-    try:
-        async with asyncio.timeout(within_s):
-            await changed.wait()
-    except TimeoutError:
-        pass

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.config import BatchConfig
-from async_rl.config.rollout import WorkerConfig
+from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.replay_protocol import CommitResult, Limits
 from async_rl.supervision import children_of
 from async_rl.telemetry import configure_logs
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import RolloutGroup, Status, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
-from rollout_workers.worker import VersionedInference, Worker
+from rollout_workers.episodes.task_mix import TaskMix
+from rollout_workers.worker import Worker
+from rollout_workers.worker_parts import VersionedInference, WorkerParts
 from tests.scenarios.environments.hostile import Hostile, Slow
 
 GROUP_SIZE = 8
@@ -70,13 +71,15 @@ async def _work(
     await buffer.recover(fence, None)
     await buffer.publish(fence, VersionRecord(version=0, timeline="t", step=0, digest=""))
     worker = Worker(
-        name="w0",
-        buffer=buffer,
-        inference=inference,
-        tasks=TaskMix([WeightedAgent(agent=agent, weight=1.0)]),
-        batch=BatchConfig(groups_per_step=100, group_size=GROUP_SIZE, drop_no_signal=False),
-        settings=WorkerConfig(groups_in_flight=episodes // GROUP_SIZE, episode_timeout_s=deadline_s, failure_budget=10**9),
-        seed=0,
+        WorkerParts(
+            name="w0",
+            buffer=buffer,
+            inference=inference,
+            tasks=TaskMix([(EnvironmentConfig(type="0"), agent)]),
+            batch=BatchConfig(groups_per_step=100, group_size=GROUP_SIZE, drop_no_signal=False),
+            settings=WorkerConfig(groups_in_flight=episodes // GROUP_SIZE, episode_timeout_s=deadline_s, failure_budget=10**9),
+            seed=0,
+        )
     )
     started = time.monotonic()
     async with asyncio.TaskGroup() as running:

@@ -22,6 +22,7 @@ from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.worker import Worker
+from rollout_workers.worker_parts import WorkerParts
 
 HERE = __name__
 BASE = [EnvironmentConfig(type="async_rl.testing:EchoAgent", name="base")]
@@ -73,14 +74,16 @@ async def change(buffer: MemoryBuffer, name: str, weight: float, type_name: str 
 async def workers(buffer: MemoryBuffer, count: int, version: int = 0) -> AsyncIterator[list[Worker]]:
     made = [
         Worker(
-            name=f"w{number}",
-            buffer=buffer,
-            inference=ScriptedInference(lambda text: text, version=version),
-            tasks=TaskMix.from_config(BASE, seed=0, environments_from=[HERE]),
-            batch=BatchConfig(groups_per_step=8, group_size=2, drop_no_signal=False),
-            settings=WorkerConfig(groups_in_flight=4),
-            seed=0,
-            heartbeat_s=0.01,
+            WorkerParts(
+                name=f"w{number}",
+                buffer=buffer,
+                inference=ScriptedInference(lambda text: text, version=version),
+                tasks=TaskMix.from_config(BASE, seed=0, environments_from=[HERE]),
+                batch=BatchConfig(groups_per_step=8, group_size=2, drop_no_signal=False),
+                settings=WorkerConfig(groups_in_flight=4),
+                seed=0,
+                heartbeat_s=0.01,
+            )
         )
         for number in range(count)
     ]

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from aiohttp import ClientSession
 
 from async_rl.config import BatchConfig
-from async_rl.config.rollout import GatewayConfig, WorkerConfig
+from async_rl.config.rollout import EnvironmentConfig, GatewayConfig, WorkerConfig
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import Limits
 from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, Status, Task, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import open_gateway
 from rollout_workers.worker import Worker
+from rollout_workers.worker_parts import WorkerParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,16 @@ async def test_sessions_that_hang_are_closed_and_their_tickets_handed_back() -> 
     before = asyncio.all_tasks()
     async with asyncio.timeout(60), open_gateway(GatewayConfig(), context_tokens=512, run_token="") as gateway:
         worker = Worker(
-            name="w0",
-            buffer=buffer,
-            inference=ScriptedInference(answer),
-            tasks=TaskMix([WeightedAgent(agent=Client(), weight=1.0)]),
-            batch=BatchConfig(groups_per_step=2, group_size=2),
-            settings=WorkerConfig(groups_in_flight=2, drain_s=0.2),
-            seed=0,
-            gateway=gateway,
+            WorkerParts(
+                name="w0",
+                buffer=buffer,
+                inference=ScriptedInference(answer),
+                tasks=TaskMix([(EnvironmentConfig(type="0"), Client())]),
+                batch=BatchConfig(groups_per_step=2, group_size=2),
+                settings=WorkerConfig(groups_in_flight=2, drain_s=0.2),
+                seed=0,
+                gateway=gateway,
+            )
         )
         async with asyncio.TaskGroup() as working:
             working.create_task(worker.run(stop))

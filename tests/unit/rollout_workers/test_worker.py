@@ -19,9 +19,10 @@ from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
-from rollout_workers.episodes.task_mix import TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.limits.concurrency import EngineLoad
 from rollout_workers.worker import Worker
+from rollout_workers.worker_parts import WorkerParts
 
 LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)
 
@@ -100,28 +101,30 @@ class Bench:
         self.buffer = WatchedBuffer(self.clock)
         self.inference = ScriptedInference(lambda text: text, version=0)
         self.worker = Worker(
-            name="w0",
-            buffer=self.buffer,
-            inference=self.inference,
-            tasks=TaskMix(
-                [
-                    WeightedAgent(agent=agent, weight=1.0, section=EnvironmentConfig(type=agent.name, max_in_flight=most))
-                    for agent, most in ((self.agent, self.max_in_flight), *((other, None) for other in self.others))
-                ]
-            ),
-            batch=BatchConfig(groups_per_step=2, group_size=self.group_size, drop_no_signal=self.drop_no_signal),
-            settings=WorkerConfig.model_validate(
-                {
-                    "groups_in_flight": self.groups_in_flight,
-                    "episode_timeout_s": self.timeout_s,
-                    "drain_s": self.drain_s,
-                    "failure_budget": self.failure_budget,
-                    **self.settings,
-                }
-            ),
-            seed=0,
-            heartbeat_s=self.heartbeat_s,
-            **self.surroundings,
+            WorkerParts(
+                name="w0",
+                buffer=self.buffer,
+                inference=self.inference,
+                tasks=TaskMix(
+                    [
+                        (EnvironmentConfig(type=agent.name, max_in_flight=most), agent)
+                        for agent, most in ((self.agent, self.max_in_flight), *((other, None) for other in self.others))
+                    ]
+                ),
+                batch=BatchConfig(groups_per_step=2, group_size=self.group_size, drop_no_signal=self.drop_no_signal),
+                settings=WorkerConfig.model_validate(
+                    {
+                        "groups_in_flight": self.groups_in_flight,
+                        "episode_timeout_s": self.timeout_s,
+                        "drain_s": self.drain_s,
+                        "failure_budget": self.failure_budget,
+                        **self.settings,
+                    }
+                ),
+                seed=0,
+                heartbeat_s=self.heartbeat_s,
+                **self.surroundings,
+            )
         )
 
     async def learn(self, limits: Limits = LIMITS) -> None:

@@ -17,7 +17,7 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError, find_async_rl_error
 from async_rl.testing import EchoAgent
 from async_rl.types import MixChange
-from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskMix, WeightedAgent
+from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskMix
 
 SECTIONS = [EnvironmentConfig(type="even_digits", weight=2), EnvironmentConfig(type="counting")]
 HERE = __name__
@@ -172,12 +172,6 @@ async def test_a_change_that_the_buffer_has_lost_is_nobodys():
     async with following(Log()) as mix:
         with pytest.raises(EnvironmentUnavailable, match="lost"):
             await played(mix, 0, "gone")
-
-
-async def test_agents_without_a_configuration_have_numbers():
-    mix = TaskMix([WeightedAgent(agent=EchoAgent(name=name), weight=1) for name in "ab"])
-    async with mix.source(0) as first, mix.source(1) as second:
-        assert {first.environment.label, second.environment.label} == {"0", "1"}
 
 
 async def test_a_task_that_is_rolled_again_is_not_played_once_its_environment_is_detached():
