@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -95,23 +95,18 @@ class BlockedWorker:
         return True
 
 
+@dataclass(slots=True)
 class BlockingEnvironments:
     """Pause environments that recently blocked workers of the run, longer each time."""
 
-    def __init__(
-        self,
-        board: Board,
-        *,
-        pause_s: float,
-        pause_environment: Callable[[str, float], None],
-        played: Callable[[], Collection[str]],
-    ) -> None:
-        """`pause_environment` is called with a name and seconds; `played` returns the names in the run's mix."""
-        self._board = board
-        self._pause_s = pause_s
-        self._pause_environment, self._played = pause_environment, played
-        self._times: dict[str, list[float]] = {}
-        """Times at which each environment blocked a worker."""
+    board: Board
+    pause_s: float
+    pause_environment: Callable[[str, float], None]
+    """Called with a name and seconds."""
+    played: Callable[[], Collection[str]]
+    """Returns the names in the run's mix."""
+    _times: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Times at which each environment blocked a worker."""
 
     async def run(self) -> None:
         """
@@ -119,7 +114,7 @@ class BlockingEnvironments:
         produces: pauses of environments (pause_environment)                 unblocked by: any worker
         Raises FailureBudgetSpent.
         """
-        inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
+        inbox = await Inbox.open(self.board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
         while True:
             for report in await inbox.read():
                 self._handle(report)
@@ -132,19 +127,19 @@ class BlockingEnvironments:
         times.append(report.at)
         recent = [moment for moment in times if report.at - moment <= REMEMBERED_S]
         self._times[report.environment] = recent
-        left_s = min(LONGEST_PAUSE_S, self._pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
+        left_s = min(LONGEST_PAUSE_S, self.pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
         if left_s > 0:
             log.warning(
                 f"an environment is paused for {left_s:.0f} s: it blocked a worker at {report.place}",
                 environment=report.environment,
                 times=len(recent),
             )
-            self._pause_environment(report.environment, left_s)
+            self.pause_environment(report.environment, left_s)
         if age < JUST_NOW_S:
             self._give_up_without_others(report)
 
     def _give_up_without_others(self, report: WorkerBlocked) -> None:
-        played = self._played()
+        played = self.played()
         if report.environment in played and all(len(self._times.get(name, ())) >= TRIES for name in played):
             raise FailureBudgetSpent(
                 f"environment {report.environment!r} has blocked its workers {TRIES} times, the last time at {report.place}, "

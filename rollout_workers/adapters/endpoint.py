@@ -20,7 +20,8 @@ from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Rollout, Status, StopReason, Task
 from rollout_workers.adapters.task_rows import RewardFunction, Rows, RowTasks
 from rollout_workers.agents.task_stream import TaskStream
-from rollout_workers.episodes.rewards import Score, as_score, scoring
+from rollout_workers.episodes.rewards import Score, as_score
+from rollout_workers.episodes.stage_timeouts import scoring
 from rollout_workers.registry import MAKE_AGENT
 from rollout_workers.user_functions import awaited, call_user_function
 

@@ -65,12 +65,12 @@ class Gymnasium(SteppedAgent):
         return self._library.make(self.id, **self.options)
 
 
+@dataclass(slots=True)
 class _GymWorld:
-    def __init__(self, agent: Gymnasium, seed: int, thread: EpisodeThread) -> None:
-        self._agent = agent
-        self._seed = seed
-        self._thread = thread
-        self._env: Any = None
+    _agent: Gymnasium
+    _seed: int
+    _thread: EpisodeThread
+    _env: Any = None
 
     async def reset(self) -> str:
         return await self._thread.run(self._reset)

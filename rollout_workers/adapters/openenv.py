@@ -71,11 +71,11 @@ class OpenEnv(SteppedAgent):
             await socket.send_json({"type": "close"})
 
 
+@dataclass(frozen=True, slots=True)
 class _OpenEnvWorld:
-    def __init__(self, agent: OpenEnv, socket: aiohttp.ClientWebSocketResponse, start: Mapping[str, Any]) -> None:
-        self._agent = agent
-        self._socket = socket
-        self._start = start
+    _agent: OpenEnv
+    _socket: aiohttp.ClientWebSocketResponse
+    _start: Mapping[str, Any]
 
     async def reset(self) -> str:
         answer = await self._ask("reset", self._start)

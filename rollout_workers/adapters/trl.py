@@ -62,13 +62,12 @@ class TrlRewardsAgent(RowTasks, GroupRewardAgent):
 
     def _score(self, values: Sequence[float | None]) -> Score:
         """Sum the weighted values. None means that a function does not apply to this task."""
-        parts = {
-            _name(function): float(value) for function, value in zip(self.functions, values, strict=True) if value is not None
-        }
-        if not parts:
+        given = zip(self.functions, self.weights, values, strict=True)
+        applying = [(_name(function), weight, float(value)) for function, weight, value in given if value is not None]
+        if not applying:
             raise ValueError("every reward function returned None")
-        weighted = zip(self.weights, values, strict=True)
-        return Score(reward=sum(weight * float(value) for weight, value in weighted if value is not None), parts=parts)
+        parts = {name: value for name, _, value in applying}
+        return Score(reward=sum(weight * value for _, weight, value in applying), parts=parts)
 
 
 def trl_rewards(*functions: TrlReward, dataset: Rows, weights: Sequence[float] | None = None) -> Callable[..., TrlRewardsAgent]:

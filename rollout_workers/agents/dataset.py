@@ -60,9 +60,9 @@ class DatasetAgent(RewardOnlyAgent):
     def _ordered(self) -> RowOrder:
         seed = f"{self.seed}/{self.name}"
         if not self.curriculum:
-            return Epochs(len(self._rows), seed=seed, is_shuffled=self.shuffle)
+            return Epochs(len(self._rows), seed=seed, is_shuffled=self.shuffle).row
         stages = load_attribute(self.curriculum)()
-        return CurriculumOrder(self._rows, stages, seed=seed, is_shuffled=self.shuffle)
+        return CurriculumOrder(self._rows, stages, seed=seed, is_shuffled=self.shuffle).row
 
     @property
     def num_tasks(self) -> int | None:
@@ -70,7 +70,7 @@ class DatasetAgent(RewardOnlyAgent):
         return None if self.curriculum else len(self._rows)
 
     def task(self, index: int) -> Task:
-        number = self._order.row(index)
+        number = self._order(index)
         row = self._rows[number]
         return Task(
             key=f"{self.name}/{self.split}/{number}",

@@ -11,7 +11,8 @@ from async_rl.types import Rollout, Status, Task
 from rollout_workers.agents.environment import RewardValue
 from rollout_workers.agents.reward_only import RewardOnlyAgent
 from rollout_workers.agents.siblings import play_siblings
-from rollout_workers.episodes.rewards import Score, as_score, scoring
+from rollout_workers.episodes.rewards import Score, as_score
+from rollout_workers.episodes.stage_timeouts import scoring
 from rollout_workers.user_functions import awaited
 
 GroupScores = Sequence[float | Score]

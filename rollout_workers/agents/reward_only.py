@@ -12,8 +12,8 @@ from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, StopReason, Task, Tool, Turn
 from rollout_workers.agents.dialogue import Dialogue, Observation, assistant_message, text_of
 from rollout_workers.agents.environment import Environment
-from rollout_workers.episodes.rewards import as_score, scoring
-from rollout_workers.episodes.stage_timeouts import stage
+from rollout_workers.episodes.rewards import as_score
+from rollout_workers.episodes.stage_timeouts import scoring, stage
 from rollout_workers.user_functions import awaited
 
 

@@ -7,15 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from async_rl.errors import ConfigError
 from async_rl.supervision import frame_of_thread, is_importing, is_in_package, location_of
-from async_rl.supervision.processes.process_tree import children_of, kill_each
+from async_rl.supervision.processes.process_tree import children_of, command_of, kill_each
 
 BEAT_S = 0.02
 STALL_S = 0.2
@@ -128,13 +127,5 @@ def processes_left() -> Generator[list[str]]:
     left: list[str] = []
     yield left
     remaining = [pid for pid in children_of(os.getpid()) if pid not in before]
-    left += [f"the process {pid} ({_command(pid)})" for pid in remaining]
+    left += [f"the process {pid} ({command_of(pid)[:80]})" for pid in remaining]
     kill_each(remaining)
-
-
-def _command(pid: int) -> str:
-    try:
-        words: Sequence[bytes] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return "gone meanwhile"
-    return b" ".join(words).decode(errors="replace").strip()[:80]

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 from async_rl.datasets.order import Epochs, chance
 from async_rl.datasets.rows import Row, Rows
@@ -29,23 +28,8 @@ class CurriculumStage:
     """Weight of a row; 0 or False leaves it out. Equal weights pose whole epochs, unequal ones are weighted random draws."""
 
 
-class RowOrder(Protocol):
-    """An order in which rows are posed."""
-
-    def row(self, index: int) -> int:
-        """Return the row of the index-th task."""
-        ...
-
-
-class WeightedDraws:
-    """Random draws in proportion to the weights."""
-
-    def __init__(self, weights: Sequence[float], *, seed: str) -> None:
-        self._reached = list(accumulate(weights))
-        self._seed = seed
-
-    def row(self, index: int) -> int:
-        return bisect_right(self._reached, chance(f"{self._seed}/{index}") * self._reached[-1])
+RowOrder = Callable[[int], int]
+"""Returns the row of the index-th task."""
 
 
 class CurriculumOrder:
@@ -67,13 +51,14 @@ class CurriculumOrder:
 
     def row(self, index: int) -> int:
         stage = bisect_right(self._begins, index) - 1
-        return self._chosen[stage][self._orders[stage].row(index - self._begins[stage])]
+        return self._chosen[stage][self._orders[stage](index - self._begins[stage])]
 
 
 def _order(weights: Sequence[float], seed: str, is_shuffled: bool) -> RowOrder:
     if len(set(weights)) == 1:
-        return Epochs(len(weights), seed=seed, is_shuffled=is_shuffled)
-    return WeightedDraws(weights, seed=seed)
+        return Epochs(len(weights), seed=seed, is_shuffled=is_shuffled).row
+    reached = list(accumulate(weights))
+    return lambda index: bisect_right(reached, chance(f"{seed}/{index}") * reached[-1])
 
 
 __getattr__ = old_names(__name__)

@@ -9,6 +9,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,11 +43,7 @@ async def play(
 ) -> Rollout:
     """Play one episode. Whatever goes wrong, the result is a rollout; a failed one names the boundary that broke."""
     name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
-
-    def run(model: InferenceInterface) -> Coroutine[Any, Any, Rollout]:
-        return run_episode(agent.rollout(task, model, context), environment=task.environment, name=name)
-
-    played = await _attempt(run, inference, timeout_s, timeouts)
+    played = await _attempt(lambda model: agent.rollout(task, model, context), task, name, inference, timeout_s, timeouts)
     return failed(played) if isinstance(played, Failure) else checked(played)
 
 
@@ -61,11 +58,9 @@ async def play_group(
 ) -> tuple[Rollout, ...]:
     """Play the siblings together under one deadline. Returns one rollout per context; if the call raises, all have failed."""
     name = f"{task.environment}: task {task.key}, all siblings"
-
-    def run(model: InferenceInterface) -> Coroutine[Any, Any, Sequence[Rollout]]:
-        return run_episode(agent.rollout_group(task, model, contexts), environment=task.environment, name=name)
-
-    played = await _attempt(run, inference, timeout_s, timeouts)
+    played = await _attempt(
+        lambda model: agent.rollout_group(task, model, contexts), task, name, inference, timeout_s, timeouts
+    )
     if not isinstance(played, Failure) and (problem := _problem_with(played, len(contexts))) is not None:
         played = invalid_result("environment", problem)
     if isinstance(played, Failure):
@@ -92,19 +87,19 @@ async def pose_task(
     return invalid_result("task", problem) if problem is not None else task
 
 
+@dataclass(slots=True)
 class FailureBudget:
     """Count failures in a row over all groups of a worker. `spend` raises FailureBudgetSpent at the limit."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._failed_in_a_row = 0
+    limit: int
+    _failed_in_a_row: int = 0
 
     def succeeded(self) -> None:
         self._failed_in_a_row = 0
 
     def spend(self, failure: Failure) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self._limit:
+        if self._failed_in_a_row >= self.limit:
             raise FailureBudgetSpent(
                 f"{self._failed_in_a_row} episodes failed in a row; "
                 f"the last one at the {failure.boundary} boundary with {failure.kind}: {failure.message}"
@@ -113,6 +108,8 @@ class FailureBudget:
 
 async def _attempt(
     episode: Callable[[InferenceInterface], Coroutine[Any, Any, T]],
+    task: Task,
+    name: str,
     inference: InferenceInterface,
     timeout_s: float,
     timeouts: TimeoutsConfig | None,
@@ -122,7 +119,7 @@ async def _attempt(
         watched = WatchedInference(inference)
         try:
             async with deadline:
-                return await episode(watched)
+                return await run_episode(episode(watched), environment=task.environment, name=name)
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise

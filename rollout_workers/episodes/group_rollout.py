@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, InferenceInterface
+from async_rl.protocols import Agent, EpisodeContext, GroupAgent
 from async_rl.replay_protocol import Drop
 from async_rl.types import Failure, Rollout, RolloutGroup, Task, Ticket
 from rollout_workers.counters import Counters
@@ -28,31 +28,18 @@ MAX_HAND_BACKS = 8
 """Times a task is returned for another worker before it counts as failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeResources:
-    """What every episode of a worker or evaluator uses."""
-
-    inference: InferenceInterface
-    gateway: Gateway | None
-    policies: Mapping[str, InferenceInterface]
-
-
+@dataclass
 class GroupRunner:
-    def __init__(
-        self,
-        parts: WorkerParts,
-        limits: EnvironmentLimits,
-        counters: Counters,
-        failures: FailureLog,
-        leaked_processes: LeakedProcesses,
-    ) -> None:
-        self._parts = parts
-        self._limits = limits
-        self._counters = counters
-        self._failures = failures
-        self._leaked_processes = leaked_processes
-        self._deadlines: Any = {"timeout_s": parts.settings.episode_timeout_s, "timeouts": parts.settings.timeouts}
-        self._budget = FailureBudget(parts.settings.failure_budget)
+    parts: WorkerParts
+    limits: EnvironmentLimits
+    counters: Counters
+    failures: FailureLog
+    leaked_processes: LeakedProcesses
+
+    def __post_init__(self) -> None:
+        settings = self.parts.settings
+        self._deadlines: Any = {"timeout_s": settings.episode_timeout_s, "timeouts": settings.timeouts}
+        self._budget = FailureBudget(settings.failure_budget)
 
     async def play(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
         """Return the ticket's group, or the reason why there is none. Raises FailureBudgetSpent.
@@ -61,16 +48,15 @@ class GroupRunner:
         """
         try:
             async with (
-                self._parts.tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
-                self._limits.admit(source.environment) as attempt,
+                self.parts.tasks.source(ticket.task_index, ticket.mix, is_rolled_again=ticket.attempt > 1) as source,
+                self.limits.admit(source.environment) as attempt,
             ):
-                self._leaked_processes.spare_children_of(source.agent)
+                self.leaked_processes.spare_children_of(source.agent)
                 group = await self._play_group(source, attempt, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
-            self._counters.unavailable[missing.environment] += 1
-            await asyncio.sleep(
-                self._parts.heartbeat_s
-            )  # leave it to another worker: handed back at once, we would reserve it again
+            self.counters.unavailable[missing.environment] += 1
+            # Leave it to another worker: handed back at once, it would be reserved here again.
+            await asyncio.sleep(self.parts.heartbeat_s)
         except EnvironmentDetached:
             return "detached"
         except NotAdmitted:
@@ -82,9 +68,9 @@ class GroupRunner:
     async def _play_group(
         self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[], None]
     ) -> RolloutGroup | None:
-        task = await pose_task(source, self._parts.settings.timeouts, attempt.task_lock)
+        task = await pose_task(source, self.parts.settings.timeouts, attempt.task_lock)
         if isinstance(task, Failure):
-            self._counters.add_unposed_task(task)
+            self.counters.add_unposed_task(task)
             self._note_failure(task, environment=source.environment.label, task=f"index {source.index}")
             attempt.failed(task)
             return None
@@ -94,14 +80,14 @@ class GroupRunner:
             attempt.failed(failures[-1])
             return None
         attempt.succeeded()
-        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self._parts.name)
+        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self.parts.name)
 
     async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:
         if isinstance(agent, GroupAgent):
-            contexts = [self._context(ticket, sibling) for sibling in range(self._parts.batch.group_size)]
-            rollouts = await play_group(agent, task, self._parts.inference, contexts, **self._deadlines)
+            contexts = [self._context(ticket, sibling) for sibling in range(self.parts.batch.group_size)]
+            rollouts = await play_group(agent, task, self.parts.inference, contexts, **self._deadlines)
             return [self._recorded(task, trainable(rollout)) for rollout in rollouts]
-        refills = iter(range(self._parts.settings.refills))
+        refills = iter(range(self.parts.settings.refills))
 
         async def sibling(number: int) -> Rollout:
             rollout = await self._sibling(agent, task, ticket, number, refills)
@@ -109,31 +95,31 @@ class GroupRunner:
             return rollout
 
         async with asyncio.TaskGroup() as siblings:
-            playing = [siblings.create_task(sibling(number)) for number in range(self._parts.batch.group_size)]
+            playing = [siblings.create_task(sibling(number)) for number in range(self.parts.batch.group_size)]
         return [each.result() for each in playing]
 
     async def _sibling(self, agent: Agent, task: Task, ticket: Ticket, sibling: int, refills: Iterator[int]) -> Rollout:
         """Play one sibling, and again while it fails and the group has refills left."""
         time = 0
         while True:
-            played = await play(agent, task, self._parts.inference, self._context(ticket, sibling, time), **self._deadlines)
+            played = await play(agent, task, self.parts.inference, self._context(ticket, sibling, time), **self._deadlines)
             rollout = self._recorded(task, trainable(played))
             if rollout.failure is None or next(refills, None) is None:
                 return rollout
-            self._counters.refills += 1
+            self.counters.refills += 1
             time += 1
 
     def _context(self, ticket: Ticket, sibling: int, time: int = 0) -> EpisodeContext:
         return EpisodeContext(
             ticket=ticket,
             sibling=sibling,
-            seed=_episode_seed(self._parts.seed, ticket, sibling, time),
-            gateway=self._parts.gateway,
-            policies=self._parts.policies,
+            seed=_episode_seed(self.parts.seed, ticket, sibling, time),
+            gateway=self.parts.gateway,
+            policies=self.parts.policies,
         )
 
     def _recorded(self, task: Task, rollout: Rollout) -> Rollout:
-        self._counters.add_rollout(task, rollout)
+        self.counters.add_rollout(task, rollout)
         if rollout.failure is None:
             self._budget.succeeded()
         else:
@@ -141,7 +127,7 @@ class GroupRunner:
         return rollout
 
     def _note_failure(self, failure: Failure, *, environment: str, task: str) -> None:
-        self._failures.note(failure, environment=environment, task=task)
+        self.failures.note(failure, environment=environment, task=task)
         self._budget.spend(failure)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 from async_rl.supervision import PipedProcess, children_of_this_thread, descendants_of, kill_each
+from async_rl.supervision.processes.process_tree import command_of
 from rollout_workers.episodes.leaked_tasks import LeakReport
 
 
@@ -54,14 +54,7 @@ class LeakedProcesses:
 
     def _kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            self._report("", "leaked processes", [_command(pid)])
+            self._report("", "leaked processes", [command_of(pid)[:200]])
             kill_each([pid, *descendants_of(pid)])
             with suppress(ChildProcessError):  # it was waited for elsewhere
                 os.waitpid(pid, 0)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
-    except OSError:
-        return "?"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from async_rl.types import Rollout, Status
-from rollout_workers.episodes.stage_timeouts import stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +19,6 @@ class Score:
 
 class RewardFailed(Exception):
     """Scoring raised; `__cause__` says why. The episode then has no reward, which differs from a reward of 0."""
-
-
-@asynccontextmanager
-async def scoring() -> AsyncGenerator[None]:
-    """Limit the time of the block by `worker.timeouts.reward_s`. Raises RewardFailed from what it raises."""
-    try:
-        async with stage("reward"):
-            yield
-    except Exception as error:
-        raise RewardFailed from error
 
 
 def as_score(given: float | Score) -> Score:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from async_rl.config.rollout import TimeoutsConfig
 from async_rl.imports.old_names import old_names
+from rollout_workers.episodes.rewards import RewardFailed
 
 Stage = Literal["task", "inference", "environment", "reward"]
 
@@ -24,7 +25,8 @@ _KEYS: dict[Stage, str] = {
     "reward": "reward_s",
 }
 
-_timeouts: ContextVar[TimeoutsConfig | None] = ContextVar("timeouts", default=None)
+_NO_LIMITS = TimeoutsConfig(task_s=0)
+_timeouts: ContextVar[TimeoutsConfig] = ContextVar("timeouts", default=_NO_LIMITS)
 
 
 class StageTimeout(TimeoutError):
@@ -38,10 +40,7 @@ class StageTimeout(TimeoutError):
 @contextmanager
 def apply_timeouts(timeouts: TimeoutsConfig | None) -> Generator[None]:
     """Set the limits of the stages inside; None keeps the current ones."""
-    if timeouts is None:
-        yield
-        return
-    before = _timeouts.set(timeouts)
+    before = _timeouts.set(timeouts if timeouts is not None else current_timeouts())
     try:
         yield
     finally:
@@ -50,7 +49,7 @@ def apply_timeouts(timeouts: TimeoutsConfig | None) -> Generator[None]:
 
 def current_timeouts() -> TimeoutsConfig:
     """The limits that apply here; no limits outside of `apply_timeouts`."""
-    return found if (found := _timeouts.get()) is not None else _NONE
+    return _timeouts.get()
 
 
 @asynccontextmanager
@@ -67,7 +66,14 @@ async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGen
         raise
 
 
-_NONE = TimeoutsConfig(task_s=0)
+@asynccontextmanager
+async def scoring() -> AsyncGenerator[None]:
+    """Limit the time of the block by `worker.timeouts.reward_s`. Raises RewardFailed from what it raises."""
+    try:
+        async with stage("reward"):
+            yield
+    except Exception as error:
+        raise RewardFailed from error
 
 
 __getattr__ = old_names(__name__)

@@ -34,8 +34,7 @@ from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
-from rollout_workers.episodes.group_rollout import EpisodeResources
-from rollout_workers.evaluation.evaluator import Evaluator, open_environments
+from rollout_workers.evaluation.evaluator import EpisodeResources, Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
 from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
 from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.protocols import EpisodeContext, FiniteAgent, GenerationArgs, GroupAgent, InferenceInterface
+from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GenerationArgs, GroupAgent, InferenceInterface
 from async_rl.types import Failure, Rollout, Task, Ticket
+from rollout_workers.environment_pool import opened
 from rollout_workers.episodes.episode import play, play_group, pose_task
-from rollout_workers.episodes.group_rollout import EpisodeResources
 from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.inference.evaluation_inference import EvaluationInference
 from rollout_workers.registry import build_agent
@@ -46,10 +46,18 @@ async def open_environments(config: Config) -> AsyncGenerator[list[TaskSource]]:
         for section in config.environments:
             if not chosen or section.label in chosen:
                 agent = build_agent(section, config.evaluation.seed)
-                if isinstance(agent, AbstractAsyncContextManager):
-                    await held.enter_async_context(agent)
+                await held.enter_async_context(opened(agent))
                 sources.append(TaskSource(environment=section, agent=agent, index=0))
         yield sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResources:
+    """What every episode of an evaluation uses."""
+
+    inference: InferenceInterface
+    gateway: Gateway | None
+    policies: Mapping[str, InferenceInterface]
 
 
 class Evaluator:

@@ -57,23 +57,17 @@ class GroupAttempt:
         self.has_succeeded = True
 
 
+@dataclass(slots=True)
 class EnvironmentLimits:
-    def __init__(
-        self,
-        settings: BreakerConfig,
-        counters: Counters,
-        *,
-        may_wait: Callable[[], int],
-        played: Callable[[], Collection[str]],
-    ) -> None:
-        """`may_wait` returns how many groups may wait for broken environments, `played` the environments of the run."""
-        self._played = played
-        self._settings = settings
-        self._may_wait = may_wait
-        self._states: dict[str, EnvironmentState] = {}
-        self._counters = counters
-        self._waiting = 0
-        self._is_closed = False
+    settings: BreakerConfig
+    counters: Counters
+    may_wait: Callable[[], int]
+    """Returns how many groups may wait for broken environments."""
+    played: Callable[[], Collection[str]]
+    """Returns the environments of the run."""
+    _states: dict[str, EnvironmentState] = field(default_factory=dict[str, EnvironmentState])
+    _waiting: int = 0
+    _is_closed: bool = False
 
     def close(self) -> None:
         """Admit nothing more: waiting groups raise NotAdmitted."""
@@ -100,12 +94,12 @@ class EnvironmentLimits:
         state = self._state(environment)
         state.is_blocking = True
         state.breaker.open(_now(), for_s=for_s)
-        self._counters.pauses += 1
+        self.counters.pauses += 1
         state.notify()
 
     def _state(self, environment: str, most: int | None = None) -> EnvironmentState:
         state = self._states.setdefault(
-            environment, EnvironmentState(breaker=CircuitBreaker(after=self._settings.after, pause_s=self._settings.pause_s))
+            environment, EnvironmentState(breaker=CircuitBreaker(after=self.settings.after, pause_s=self.settings.pause_s))
         )
         if state.slots is None and most is not None:
             state.slots = asyncio.Semaphore(most)
@@ -114,8 +108,8 @@ class EnvironmentLimits:
     def _may_wait_in(self, state: EnvironmentState) -> bool:
         """A blocking environment may be paused for long, so its groups wait only if no other environment works."""
         if not state.is_blocking:
-            return self._waiting < self._may_wait()
-        others = (self._states.get(name) for name in self._played())
+            return self._waiting < self.may_wait()
+        others = (self._states.get(name) for name in self.played())
         return not any(other is None or other.breaker.is_closed for other in others if other is not state)
 
     def _has_others(self, state: EnvironmentState) -> bool:
@@ -151,9 +145,9 @@ class EnvironmentLimits:
 
     def _record_failure(self, name: str, state: EnvironmentState, failure: Failure) -> None:
         if state.breaker.failed(_now(), may_open=self._has_others(state)):
-            self._counters.pauses += 1
+            self.counters.pauses += 1
             log.warning(
-                f"an environment is paused for {self._settings.pause_s:g} s: its last {self._settings.after} groups failed",
+                f"an environment is paused for {self.settings.pause_s:g} s: its last {self.settings.after} groups failed",
                 environment=name,
                 boundary=failure.boundary,
                 kind=failure.kind,

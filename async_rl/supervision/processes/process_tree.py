@@ -31,6 +31,14 @@ def descendants_of(pid: int) -> list[int]:
     return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
 
 
+def command_of(pid: int) -> str:
+    """The words of a process' command; "?" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "?"
+
+
 def kill_tree(leader: int) -> None:
     """Kill a process group by its leader's id, and all descendants, including those in other groups and sessions."""
     below = descendants_of(leader)

@@ -23,8 +23,7 @@ from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Message, Rollout, Task, ToolCall, VersionRecord
 from rollout_workers.adapters.function import Client, function_agent
 from rollout_workers.chat.tool_calls import parse
-from rollout_workers.episodes.group_rollout import EpisodeResources
-from rollout_workers.evaluation.evaluator import Evaluator, TaskResult, open_environments
+from rollout_workers.evaluation.evaluator import EpisodeResources, Evaluator, TaskResult, open_environments
 from rollout_workers.evaluation.live import next_due
 from rollout_workers.evaluation.measures import measure
 from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport
