@@ -135,16 +135,15 @@ class SelfPlayAgent(GameAgent):
         seats = self.game(task).seats
         if len(contexts) % seats:
             raise ValueError(f"a game of {seats} seats needs a batch.group_size that is a multiple of it, got {len(contexts)}")
-        tables: dict[int, list[Rollout]] = {}
+        hosts, tables = contexts[::seats], dict[int, list[Rollout]]()
 
         async def play_table(task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
             tables[context.sibling] = await self._table(task, inference)
             return tables[context.sibling][0]
 
-        hosts = contexts[::seats]
         firsts = await play_siblings(self, play_table, task, inference, hosts)
-        broken = dict(zip((host.sibling for host in hosts), firsts, strict=True))
-        return [rollout for host in hosts for rollout in tables.get(host.sibling, [broken[host.sibling]] * seats)]
+        played = (tables.get(host.sibling, [failed] * seats) for host, failed in zip(hosts, firsts, strict=True))
+        return [rollout for table in played for rollout in table]
 
     async def _table(self, task: Task, inference: InferenceInterface) -> list[Rollout]:
         game = self.game(task)

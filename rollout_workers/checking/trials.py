@@ -10,15 +10,7 @@ from typing import Any
 
 from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.errors import ConfigError
-from async_rl.protocols import (
-    Agent,
-    EpisodeContext,
-    GenerationArgs,
-    GroupAgent,
-    InferenceInterface,
-    Prompt,
-    Returns,
-)
+from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt
 from async_rl.types import Completion, Failure, Rollout, Task, Ticket
 from rollout_workers.checking.purity import asked_again, asked_elsewhere
 from rollout_workers.checking.stalls import EnvironmentStall, processes_left, stalls_of
@@ -26,7 +18,7 @@ from rollout_workers.environment_pool import opened
 from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.leaked_tasks import run_episode, track_episode_tasks
 from rollout_workers.episodes.task_mix import TaskSource
-from rollout_workers.inference.interface import Inference, returns_of
+from rollout_workers.episodes.watched_inference import WatchedInference
 from rollout_workers.registry import build_agent
 
 Answerers = Callable[[Task], Sequence[tuple[str, InferenceInterface]]]
@@ -126,20 +118,15 @@ async def _play(
     return [await play(agent, task, inference, context, **limits)]
 
 
-class TimedInference(Inference):
+class TimedInference(WatchedInference):
     """Measures the time of generations."""
 
-    def __init__(self, inference: InferenceInterface) -> None:
-        self._inference = inference
-        self._loop = asyncio.get_running_loop()
-        self.tokenizer = inference.tokenizer
-        self.returns: Returns = returns_of(inference)
-        self.seconds = 0.0
+    seconds = 0.0
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         began = time.monotonic()
         try:
-            return await self._inference.generate(prompt, args)
+            return await super()._generate(prompt, args)
         finally:
             self.seconds += time.monotonic() - began
 
