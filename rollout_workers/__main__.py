@@ -128,7 +128,7 @@ async def work(config: Config) -> None:
                 lambda: worker.run(stop),
                 weights=lambda: receiver.run(swap),
                 engine=engine.watch,
-                metrics=lambda: post_metrics(board, name, counters, worker.take_notes),
+                metrics=lambda: post_metrics(board, name, counters, worker.failures.take_notes),
                 blocking=blocking.run,
             )
 

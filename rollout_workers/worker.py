@@ -12,7 +12,7 @@ produces: groups  (buffer.commit)     unblocked by: learner release or drop; wei
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -20,9 +20,8 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from async_rl.board.worker_reports import WorkerNote
 from async_rl.replay_protocol import Drop
-from async_rl.types import Rollout, RolloutGroup, Ticket
+from async_rl.types import RolloutGroup, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.failure_log import FailureLog
 from rollout_workers.episodes.group_rollout import GroupRunner
@@ -84,12 +83,12 @@ class Worker:
         self._parts = parts
         self._settings = settings = parts.settings
         self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
-        self._failures = FailureLog(parts.name)
+        self.failures = FailureLog(parts.name)
         self._leaked_processes = LeakedProcesses(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_leak)
         self._environment_limits = EnvironmentLimits(
             settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: parts.tasks.played
         )
-        self._runner = GroupRunner(parts, self._environment_limits, self.counters, self._failures, self._leaked_processes)
+        self._runner = GroupRunner(parts, self._environment_limits, self.counters, self.failures, self._leaked_processes)
         self._in_flight: dict[str, GroupInFlight] = {}
         """By ticket id."""
         self._num_finished = 0
@@ -105,10 +104,6 @@ class Worker:
     def tickets(self) -> list[str]:
         """Ids of the tickets it holds."""
         return list(self._in_flight)
-
-    def take_notes(self) -> list[WorkerNote]:
-        """Return what went wrong since the last call, for the learner's console."""
-        return self._failures.take_notes()
 
     def pause_environment(self, environment: str, for_s: float) -> None:
         """Start none of its groups for `for_s` seconds, unless no other is left: it blocked a worker."""
@@ -241,16 +236,14 @@ class Worker:
 
     async def _commit(self, group: RolloutGroup) -> None:
         """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""
-        result = await self._parts.buffer.commit(self._parts.name, group, keep=self._is_worth_keeping(group.rollouts))
+        compares_siblings = self._parts.batch.drop_no_signal and self._parts.batch.group_size > 1
+        keep = has_signal(group.rollouts) if compares_siblings else True
+        result = await self._parts.buffer.commit(self._parts.name, group, keep=keep)
         self._num_finished += 1
         self.counters.groups[result] += 1
         self.counters.stored[group.task.environment] += result == "stored"
         if result == "quarantined":
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
-
-    def _is_worth_keeping(self, rollouts: Sequence[Rollout]) -> bool:
-        compares_siblings = self._parts.batch.drop_no_signal and self._parts.batch.group_size > 1
-        return has_signal(rollouts) if compares_siblings else True
 
     async def _hand_back(self, ticket: str, reason: Drop) -> None:
         self.counters.groups[reason] += 1
@@ -259,7 +252,7 @@ class Worker:
 
     def _note_leak(self, environment: str, what: str, names: list[str]) -> None:
         self.counters.leaked[LEAK_METRICS.get(what, what)] += 1
-        self._failures.note_leak(environment, what, names)
+        self.failures.note_leak(environment, what, names)
 
 
 def _expire(waiting: asyncio.Timeout) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from async_rl.datasets.order import Epochs
 from async_rl.datasets.rows import Row, open_rows
@@ -77,7 +76,7 @@ class DatasetAgent(RewardOnlyAgent):
             environment=self.name,
             prompt=self.prompt_of(row),
             answer=self.answer_of(row),
-            data={column: _scalar(row[column]) for column in self.columns},
+            data={column: value if isinstance(value := row[column], Scalar) else str(value) for column in self.columns},
         )
 
     def prompt_of(self, row: Row) -> str | tuple[Message, ...]:
@@ -93,7 +92,3 @@ class DatasetAgent(RewardOnlyAgent):
 
     def reward(self, task: Task, response: str) -> RewardValue:
         return self._score(task, response)
-
-
-def _scalar(value: Any) -> Scalar:
-    return value if isinstance(value, Scalar) else str(value)

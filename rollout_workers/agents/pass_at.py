@@ -63,7 +63,11 @@ class PassAtEvaluationAgent:
 
         async def measured(index: int) -> Rollout:
             async with places:
-                contexts = [_context(index, sibling) for sibling in range(samples + 1)]
+                ticket = Ticket(id=f"pass-at-{index}", task_index=index, version=0, attempt=1)
+                contexts = [
+                    EpisodeContext(ticket=ticket, sibling=sibling, seed=(index << 16) + sibling)
+                    for sibling in range(samples + 1)
+                ]
                 return (await self.rollout_group(self.task(index), inference, contexts))[0]
 
         async with asyncio.TaskGroup() as tasks:
@@ -84,8 +88,3 @@ class PassAtEvaluationAgent:
 
     def _is_right(self, rollout: Rollout) -> bool:
         return rollout.reward >= self.solved_at
-
-
-def _context(index: int, sibling: int) -> EpisodeContext:
-    ticket = Ticket(id=f"pass-at-{index}", task_index=index, version=0, attempt=1)
-    return EpisodeContext(ticket=ticket, sibling=sibling, seed=(index << 16) + sibling)

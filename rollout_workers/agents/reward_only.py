@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, StopReason, Task, Tool, Turn
-from rollout_workers.agents.dialogue import Dialogue, Observation, assistant_message, text_of
+from rollout_workers.agents.dialogue import Dialogue, assistant_message, text_of
 from rollout_workers.agents.environment import Environment
 from rollout_workers.episodes.rewards import as_score
 from rollout_workers.episodes.stage_timeouts import scoring, stage
@@ -35,7 +35,10 @@ class RewardOnlyAgent(Environment):
         is_cut = False
         while (completion := await dialogue.next_answer(self.generation_args(task))) is not None:
             turns.append(Turn(completion=completion))
-            observation = await self._observed(task, turns) if len(turns) < self.max_turns else None
+            observation = None
+            if len(turns) < self.max_turns:
+                async with stage("environment"):
+                    observation = await awaited(self.get_observation(task, turns))
             if observation is None:
                 is_cut = self.length_is_truncation and completion.stop_reason is StopReason.LENGTH
                 break
@@ -44,7 +47,3 @@ class RewardOnlyAgent(Environment):
         async with scoring():
             score = as_score(await awaited(self.trajectory_reward(task, turns)))
         return dialogue.rollout(score, is_cut=is_cut, length=sum(len(turn.completion.token_ids) for turn in turns))
-
-    async def _observed(self, task: Task, turns: Sequence[Turn]) -> Observation | None:
-        async with stage("environment"):
-            return await awaited(self.get_observation(task, turns))

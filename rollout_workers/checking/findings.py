@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters
-from async_rl.types import Message, Task
+from async_rl.types import Task
 from rollout_workers.checking.stalls import EnvironmentStall
 from rollout_workers.checking.trials import EnvironmentTrials, Trial
 
@@ -112,8 +112,5 @@ def _monotonous(tasks: Sequence[Task]) -> Iterator[str]:
 
 
 def _text(task: Task) -> str:
-    return task.prompt if isinstance(task.prompt, str) else "".join(_line(message) for message in task.prompt)
-
-
-def _line(message: Message) -> str:
-    return f"{message.role}: {message.content}\n"
+    prompt = task.prompt
+    return prompt if isinstance(prompt, str) else "".join(f"{message.role}: {message.content}\n" for message in prompt)

@@ -32,7 +32,8 @@ def show(page: Console, seen: EnvironmentTrials, findings: Findings, tokenizer: 
 
 def _show_trial(page: Console, trial: Trial, tokenizer: Tokenizer) -> None:
     rollout = trial.rollout
-    page.print(Text.assemble((trial.task.key, "bold"), f", answered by {trial.answer}: ", (_outcome(rollout), _color(rollout))))
+    color = "red" if rollout.failure is not None else "cyan"
+    page.print(Text.assemble((trial.task.key, "bold"), f", answered by {trial.answer}: ", (_outcome(rollout), color)))
     for message in rollout.conversation:
         page.print(Text.assemble(f"  {message.role:>9}  ", _visible(message.content)))
     for sample in rollout.samples:
@@ -48,10 +49,6 @@ def _outcome(rollout: Rollout) -> str:
         return f"failed ({rollout.failure.boundary}): {_visible(rollout.failure.message)}"
     parts = ", ".join(f"{name} {value:g}" for name, value in rollout.reward_parts.items())
     return f"{rollout.status}, reward {rollout.reward:g}{f' ({parts})' if parts else ''}"
-
-
-def _color(rollout: Rollout) -> str:
-    return "red" if rollout.failure is not None else "cyan"
 
 
 def tokens_of(sample: Sample, tokenizer: Tokenizer) -> Text:

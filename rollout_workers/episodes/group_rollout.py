@@ -79,7 +79,7 @@ class GroupRunner:
         if len(failures) == len(rollouts):
             attempt.failed(failures[-1])
             return None
-        attempt.succeeded()
+        attempt.has_succeeded = True
         return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self.parts.name)
 
     async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:

@@ -53,9 +53,6 @@ class GroupAttempt:
         if failure.boundary != "inference":  # a broken engine is not the environment's fault
             self.failure = failure
 
-    def succeeded(self) -> None:
-        self.has_succeeded = True
-
 
 @dataclass(slots=True)
 class EnvironmentLimits:
@@ -112,9 +109,6 @@ class EnvironmentLimits:
         others = (self._states.get(name) for name in self.played())
         return not any(other is None or other.breaker.is_closed for other in others if other is not state)
 
-    def _has_others(self, state: EnvironmentState) -> bool:
-        return any(other.breaker.is_closed for other in self._states.values() if other is not state)
-
     async def _until_admitted(self, name: str, state: EnvironmentState) -> None:
         if state.breaker.admits(_now()):
             return
@@ -144,7 +138,8 @@ class EnvironmentLimits:
         state.notify()
 
     def _record_failure(self, name: str, state: EnvironmentState, failure: Failure) -> None:
-        if state.breaker.failed(_now(), may_open=self._has_others(state)):
+        has_others = any(other.breaker.is_closed for other in self._states.values() if other is not state)
+        if state.breaker.failed(_now(), may_open=has_others):
             self.counters.pauses += 1
             log.warning(
                 f"an environment is paused for {self.settings.pause_s:g} s: its last {self.settings.after} groups failed",

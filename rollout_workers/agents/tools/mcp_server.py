@@ -62,7 +62,8 @@ class McpServer:
                 await close.wait()
         except Exception as error:  # the library wraps errors in several ways; once open, calls report a lost server
             if not opened.done():
-                opened.set_exception(ConfigError(f"the MCP server {self._named()} cannot be opened: {_cause(error)}"))
+                named = self.url if self.url else " ".join(self.command)
+                opened.set_exception(ConfigError(f"the MCP server {named} cannot be opened: {_cause(error)}"))
 
     async def _connect(self, stack: AsyncExitStack) -> _McpTools:
         mcp = _library()
@@ -80,9 +81,6 @@ class McpServer:
         streamable_http: Any = import_module("mcp.client.streamable_http")
         client = await stack.enter_async_context(streamable_http.create_mcp_http_client(headers=dict(self.headers)))
         return streamable_http.streamable_http_client(self.url, http_client=client)
-
-    def _named(self) -> str:
-        return self.url if self.url else " ".join(self.command)
 
 
 class _McpTools:

@@ -56,11 +56,8 @@ class Toolbox:
 @asynccontextmanager
 async def open_toolbox(tools: Sequence[AnyTools], *, timeout_s: float) -> AsyncGenerator[Toolbox]:
     async with AsyncExitStack() as stack:
-        sources = [await _opened(source, stack) for source in tools]
+        sources = [
+            await stack.enter_async_context(source.open()) if isinstance(source, ToolProvider) else FunctionTool(source)
+            for source in tools
+        ]
         yield Toolbox(sources, timeout_s=timeout_s)
-
-
-async def _opened(source: AnyTools, stack: AsyncExitStack) -> OpenTools:
-    if isinstance(source, ToolProvider):
-        return await stack.enter_async_context(source.open())
-    return FunctionTool(source)
