@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,29 +17,18 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
     Cancellation abandons the thread, which cannot be stopped.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # from here on cancelling the wait does not cancel the future the thread answers
     context = contextvars.copy_context()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)  # pyright: ignore[reportArgumentType]
-
     def run() -> None:
-        result, error = None, None
         try:
-            result = context.run(function)
+            answer.set_result(context.run(function))
         except BaseException as raised:
-            error = as_exception(raised)
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
+            answer.set_exception(as_exception(raised))
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def as_exception(raised: BaseException) -> Exception:
