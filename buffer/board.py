@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
@@ -18,7 +20,7 @@ from buffer.server.unexpected_replies import reading
 
 MESSAGES_KEPT = 10_000
 """Messages kept per topic; older ones are deleted."""
-_MEMBER_TYPES = {"id": str, "host": str, "version": int, "device": str, "gpu": str, "catches_up": str}
+_MEMBER = TypeAdapter(Member)
 
 
 class RedisBoard:
@@ -117,10 +119,9 @@ def shortened(value: str) -> str:
 def _parse_member(text: bytes | None) -> Member | None:
     """Return the member, or None if the text is not a member that this code wrote."""
     try:
-        member = Member(**json.loads(text or b""))
-    except (ValueError, TypeError):
+        return _MEMBER.validate_json(text if text is not None else b"", strict=True)
+    except ValidationError:
         return None
-    return member if all(isinstance(getattr(member, name), kind) for name, kind in _MEMBER_TYPES.items()) else None
 
 
 def _parse_message(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from async_rl.replay_protocol import Limits, Selector
+from pydantic import TypeAdapter
+
+from async_rl.replay_protocol import Limits
 
 CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas")
 """Limits that may change during a run. The others shape the learner's steps or the accounting of samples_per_insert."""
+_LIMITS = TypeAdapter(Limits)
 
 
 def write_limits(limits: Limits) -> dict[str, str]:
@@ -43,19 +46,8 @@ def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_limits(state: Mapping[str, str]) -> Limits | None:
-    """Return the limits in force; None before the first learner."""
+    """Return the limits in force; None before the first learner. Raises ValueError or KeyError."""
     if "groups_per_step" not in state:
         return None
-    return Limits(
-        max_age=float(state["max_age"]),
-        groups_per_step=int(state["groups_per_step"]),
-        lease_s=int(state["lease_ms"]) / 1000,
-        max_attempts=int(state["max_attempts"]),
-        selector=cast("Selector", state["selector"]),
-        max_uses=int(state["max_uses"]),
-        samples_per_insert=float(state["samples_per_insert"]) if "samples_per_insert" in state else None,
-        min_size=int(state["min_size"]),
-        error_buffer=float(state["error_buffer"]),
-        quotas=json.loads(state.get("quotas", "{}")),
-        keep_steps=int(state["keep_steps"]),
-    )
+    converted = {"lease_s": int(state["lease_ms"]) / 1000, "quotas": json.loads(state.get("quotas", "{}"))}
+    return _LIMITS.validate_python({**state, **converted})

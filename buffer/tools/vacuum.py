@@ -29,8 +29,8 @@ class FreedSpace:
     """Space that was freed, or with --dry-run would be."""
 
     what: str
-    count: int
-    bytes: int
+    count: int = 0
+    bytes: int = 0
     note: str = ""
 
 
@@ -59,7 +59,7 @@ async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
     """Delete spent groups that are kept for longer than `retention.keep_steps`; not those that wait for the archive."""
     what = "spent groups kept too long"
     if run.config.retention.archive:
-        return FreedSpace(what=what, count=0, bytes=0, note="the learner deletes them when they are archived")
+        return FreedSpace(what=what, note="the learner deletes them when they are archived")
     run_state = await run.inspection.run_state()
     last = int(run_state.fields.get("saved", -1)) - int(run_state.fields.get("keep_steps", 0))
     found = await run.redis.run_command("zrangebyscore", run.redis.key("kept"), "-inf", last)
@@ -73,14 +73,10 @@ async def _kept(run: OpenRun, *, only_say: bool) -> FreedSpace:
 async def _quarantined(run: OpenRun, *, wanted: bool, only_say: bool) -> FreedSpace:
     """Delete quarantined payloads, only with --quarantine: they are evidence."""
     what, tickets = "refused payloads", [report["ticket"] for report in await run.buffer.quarantined()]
-    total = 0
-    for ticket in tickets:
-        payload = await run.buffer.quarantined_payload(ticket)
-        total += 0 if payload is None else len(payload)
+    payload_of = run.buffer.quarantined_payload
+    total = sum([len(payload) for ticket in tickets if (payload := await payload_of(ticket)) is not None])
     if tickets and not wanted:
-        return FreedSpace(
-            what=what, count=0, bytes=0, note=f"--quarantine frees {format_size(total)} of {len(tickets)} payloads"
-        )
+        return FreedSpace(what=what, note=f"--quarantine frees {format_size(total)} of {len(tickets)} payloads")
     if tickets and not only_say:
         await run.buffer.forget(tickets)
     return FreedSpace(what=what, count=len(tickets), bytes=total)
@@ -90,7 +86,7 @@ async def _remembered(run: OpenRun, *, only_say: bool) -> FreedSpace:
     """Delete the results of ended tickets, which only a worker that repeats a commit reads, so only if no worker is running."""
     what, name = "remembered endings", run.redis.key("ended")
     if not run.was_asleep:
-        return FreedSpace(what=what, count=0, bytes=0, note="kept while the run's server is up: a worker may repeat a commit")
+        return FreedSpace(what=what, note="kept while the run's server is up: a worker may repeat a commit")
     count, taken = await run.redis.run_commands([("hlen", name), ("memory_usage", name)])
     if not only_say:
         await run.redis.run_command("unlink", name)
