@@ -18,7 +18,7 @@ def parse_stats(reply: list[Any], fence: int) -> BufferStats:
     fields: dict[str, Any] = {name.decode(): value for name, value in rows(reply, 2)}
     with reading("dropped"):
         dropped = {reason.decode(): int(number) for reason, number in rows(fields["dropped"], 2)}
-    parsed = {
+    parsed: dict[str, Any] = {
         "fence": fence,
         "owed": float(fields["owed"]),
         "starving": fields["starving"] == 1,
