@@ -28,7 +28,7 @@ from async_rl.config.tokenizer import CharacterTokenizer
 from async_rl.megatron import parallel
 from async_rl.megatron.huggingface.tensors import from_canonical
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.megatron.parameters.full_parameters import local_parameters
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
@@ -140,8 +140,8 @@ async def compare(config: Config, load: EngineLoad, rounds: int) -> Result:
     tokenizer = Endless(config.tokenizer.alphabet)
     shape = model_shape(config.model, tokenizer.vocab_size)
     parallel.initialize(device=CPU)
-    weights = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape)
-    assert weights is not None
+    model = build_model(shape, device=CPU, dtype=torch.float32, seed=1)
+    weights = {name: parameter.detach() for name, parameter in local_parameters(model).items()}
     rival = HuggingFace(shape, weights)
     prompts, found = torch.empty(0), list[Completion]()
     ours_s, theirs_s = list[float](), list[float]()

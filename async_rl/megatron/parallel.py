@@ -135,11 +135,6 @@ def tensor_group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group())
 
 
-def pipeline_group() -> dist.ProcessGroup:
-    """The pipeline-parallel group: ranks that hold stages of the same model."""
-    return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
-
-
 def context_group() -> dist.ProcessGroup:
     """The context-parallel group: ranks that hold parts of the same rows."""
     return cast("dist.ProcessGroup", parallel_state.get_context_parallel_group())
@@ -148,11 +143,6 @@ def context_group() -> dist.ProcessGroup:
 def data_group() -> dist.ProcessGroup:
     """The data-parallel group: ranks with the same part of the model and different rows."""
     return cast("dist.ProcessGroup", parallel_state.get_data_parallel_group())
-
-
-def expert_group() -> dist.ProcessGroup:
-    """The expert-parallel group: ranks that hold experts of the same layers."""
-    return cast("dist.ProcessGroup", parallel_state.get_expert_model_parallel_group())
 
 
 def _join(device: torch.device, rendezvous: Rendezvous | None) -> None:

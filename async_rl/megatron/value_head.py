@@ -5,14 +5,12 @@ Head `scalar` replaces the logits by it; `both` appends it to them as one more c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import GPTModel, gather_from_sequence_parallel_region
-from async_rl.megatron.parameters.table import VALUE_HEAD
 from async_rl.models.shape import Head
 
 
@@ -31,11 +29,6 @@ def split(output: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     if head == "tokens":
         return output, output[:, :0]
     return output[:, :-1], output[:, -1].float()
-
-
-def without_value_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Full parameters without those of the value head."""
-    return {name: tensor for name, tensor in tensors.items() if name not in VALUE_HEAD}
 
 
 class ValueHead(nn.Module):

@@ -14,7 +14,7 @@ from async_rl.megatron import parallel
 from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.megatron.parameters.full_parameters import load_full, local_parameters
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, Message, Tool
@@ -61,9 +61,8 @@ def engine(
 
 def weights(machine: Machine, shape: ModelShape, dtype: torch.dtype, seed: int) -> Mapping[str, Tensor]:
     parallel.initialize(device=machine.device)
-    full = gather_full(build_model(shape, device=machine.device, dtype=dtype, seed=seed), shape)
-    assert full is not None
-    return full
+    model = build_model(shape, device=machine.device, dtype=dtype, seed=seed)
+    return {name: parameter.detach() for name, parameter in local_parameters(model).items()}
 
 
 def prompts(count: int, vocab_size: int, longest: int) -> list[list[int]]:

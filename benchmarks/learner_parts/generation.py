@@ -9,7 +9,7 @@ import torch
 
 from async_rl.config import Config
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.megatron.parameters.full_parameters import local_parameters
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from learner_parts.rollouts import PROMPT
@@ -27,10 +27,10 @@ class Generation:
         self._vocab_size = shape.vocab_size
         self._prompts = torch.Generator().manual_seed(7)
         self.engine = MegatronEngine(shape, tokenizer, config.worker, self._sampling, device=CPU, seed=7)
-        self._weights = gather_full(build_model(shape, device=CPU, dtype=torch.float32, seed=1), shape)
+        model = build_model(shape, device=CPU, dtype=torch.float32, seed=1)
+        self._weights = {name: parameter.detach() for name, parameter in local_parameters(model).items()}
 
     async def begin(self) -> None:
-        assert self._weights is not None
         await self.engine.swap(0, self._weights)
 
     async def step(self) -> tuple[float, list[int]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from async_rl.config import Config
 from async_rl.megatron import parallel
-from async_rl.megatron.parameters.full_parameters import gather_full
+from async_rl.megatron.parameters.full_parameters import local_parameters
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -114,9 +114,7 @@ class Pupil:
         self._policy.load(weights)
 
     def weights(self) -> dict[str, Tensor]:
-        found = gather_full(self._policy.chunks, self._policy.shape)
-        assert found is not None
-        return found
+        return {name: parameter.detach().clone() for name, parameter in local_parameters(self._policy.chunks).items()}
 
     def step(self, groups: list[TakenGroup]) -> float:
         """The mean reward."""

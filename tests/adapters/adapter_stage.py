@@ -11,7 +11,6 @@ import torch
 from async_rl.config import Config
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.from_config import model_shape
 from async_rl.protocols import Agent, EpisodeContext, Gateway, GroupAgent, InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -19,6 +18,7 @@ from async_rl.types import Rollout, Status, Task, Ticket
 from rollout_workers.gateway import open_gateway
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.registry import build_agent
+from tests.support.full_parameters import gather_full
 
 CPU = torch.device("cpu")
 

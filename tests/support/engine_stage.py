@@ -14,12 +14,13 @@ from async_rl.megatron import parallel
 from async_rl.megatron.compat import GPTModel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
+from tests.support.full_parameters import gather_full
 
 MEGATRON_SCHEDULES = importlib.util.find_spec("megatron.core.inference.config") is not None
 """Newer versions of megatron-core divide prompts and share prefixes in their own way."""

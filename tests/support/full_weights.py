@@ -9,10 +9,10 @@ from torch import Tensor
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
-from async_rl.megatron.parameters.full_parameters import gather_full
-from async_rl.megatron.value_head import without_value_head
+from async_rl.megatron.parameters.table import VALUE_HEAD
 from learner.model import TrainingModel
 from learner.ranks.rank_group import RankGroup
+from tests.support.full_parameters import gather_full
 
 
 def weights_of(rank_group: RankGroup) -> dict[str, Tensor]:
@@ -21,7 +21,8 @@ def weights_of(rank_group: RankGroup) -> dict[str, Tensor]:
         rank_group.save(Path(folder) / "checkpoints", step=0, extra={}, keep=1).result()
         (checkpoint,) = candidates(Path(folder) / "checkpoints")
         model = rank_group.model
-        return without_value_head(load_checkpoint(checkpoint, read_manifest(checkpoint), model.shape, model.dtype))
+        weights = load_checkpoint(checkpoint, read_manifest(checkpoint), model.shape, model.dtype)
+        return {name: tensor for name, tensor in weights.items() if name not in VALUE_HEAD}
 
 
 def weights_of_model(model: TrainingModel) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Initialises, gathers and loads the full parameters of a model that is sharded over ranks, by canonical name."""
+"""Initialises, loads and divides the full parameters of a model that is sharded over ranks, by canonical name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.parallel import current_parallel_sizes, expert_group, pipeline_group, tensor_group
 from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
@@ -164,18 +162,6 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def gather_full(model: nn.Module, shape: ModelShape) -> dict[str, Tensor] | None:
-    """Gather copies of all full parameters on rank 0; returns None on other ranks. All ranks must call it."""
-    own = {row.name: parameter.detach() for row, parameter in _targets(model, shape)}
-    like = next(iter(own.values()))
-    gathered: dict[str, Tensor] = {}
-    for row in table(shape):
-        full = _on_first_of_stage(own.get(row.name), row, shape, like) if _stage_of(row, shape) == _stage() else None
-        if (arrived := _to_first_stage(full, row, shape, like)) is not None:
-            gathered[row.name] = arrived
-    return gathered if dist.get_rank() == 0 else None
-
-
 def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
     """This rank's parts of the full parameters, without copying; a part with two copies appears once."""
     rank, ranks = _tensor_rank()
@@ -203,66 +189,3 @@ def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tup
 
 def _tensor_rank() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-
-
-def _stage() -> int:
-    return parallel_state.get_pipeline_model_parallel_rank()
-
-
-def _stage_of(row: Parameter, shape: ModelShape) -> int:
-    division = current_parallel_sizes()
-    if row.layer is None:
-        return 0 if row.name == EMBEDDING else division.pipeline - 1
-    pieces = division.pipeline * division.virtual_stages
-    return row.layer * pieces // shape.layers % division.pipeline
-
-
-def _is_first_of_stage() -> bool:
-    return _tensor_rank()[0] == 0 and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-
-
-def _on_first_of_stage(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
-    """Gather a full parameter on the first rank of its stage; None on other ranks."""
-    if row.expert is not None:
-        return _from_expert_rank(own, row, shape, like)
-    assert own is not None
-    rank, ranks = _tensor_rank()
-    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
-        return None
-    if ranks == 1 or row.split is Split.WHOLE:
-        return own.clone() if rank == 0 else None
-    parts = [torch.empty_like(own) for _ in range(ranks)]
-    dist.all_gather(parts, own.contiguous(), group=tensor_group())
-    return join(parts, row.split, row.shape) if rank == 0 else None
-
-
-def _from_expert_rank(own: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
-    if parallel_state.get_expert_data_parallel_rank() != 0:
-        return None
-    assert row.expert is not None
-    assert shape.experts is not None
-    group = expert_group()
-    holder = row.expert * group.size() // shape.experts.number
-    if group.rank() == 0:
-        return own.clone() if own is not None else _received(row, like, group, holder)
-    if group.rank() == holder:
-        assert own is not None
-        dist.send(own.contiguous(), group=group, group_dst=0)
-    return None
-
-
-def _to_first_stage(full: Tensor | None, row: Parameter, shape: ModelShape, like: Tensor) -> Tensor | None:
-    """Send a full parameter from the first rank of its stage to rank 0."""
-    owner, group = _stage_of(row, shape), pipeline_group()
-    if owner == 0 or not _is_first_of_stage():
-        return full
-    if _stage() == owner:
-        assert full is not None
-        dist.send(full.contiguous(), group=group, group_dst=0)
-    return _received(row, like, group, owner) if _stage() == 0 else None
-
-
-def _received(row: Parameter, like: Tensor, group: dist.ProcessGroup, source: int) -> Tensor:
-    full = torch.empty(row.shape, dtype=like.dtype, device=like.device)
-    dist.recv(full, group=group, group_src=source)
-    return full

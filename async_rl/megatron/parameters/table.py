@@ -1,7 +1,7 @@
 """The parameter table of a model: canonical name, full shape, and how tensor ranks split it. No torch.
 
 A canonical name is Megatron's name with global numbers of layer and expert; shapes are without vocabulary padding and tensor
-slicing. Initial weights, gathering, loading, weight pushes, checkpoints and Hugging Face folders all use this table.
+slicing. Initial weights, loading, weight pushes, checkpoints and Hugging Face folders all use this table.
 """
 
 from __future__ import annotations

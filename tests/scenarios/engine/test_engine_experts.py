@@ -9,12 +9,12 @@ import torch
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.shape import Experts
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
 from tests.support import engine_stage
 from tests.support.engine_stage import CPU, engine, prompts
+from tests.support.full_parameters import gather_full
 
 SHAPE = replace(engine_stage.SHAPE, qk_norm=True, experts=Experts(number=6, per_token=2, ffn=40, layers=(1,)))
 

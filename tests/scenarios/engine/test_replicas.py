@@ -19,13 +19,14 @@ from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
+from tests.support.full_parameters import gather_full
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,6 @@ import torch
 
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Agent, EpisodeContext, GenerationArgs, GroupAgent, InferenceInterface, Prompt
 from async_rl.tokenization.tokenizers import Characters
@@ -38,6 +37,7 @@ from rollout_workers.agents.group_reward import ranked
 from rollout_workers.environments.guess_number import GuessNumber
 from rollout_workers.episodes.episode import play, play_group
 from tests.support.engine_stage import CPU, engine
+from tests.support.full_parameters import gather_full
 
 TOKENIZER = Characters(string.printable)
 SHAPE = ModelShape(

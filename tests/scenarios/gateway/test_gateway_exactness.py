@@ -21,7 +21,7 @@ from async_rl.config.rollout import GatewayConfig, WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt
 from async_rl.tokenization.tokenizers import HuggingFace
@@ -29,6 +29,7 @@ from async_rl.types import Completion, Sample, ToolCall
 from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.engine import MegatronEngine
+from tests.support.full_parameters import gather_full
 from tests.support.small_tokenizer import make_tokenizer
 
 CPU = torch.device("cpu")

@@ -18,7 +18,6 @@ from async_rl.config.loading import load
 from async_rl.errors import AsyncRLError, CheckpointError, ConfigError
 from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint, save_checkpoint
-from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.megatron.parameters.table import VALUE_BIAS, VALUE_WEIGHT
 from async_rl.models.hf_config import read_shape
 from async_rl.models.safetensors import divide
@@ -26,6 +25,7 @@ from learner.models.__main__ import main
 from learner.models.memory import MemoryLayout, bytes_of
 from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
+from tests.support.full_parameters import gather_full
 from tests.support.full_weights import weights_of
 from tests.support.learner_rank import OBJECTIVE, config, shape
 from tests.support.small_models import write_folder

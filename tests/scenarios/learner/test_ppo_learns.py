@@ -16,7 +16,6 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.huggingface.export import FolderExtras, write_folder
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
 from async_rl.models.hf_config import written_config
 from learner.batches.batch import pack_batch
 from learner.objective import Objective, load_objective
@@ -24,6 +23,7 @@ from learner.ranks.model_set import build_model_set, check_model_set
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 from tests.scenarios.learner.bandits import Bandits, share_right
+from tests.support.full_parameters import gather_full
 from tests.support.full_weights import weights_of, weights_of_model
 from tests.support.learner_rank import CPU, shape
 from tests.support.ppo_stage import CRITICS, EVERYTHING, OPTIMIZER, OWN, SHARED, batch, learner_config

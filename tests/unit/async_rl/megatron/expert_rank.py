@@ -11,8 +11,9 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full, local_parameters
+from async_rl.megatron.parameters.full_parameters import load_full, local_parameters
 from async_rl.models.shape import Experts, ModelShape
+from tests.support.full_parameters import gather_full
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(

@@ -12,8 +12,9 @@ from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, load_full
+from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
+from tests.support.full_parameters import gather_full
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model, forward_packed, pack
-from async_rl.megatron.parameters.full_parameters import gather_full, local_parameters
+from async_rl.megatron.parameters.full_parameters import local_parameters
+from tests.support.full_parameters import gather_full
 from tests.support.repository import ROOT
 from tests.unit.async_rl.megatron.expert_rank import CPU, EXPERTS, SHAPE, sequences
 

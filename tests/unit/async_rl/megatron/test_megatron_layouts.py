@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
-from async_rl.megatron.parameters.full_parameters import gather_full
+from tests.support.full_parameters import gather_full
 from tests.support.repository import ROOT
 from tests.unit.async_rl.megatron.layout_rank import CPU, scored, shape
 

@@ -10,9 +10,10 @@ from async_rl.megatron import host, parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack, packed_params
-from async_rl.megatron.parameters.full_parameters import Split, gather_full, join, load_full, slice_for, specs, table
+from async_rl.megatron.parameters.full_parameters import Split, join, load_full, slice_for, specs, table
 from async_rl.models.shape import ModelShape
 from async_rl.transport.digest import specs_of
+from tests.support.full_parameters import gather_full
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
