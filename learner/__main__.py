@@ -35,9 +35,10 @@ from async_rl.supervision import (
     run_with,
     signs_of_life,
     stall_watchdog,
+    work_limit,
 )
 from async_rl.supervision.liveness.leaving import leave_at_once
-from async_rl.supervision.processes.descriptors import raise_descriptor_limit
+from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.sending.sender import WeightSender
@@ -75,10 +76,9 @@ log = structlog.get_logger("learner")  # __name__ is __main__, which would count
 
 
 def main() -> None:
-    with leave_at_once(), boundary("async-rl learner"), signs_of_life(os.environ):
+    with leave_at_once(), boundary("async-rl learner"), signs_of_life(os.environ), enough_descriptors():
         guard()
         keep_files_private()
-        raise_descriptor_limit()
         config = load_named(sys.argv[1:])
         configure_logs("learner")
         arm_from(os.environ)
@@ -89,7 +89,7 @@ def main() -> None:
         # Before the lease is acquired: importing a Hugging Face tokenizer may take longer than a lease lasts.
         shape = model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size)
         check_model_set(config, objective, shape)
-        with open_group_stores(config) as stores:
+        with work_limit(config.supervision.work_limit_s), open_group_stores(config) as stores:
             if place.rank == 0:
                 asyncio.run(lead(config, objective, shape, place, stores))
             else:

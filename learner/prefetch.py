@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from async_rl.config import BatchConfig
 from async_rl.config.buffer import StalenessConfig
 from async_rl.replay_protocol import ReplayBuffer
+from async_rl.supervision import working
 from async_rl.types import TakenGroup
 from learner.batches.batch import PackedBatch
 
@@ -48,7 +49,7 @@ class Prefetcher:
         """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""
         groups = await self._take(step, version)
         started = time.monotonic()
-        packed = await asyncio.to_thread(self._pack, groups)
+        packed = await asyncio.to_thread(working("the packing of a batch")(self._pack), groups)
         pack_s = time.monotonic() - started
         return StepBatch(step=step, groups=groups, packed=replace(packed, metrics={**packed.metrics, "time/pack": pack_s}))
 

@@ -26,10 +26,10 @@ from async_rl.megatron.parallel import resolve_device
 from async_rl.models.from_config import model_shape
 from async_rl.protocols import Board, Member
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog
+from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog, work_limit
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.liveness.watchdog import REPORT_AFTER_S
-from async_rl.supervision.processes.descriptors import raise_descriptor_limit
+from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
@@ -50,14 +50,14 @@ log = structlog.get_logger("rollout_workers")  # __name__ is __main__, which wou
 
 
 def main() -> None:
-    with leave_at_once(), boundary("async-rl worker"), signs_of_life(os.environ):
+    with leave_at_once(), boundary("async-rl worker"), signs_of_life(os.environ), enough_descriptors():
         guard()
         keep_files_private()
-        raise_descriptor_limit()
         config = load_named(sys.argv[1:])
         configure_logs("worker")
         arm_from(os.environ)
-        asyncio.run(work(config))
+        with work_limit(config.supervision.work_limit_s):
+            asyncio.run(work(config))
 
 
 async def work(config: Config) -> None:

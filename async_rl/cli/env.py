@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
-from async_rl.cli.grammar import CommandLine, Option, Verb, nearest
+from async_rl.cli.grammar import PORT, CommandLine, Option, Verb, nearest
 from async_rl.cli.role_process import become, in_buffer, in_role
 from async_rl.config.loading import load
 from async_rl.config.rollout import EnvironmentConfig
@@ -54,12 +54,12 @@ SERVE = Verb(
     options=(
         _ARGS,
         Option(name="host", value="ADDRESS", help="address to listen on (127.0.0.1)"),
-        Option(name="port", value="PORT", read=int, help="port to listen on; 0 takes a free one (0)"),
+        PORT,
         Option(
             name="token-file", value="FILE", help="file with the token that workers must send; required beyond this machine"
         ),
         Option(name="tokenizer", value="FOLDER", help="the run's, for agents that need it (Hugging Face; needs transformers)"),
-        Option(name="max-episodes", value="N", read=int, help="maximum concurrent episodes (1024)"),
+        Option(name="max-episodes", value="N", read=int, least=1, help="maximum concurrent episodes (1024)"),
     ),
 )
 

@@ -5,6 +5,7 @@ A verb is a value, so that the `async-rl` command can explain and check a line w
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ class Option:
     """Placeholder of its value; empty for a switch."""
     read: Callable[[str], object] = str
     choices: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    """The range of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,9 @@ class CommandLine:
     def number(self, name: str) -> float | None:
         value = self.chosen.get(name)
         return float(value) if isinstance(value, int | float) else None
+
+
+PORT = Option(name="port", value="PORT", read=int, least=0, most=65535, help="port to listen on; 0 takes a free one (0)")
 
 
 def read(verb: Verb, words: Sequence[str]) -> CommandLine:
@@ -139,9 +146,13 @@ def _value(option: Option, given: list[str]) -> object:
     if option.choices and given[0] not in option.choices:
         raise ConfigError(f"--{option.name} {given[0]}: choose one of {', '.join(option.choices)}")
     try:
-        return option.read(given[0])
+        value = option.read(given[0])
     except ValueError:
         raise ConfigError(f"--{option.name} {given[0]!r} is not a number") from None
+    if isinstance(value, int | float) and not option.least <= value <= option.most:
+        most = "" if option.most == math.inf else f" and at most {option.most:g}"
+        raise ConfigError(f"--{option.name} {given[0]}: must be at least {option.least:g}{most}")
+    return value
 
 
 def _check_operands(verb: Verb, operands: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from async_rl.cli.grammar import CommandLine, Option, Verb
+from async_rl.cli.grammar import PORT, CommandLine, Option, Verb
 from async_rl.cli.role_process import become
 from async_rl.cli.train import load_described
 from async_rl.launch.commands import command
@@ -21,7 +21,7 @@ SERVE = Verb(
     options=(
         Option(name="checkpoint", value="FOLDER", help="a checkpoint (default: the run's newest)"),
         Option(name="host", value="ADDRESS", help="address to listen on (127.0.0.1)"),
-        Option(name="port", value="PORT", read=int, help="port to listen on; 0 takes a free one (0)"),
+        PORT,
         Option(
             name="token-file", value="FILE", help="file with the token that clients must send; required beyond this machine"
         ),

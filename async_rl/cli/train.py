@@ -39,6 +39,8 @@ def load_described(args: Sequence[str]) -> TrainingConfig:
             config = _resolved(method, args)
             check_named(config.run.name)
             return config
+    if found is None and not any(word.startswith("@") for word in args):
+        raise ConfigError("no file was given; name that of a run of `async-rl train`, for example: @ runs/NAME/config.yaml")
     said = "is not set" if found is None else f"{found!r} does not exist"
     raise ConfigError(f"method: {said}; a run of `async-rl train` has one of {', '.join(METHODS)}")
 

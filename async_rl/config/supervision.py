@@ -21,6 +21,10 @@ class SupervisionConfig(Section):
     """Seconds before the first restart; the delay doubles with each further restart within the window."""
     silence_s: PositiveFloat = 300.0
     """Seconds without a heartbeat after which a process is killed and restarted. It counts as a crash."""
+    work_limit_s: NonNegativeFloat = 3600.0
+    """Seconds that one unit of blocking work may take: a training step, an engine step, loading or writing a checkpoint. After
+    that the process ends with the thread's name and is restarted. The first of each kind gets five times as long, because it
+    compiles. 0: no limit."""
 
     @property
     def policy(self) -> RestartPolicy:

@@ -5,6 +5,7 @@ from async_rl.supervision.liveness.service_thread import ServiceThread
 from async_rl.supervision.liveness.sign_of_life import signs_of_life
 from async_rl.supervision.liveness.watchdog import LoopStall, end_process, ends_after, stall_watchdog, watched
 from async_rl.supervision.liveness.whereabouts import CodeLocation, frame_of_thread, is_importing, is_in_package, location_of
+from async_rl.supervision.liveness.work import work_limit, working
 from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
 from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
 from async_rl.supervision.processes.piped_process import PipedProcess, ProcessEnded
@@ -57,4 +58,6 @@ __all__ = [
     "signs_of_life",
     "stall_watchdog",
     "watched",
+    "work_limit",
+    "working",
 ]

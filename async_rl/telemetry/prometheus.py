@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import prometheus_client
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
@@ -18,10 +19,16 @@ from prometheus_client.registry import Collector
 from async_rl.config import MetricsConfig
 from async_rl.config.exposure import knows, read_token, refuse_exposure
 from async_rl.errors import ConfigError
+from async_rl.supervision import ServiceThread
 from async_rl.telemetry.table import Metric, find_metric
 
 REQUEST_S = 10.0
 """Seconds without data after which a client is disconnected."""
+
+NO_DESCRIPTORS_S = 0.1
+"""Pause before accepting again when file descriptors have run out."""
+
+log = structlog.get_logger("async_rl.telemetry")
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -45,8 +52,9 @@ class PrometheusSink(Collector):
             self._server = make_server(host, port, application, _server_for(host), _SilentHandler)
         except OSError as error:
             raise ConfigError(f"metrics.prometheus_port: cannot listen on {host}:{port}: {error.strerror}") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
-        self._thread.start()
+        self._thread = ServiceThread(
+            lambda _: self._server.serve_forever(), name="prometheus", on_failure=lambda why: log.warning(str(why))
+        ).start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._newest = {
@@ -56,6 +64,7 @@ class PrometheusSink(Collector):
         }  # replaced, not modified: a scrape runs on another thread
 
     def close(self) -> None:
+        self._thread.stop()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -80,6 +89,13 @@ def _guarded(application: Any, token: str) -> Callable[[dict[str, Any], Respond]
 def _server_for(host: str) -> type[ThreadingWSGIServer]:
     class Listener(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def get_request(self) -> Any:
+            try:
+                return super().get_request()
+            except OSError:
+                time.sleep(NO_DESCRIPTORS_S)
+                raise
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignore errors of clients."""

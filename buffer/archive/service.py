@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.replay_protocol import ReplayBuffer
+from async_rl.supervision import working
 from async_rl.types import SpentGroup
 from buffer.archive.writing import ArchiveWriter
 
@@ -81,7 +82,7 @@ async def _archive_all(buffer: ReplayBuffer, fence: int, writer: ArchiveWriter) 
 
 async def _append(writer: ArchiveWriter, groups: Sequence[SpentGroup]) -> None:
     """Append in a thread. A cancelled call is waited for: a thread cannot be stopped, and two writers must not overlap."""
-    running = asyncio.get_running_loop().run_in_executor(None, writer.append, groups)
+    running = asyncio.get_running_loop().run_in_executor(None, working("the archive")(writer.append), groups)
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:

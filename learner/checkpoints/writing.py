@@ -25,6 +25,7 @@ from async_rl.checkpoints.draft import Draft
 from async_rl.checkpoints.manifest import FileFacts, file_of
 from async_rl.errors import CheckpointError
 from async_rl.megatron.parallel import GROUP_TIMEOUT
+from async_rl.supervision import working
 from async_rl.transport.wire.gloo import closed_listeners
 from learner.collectives import gather_bytes
 from learner.lost_peers import naming_lost_peers
@@ -62,7 +63,7 @@ class CheckpointWriter:
         copies = {name: self._host_copy(name, tensor).copy_(tensor, non_blocking=True) for name, tensor in tensors.items()}
         if self._pinned:
             torch.cuda.synchronize()
-        self._under_way = self._thread.submit(self._write, draft, copies, complete, time.monotonic())
+        self._under_way = self._thread.submit(working("a checkpoint")(self._write), draft, copies, complete, time.monotonic())
         return self._under_way
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ import structlog
 from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile, last_rows
 from async_rl.errors import CheckpointError
+from async_rl.supervision import working
 from async_rl.types import VersionRecord
 from learner.prefetch import StepBatch
 from learner.progress import Progress
@@ -113,6 +114,7 @@ class Journal:
                     log.info(f"{NAME} is written again, training continues")
                 return
 
+    @working("the journal")
     def _write(self, row: bytes) -> None:
         if self._file is None:
             self._file = RowFile(self._path, sync=True)

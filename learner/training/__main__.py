@@ -19,8 +19,8 @@ from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
 from async_rl.models.from_config import model_shape
-from async_rl.supervision import die_with_parent, drain_flag, signs_of_life
-from async_rl.supervision.processes.descriptors import raise_descriptor_limit
+from async_rl.supervision import die_with_parent, drain_flag, signs_of_life, work_limit
+from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import configure_logs, open_sinks, read_rows
 from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -39,17 +39,17 @@ log = structlog.get_logger("learner.training")  # __name__ is __main__, which wo
 
 
 def main() -> None:
-    with boundary("async-rl train"), signs_of_life(os.environ):
+    with boundary("async-rl train"), signs_of_life(os.environ), enough_descriptors():
         guard()
         keep_files_private()
-        raise_descriptor_limit()
         config = load_described(sys.argv[1:])
         configure_logs("train")
         arm_from(os.environ)
         place = place_from(os.environ)
         if place.is_under_torchrun:  # an orphaned rank would keep writing beside its successor
             die_with_parent()
-        train(config, place)
+        with work_limit(config.supervision.work_limit_s):
+            train(config, place)
 
 
 def train(config: TrainingConfig, place: RankPlace) -> None:

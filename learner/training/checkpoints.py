@@ -8,6 +8,7 @@ from pathlib import Path
 
 from async_rl.checkpoints.manifest import candidates
 from async_rl.errors import CheckpointError
+from async_rl.supervision import working
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.checkpoints.writing import Written
 
@@ -28,6 +29,7 @@ class TrainingCheckpoints:
         self._checkpointer, self._folder, self._keep = checkpointer, run_folder / "checkpoints", keep
         self._under_way: Future[Written] | None = None
 
+    @working("the newest checkpoint")
     def load(self) -> TableProgress:
         """Restore the newest checkpoint and return its position, or the beginning."""
         extra = self._checkpointer.load(self._folder, [path.name for path in candidates(self._folder)])
@@ -37,11 +39,13 @@ class TrainingCheckpoints:
             raise CheckpointError(f"{self._folder} belongs to a run of another kind; choose another run.name")
         return TableProgress(step=extra["step"], place=extra["place"])
 
+    @working("a copy for a checkpoint")
     def begin(self, progress: TableProgress) -> None:
         """Begin a checkpoint; training may continue on return. Raises CheckpointError if the previous one failed."""
         self.finish()
         self._under_way = self._checkpointer.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
 
+    @working("a checkpoint")
     def finish(self) -> None:
         """Wait until the last checkpoint is durable. Raises CheckpointError if it failed."""
         if self._under_way is not None:

@@ -6,6 +6,7 @@ import torch
 
 from async_rl.config.training import Distillation, DistillSection, DpoSection, DpoTraining, TrainingConfig
 from async_rl.models.shape import ModelShape
+from async_rl.supervision import working
 from learner.model import TrainingModel
 from learner.model_builder import InitialWeights, ModelBuilder
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
@@ -22,6 +23,7 @@ def check(config: TrainingConfig, shape: ModelShape) -> None:
             pass
 
 
+@working("the construction of the models")
 def build_models(
     config: TrainingConfig, shape: ModelShape, device: torch.device, *, total_updates: int
 ) -> tuple[TrainingModel, Method]:

@@ -19,6 +19,7 @@ from typing import Protocol
 from async_rl.config.training import TrainingConfig
 from async_rl.errors import ConfigError, Diverged
 from async_rl.megatron.compat import parallel_state
+from async_rl.supervision import working
 from learner.batches.device_rows import ModelRow
 from learner.collectives import true_on_all
 from learner.model import TrainingModel
@@ -110,6 +111,7 @@ class TableTrainer:
         self._checkpoints.finish()
         return progress
 
+    @working("the table")
     def _fetch(self, place: int) -> tuple[TableSlice, PackedExamples]:
         """Read and pack the examples of a step, for all ranks."""
         table_slice = self._table.slice_at(place, self._batch.examples_per_step)
@@ -122,6 +124,7 @@ class TableTrainer:
     def _packed(self, table_slice: TableSlice) -> PackedExamples:
         return pack(table_slice.examples, capacity=self._batch.bin_tokens, num_shards=self._model.layout.data)
 
+    @working("a training step")
     def _train(self, progress: TableProgress, table_slice: TableSlice, packed: PackedExamples, waited_s: float) -> None:
         began = time.monotonic()
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
@@ -148,6 +151,7 @@ class TableTrainer:
         rows = self._method.prepared(packed.rows(self._shard, self._model.device))
         return HeldOutSet(rows=rows, counts=packed.counts, every=held_out.every)
 
+    @working("the held-out rows")
     def _evaluate_held_out(self, progress: TableProgress) -> None:
         if self._held_out is None:
             return

@@ -26,6 +26,7 @@ from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
+from async_rl.supervision import working
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve
@@ -60,7 +61,7 @@ class MegatronEngine(Inference):
         self.device = device
         """The device from which weights of a swap are read fastest."""
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(device)
-        self.shape = shape
+        self._shape = shape
         self._defaults = sampling
         self._build = lambda: core(
             shape=shape,
@@ -107,7 +108,7 @@ class MegatronEngine(Inference):
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         """Raises ValueError for what cannot be generated."""
         token_ids = self._token_ids(prompt)
-        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self.shape.max_positions)
+        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self._shape.max_positions)
         done: asyncio.Future[Completion] = self._loop.create_future()
         generation = Generation(
             id=next(self._ids),
@@ -136,7 +137,7 @@ class MegatronEngine(Inference):
     @property
     def specs(self) -> list[ParameterSpec]:
         """The parameters that `swap` expects."""
-        return specs(self.shape, self._dtype)
+        return specs(self._shape, self._dtype)
 
     @property
     def version(self) -> int:
@@ -156,8 +157,8 @@ class MegatronEngine(Inference):
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         token_ids = prompt_ids(prompt, self.tokenizer)
-        if wrong := [token for token in token_ids if not 0 <= token < self.shape.vocab_size]:
-            raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self.shape.vocab_size}")
+        if wrong := [token for token in token_ids if not 0 <= token < self._shape.vocab_size]:
+            raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self._shape.vocab_size}")
         return token_ids
 
     # -- between the loop and the thread --------------------------------------------------------------------------------
@@ -227,7 +228,8 @@ class MegatronEngine(Inference):
 
     def _serve(self, ready: asyncio.Future[None]) -> None:
         try:
-            core = self._build()
+            with working("the construction of the engine"):
+                core = self._build()
         except BaseException as error:
             self._settle(ready, None, error)
             return
@@ -236,7 +238,8 @@ class MegatronEngine(Inference):
         try:
             while self._next_commands(core):
                 if core.can_step:
-                    core.step()
+                    with working("an engine step"):
+                        core.step()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -253,8 +256,9 @@ class MegatronEngine(Inference):
             commands, self._commands = self._commands, deque()
             if self._is_closing:
                 return False
-        for command in commands:
-            command(core)
+        with working("new weights or requests of the engine"):
+            for command in commands:
+                command(core)
         return True
 
     def _fail(self, error: BaseException) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from async_rl.errors import ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
+from async_rl.supervision import working
 from async_rl.types import Completion, StopReason
 from rollout_workers.inference.interface import Inference, prompt_ids
 
@@ -56,6 +57,7 @@ class HuggingFaceInference(Inference):
         finally:
             cancelled.set()  # a cancelled call frees the thread at the next token
 
+    @working("a generation with transformers")
     def _run(self, token_ids: Sequence[int], args: GenerationArgs, limit: int, cancelled: threading.Event) -> Completion:
         is_random = args.temperature != 0
         stops = _Stops(self.tokenizer, len(token_ids), args, cancelled)

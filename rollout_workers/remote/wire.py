@@ -40,7 +40,7 @@ class OrderedEpisode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedModel:
     mark: Annotated[Returns, BeforeValidator(lambda mark: mark if mark in ("tokens", "logprobs") else "text")]
-    tokenizer: WireMap
+    tokenizer: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,7 @@ def _with_arrays(kind: type, **others: Any) -> Any:
     """The type of a dataclass with arrays or spans for pydantic, which does not know arrays."""
     own = {name: Annotated[bytes, AfterValidator(_array_of(items))] for name, items in _ARRAYS.items()}
     own |= {"versions": tuple[_SPAN, ...], **others}
-    read_as: Any = {name: (own.get(name, hint), ...) for name, hint in get_type_hints(kind).items()}
-    shape: Any = create_model(kind.__name__, **read_as)
+    shape: Any = create_model(kind.__name__, **{name: own.get(name, hint) for name, hint in get_type_hints(kind).items()})
     return Annotated[shape, AfterValidator(lambda found: kind(**dict(found)))]
 
 
@@ -131,8 +130,7 @@ _SPAN = Annotated[tuple[int, int, int], AfterValidator(_span)]
 
 ORDER, TASK, ARGS = TypeAdapter(EpisodeOrder), TypeAdapter(Task), TypeAdapter(GenerationArgs)
 COMPLETION: TypeAdapter[Completion] = TypeAdapter(_with_arrays(Completion))
-_SAMPLE = _with_arrays(Sample)
-ROLLOUT: TypeAdapter[Rollout] = TypeAdapter(_with_arrays(Rollout, samples=tuple[_SAMPLE, ...]))
+ROLLOUTS: TypeAdapter[list[Rollout]] = TypeAdapter(list[_with_arrays(Rollout, samples=tuple[_with_arrays(Sample), ...])])
 _MESSAGES, _IDS = TypeAdapter(tuple[Message, ...]), TypeAdapter(list[int])
 
 

@@ -15,7 +15,7 @@ from async_rl.config.training import RewardModelTraining
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 from async_rl.models.from_config import model_shape
-from async_rl.supervision import drain_on_signals, run_with
+from async_rl.supervision import drain_on_signals, run_with, stall_watchdog, work_limit
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.rendering import PromptFormat, RenderedText
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -30,7 +30,8 @@ def main(words: Sequence[str]) -> None:
     if not isinstance(config, RewardModelTraining):
         raise ConfigError(f"{config.run.name} is a run of `async-rl train {config.method}`, so it has no reward model to serve")
     configure_logs("reward")
-    asyncio.run(serve(config, line))
+    with work_limit(config.supervision.work_limit_s):
+        asyncio.run(serve(config, line))
 
 
 async def serve(config: RewardModelTraining, line: CommandLine) -> None:
@@ -57,7 +58,8 @@ async def serve(config: RewardModelTraining, line: CommandLine) -> None:
         async with listening(server, host=host, port=port if port is not None else 0, token=token) as url:
             asked = f"{url}#token_file={line.text('token-file')}" if token else url
             print(f"reward model {config.run.name} ({checkpoint.name}) is served: scoring: {asked}", flush=True)
-            await run_with(stop.wait, scoring=server.serve)
+            with stall_watchdog():
+                await run_with(stop.wait, scoring=server.serve)
         await loop.run_in_executor(thread, scorer.close)
 
 

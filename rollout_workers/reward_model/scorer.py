@@ -15,12 +15,14 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
+from async_rl.supervision import working
 from async_rl.tokenization.rendering import RenderedText
 
 
 class Scorer:
     """Use it only on the thread that made it."""
 
+    @working("the construction of the model")
     def __init__(self, config: TrainingConfig, shape: ModelShape, checkpoint: Path) -> None:
         device = parallel.resolve_device(config.device)
         if device.type == "cpu":
@@ -33,6 +35,7 @@ class Scorer:
         self._model.requires_grad_(False).eval()
         self._device = device
 
+    @working("scores")
     def scores(self, texts: Sequence[RenderedText]) -> list[float]:
         token_ids, positions, packing = pack([torch.tensor(text.token_ids, device=self._device) for text in texts])
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """The parent of ranks that share one machine: python -m async_rl.supervision.processes.ranks RANKS LOGS MODULE ARGUMENTS...
 
-The ranks rendezvous over a private file, without a port. Rank 0 writes to the terminal, the others to LOGS. When one rank ends,
-the others are ended too, and its exit code becomes the group's.
+The ranks rendezvous over a file in memory, without a port. Rank 0 writes to the terminal, the others to LOGS. When one rank
+ends, the others are ended too, and its exit code becomes the group's.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from async_rl.durable.private_files import keep_files_private
+from async_rl.supervision.liveness.sign_of_life import signs_of_life
 from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
 from async_rl.supervision.processes.restarts import RestartPolicy
 from async_rl.supervision.processes.signals import drain_on_signals
@@ -32,9 +34,29 @@ LINES_SHOWN = 30
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
-def specs(command: Sequence[str], ranks: int, *, store: Path, logs: Path, inherited: Mapping[str, str]) -> list[ChildSpec]:
+@contextmanager
+def open_store() -> Generator[tuple[str, Sequence[int]]]:
+    """Yield the path of the file over which the ranks rendezvous, and the descriptors that they must inherit for it.
+
+    On Linux the file is in memory and has no name: a parent that is killed leaves nothing behind, no other user can open it,
+    and it needs no file system with locks, which the run's folder may lack if it is on the network.
+    """
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("async-rl-ranks", os.MFD_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{number}", (number,)
+        finally:
+            os.close(number)
+    else:
+        with TemporaryDirectory(prefix="async-rl-ranks-") as folder:  # of mode 0700
+            yield f"{folder}/store", ()
+
+
+def specs(
+    command: Sequence[str], ranks: int, *, store: str, inherits: Sequence[int], logs: Path, inherited: Mapping[str, str]
+) -> list[ChildSpec]:
     """One child process per rank."""
-    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_VARIABLE: str(store)}
+    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_VARIABLE: store}
     shared = {"GLOO_SOCKET_IFNAME": _LOOPBACK, **inherited, **group}
     return [
         ChildSpec(
@@ -43,6 +65,7 @@ def specs(command: Sequence[str], ranks: int, *, store: Path, logs: Path, inheri
             environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             log=logs / f"rank-{rank}.log" if rank > 0 else None,
             policy=RestartPolicy(limit=0),  # only the group as a whole is restarted, by its supervisor
+            inherits=inherits,
         )
         for rank in range(ranks)
     ]
@@ -106,12 +129,13 @@ class RankProcesses:
 async def run(ranks: int, logs: Path, command: Sequence[str], inherited: Mapping[str, str]) -> int:
     keep_files_private()
     stop = drain_on_signals()
-    with TemporaryDirectory(prefix="async-rl-ranks-") as folder:  # of mode 0700
-        return await RankProcesses(specs(command, ranks, store=Path(folder) / "store", logs=logs, inherited=inherited)).run(
+    with open_store() as (store, inherits):
+        return await RankProcesses(specs(command, ranks, store=store, inherits=inherits, logs=logs, inherited=inherited)).run(
             stop
         )
 
 
 if __name__ == "__main__":
     _, how_many, where, *module = sys.argv
-    sys.exit(asyncio.run(run(int(how_many), Path(where), [sys.executable, "-P", "-m", *module], os.environ)))
+    with signs_of_life(os.environ):
+        sys.exit(asyncio.run(run(int(how_many), Path(where), [sys.executable, "-P", "-m", *module], os.environ)))

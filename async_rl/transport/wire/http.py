@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,8 +70,9 @@ class ParcelServer:
     def close(self) -> None:
         self._server.closing.set()
         self._thread.stop()
-        socket.create_connection((self._address, self._server.server_port)).close()  # wakes the accepting thread
-        self._thread.join()
+        with suppress(OSError):  # without a free descriptor the thread is left to the end of the process
+            socket.create_connection((self._address, self._server.server_port)).close()  # wakes the accepting thread
+            self._thread.join()
         self._server.server_close()
 
 

@@ -26,6 +26,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch's own type stubs have it
 from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, Work
 
+from async_rl.supervision.processes.descriptors import many_descriptors
 from async_rl.transport.messages import Backend
 from async_rl.transport.wire import gloo
 from async_rl.transport.wire.rendezvous import WireRendezvous, as_wire_error
@@ -78,7 +79,7 @@ class Link:
 
     @classmethod
     def open(cls, rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts, abandoned: Event) -> Link:
-        with as_wire_error("rendezvous"):
+        with as_wire_error("rendezvous"), many_descriptors():
             _wait_for_members(rendezvous, place, timeouts)
             group = _nccl(rendezvous, place, timeouts) if place.backend == "nccl" else _gloo(rendezvous, place, timeouts)
         link = cls(group, place, timeouts, abandoned)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +12,12 @@ from aiohttp import web
 
 async def stream_data(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
     """Send unnamed events and a final [DONE], for chat and completions."""
-    return await _stream(request, chain((f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), ["data: [DONE]\n\n"]))
+
+    def lines() -> Iterator[str]:
+        yield from (f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        yield "data: [DONE]\n\n"
+
+    return await _stream(request, lines())
 
 
 async def stream_events(request: web.Request, events: Iterable[Mapping[str, Any]]) -> web.StreamResponse:

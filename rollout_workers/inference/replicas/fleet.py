@@ -61,6 +61,7 @@ class EngineFleet(Inference):
         folder: Path | None = None,
         dtype: torch.dtype | None = None,
         layer_spec: LayerSpec = "local",
+        work_limit_s: float = 0.0,
     ) -> None:
         """`devices`: one for each rank, engine by engine. `environment` is that of the rank processes; in `folder` they
         find each other, unset means the system's temporary folder.
@@ -76,7 +77,7 @@ class EngineFleet(Inference):
         """Name of the attention kernel used for decoding."""
         self.version = -1
         """The version that every engine has loaded; -1 before the first weights."""
-        self.shape = shape
+        self._shape = shape
         self._worker = worker
         self._defaults = sampling
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(devices[0])
@@ -84,7 +85,14 @@ class EngineFleet(Inference):
         self._seed = seed
         self._environment = environment
         self._parent = folder
-        self._rank = partial(RankSetup, shape=shape, tokenizer=tokenizer_config, worker=worker, layer_spec=layer_spec)
+        self._rank = partial(
+            RankSetup,
+            shape=shape,
+            tokenizer=tokenizer_config,
+            worker=worker,
+            layer_spec=layer_spec,
+            work_limit_s=work_limit_s,
+        )
         self._ids = itertools.count()
         self._router = Router(replicas=worker.engines, block_tokens=page_tokens(devices[0], worker.kv_block_tokens))
         self._swapping = asyncio.Lock()
@@ -143,7 +151,7 @@ class EngineFleet(Inference):
 
         Raises ValueError, and changes nothing, when the tensors do not fit or `version` does not exceed the one held.
         """
-        check_complete(self.shape, tensors)
+        check_complete(self._shape, tensors)
         async with self._swapping:
             self._raise_if_stopped()
             if version <= self.version:
@@ -158,7 +166,7 @@ class EngineFleet(Inference):
     @property
     def specs(self) -> list[ParameterSpec]:
         """The parameters that `swap` expects."""
-        return specs(self.shape, self._dtype)
+        return specs(self._shape, self._dtype)
 
     @property
     def metrics(self) -> EngineMetrics:

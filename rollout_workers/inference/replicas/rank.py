@@ -7,6 +7,7 @@ has one follower for each other rank.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import warnings
@@ -22,7 +23,7 @@ from async_rl.launch.package_guard import guard
 from async_rl.megatron import parallel
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.protocols import GenerationArgs
-from async_rl.supervision import run_with
+from async_rl.supervision import run_with, signs_of_life, work_limit
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.engine import MegatronEngine
@@ -34,15 +35,16 @@ from rollout_workers.inference.replicas.shared_weights import SharedWeights
 
 
 def main() -> None:
-    with boundary("async-rl engine"), ExitStack() as sockets:
+    with boundary("async-rl engine"), signs_of_life(os.environ), ExitStack() as opened:
         guard()
         setup = RankSetup.model_validate_json(sys.argv[1])
+        opened.enter_context(work_limit(setup.work_limit_s))
         configure_logs("worker")
         # Megatron gathers logits with functions that torch has renamed.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         _meet(setup)
         weights = SharedWeights(specs(setup.shape, setup.torch_dtype), setup.weights).tensors
-        leader, *followers = (sockets.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
+        leader, *followers = (opened.enter_context(socket.socket(fileno=int(number))) for number in sys.argv[2:])
         if setup.rank > 0:
             orders = SocketPipe(leader)
             follow(_core(setup, orders), orders, weights)

@@ -26,6 +26,8 @@ class RankSetup(Section):
     dtype: str
     store: Path
     """File of the store over which the ranks find each other."""
+    work_limit_s: float
+    """As supervision.work_limit_s."""
     weights: int
     """File descriptor of the shared memory."""
 

@@ -25,7 +25,7 @@ os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
 opened = []
-for reach in (os.listdir, lambda folder: open(os.path.join(folder, "store")).read()):
+for reach in (os.listdir, lambda folder: open(sys.argv[2]).read()):
     try:
         opened.append(repr(reach(sys.argv[1])))
     except PermissionError:
@@ -48,16 +48,15 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
         assert [place for pid in (parent, *ranks) for place in listeners(pid)] == []
 
         environment = Path(f"/proc/{ranks[0]}/environ").read_bytes().split(b"\0")
-        [store] = [
-            Path(os.fsdecode(each.partition(b"=")[2])) for each in environment if each.startswith(STORE_VARIABLE.encode())
-        ]
+        [named] = [os.fsdecode(each.partition(b"=")[2]) for each in environment if each.startswith(STORE_VARIABLE.encode())]
+        store = Path(named.replace("/self/", f"/{ranks[0]}/"))
         assert store.stat().st_size > 0
         assert store.parent.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:
-            line = [sys.executable, "-c", READ_AS_NOBODY, str(store.parent)]
+            line = [sys.executable, "-c", READ_AS_NOBODY, str(store.parent), str(store)]
             assert json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout) == []
 
         training.until_says("step 4/")
         training.signal(signal.SIGTERM)
         assert training.exit_code() == 0, training.output
-    until(lambda: not store.parent.exists(), "the folder is gone", within_s=10)
+    until(lambda: not store.exists(), "the store is gone", within_s=10)

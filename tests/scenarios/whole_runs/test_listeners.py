@@ -7,13 +7,16 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from async_rl.config import Config
+from async_rl.config.loading import to_yaml
 from async_rl.telemetry import read_rows
+from tests.scenarios.training import train_stage
 from tests.scenarios.whole_runs.listeners import Listener, family, listeners_below, role_of, usage
 from tests.scenarios.whole_runs.port_fuzzer import PortFuzzer
 from tests.support.repository import ROOT
@@ -22,6 +25,9 @@ from tests.support.run_processes import Program, program, read_config, until, wr
 PAGE = ROOT / "docs" / "security.md"
 FRAMES = 40
 """At each listener in the short test."""
+SERVE = {"redis", "learner", "rollout_workers", "rollout_workers.remote", "rollout_workers.reward_model"}
+"""Processes that always listen."""
+ROLES = SERVE | {"rollout_workers.evaluation"}
 
 
 def listed() -> set[tuple[str, str, str]]:
@@ -48,10 +54,37 @@ def has_a_name(listener: Listener) -> bool:
     return listener.kind == "tcp" or listener.address.startswith("@") or Path(listener.address).is_socket()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    config: Config
+    run: Program
+    servers: tuple[Program, ...]
+    """`env serve` and `reward serve`."""
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return (self.run, *self.servers)
+
+    @property
+    def family(self) -> list[int]:
+        return [pid for each in self.programs for pid in family(each.pid)]
+
+    @property
+    def listeners(self) -> set[Listener]:
+        return set().union(*(listeners_below(each.pid) for each in self.programs))
+
+    @property
+    def output(self) -> str:
+        return "\n".join(each.output for each in self.programs)
+
+    def has_ended(self) -> bool:
+        return any(each.has_ended() for each in self.programs)
+
+
 @contextmanager
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[tuple[Program, Config]]:
-    """With two ranks, Prometheus and an evaluator, once it has a checkpoint. Afterwards nothing of it is in the temporary
-    folder, where torch keeps a cache for all of its user's programs.
+def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[Deployment]:
+    """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve` and `reward serve`.
+    Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
     """
     with tempfile.TemporaryDirectory(prefix="arl") as temporary:  # pytest's own has too long a path for a socket
         monkeypatch.setenv("TMPDIR", temporary)
@@ -63,12 +96,31 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[t
             evaluation={"every": 4},
         )
         config = read_config(path)
-        with program(folder, "run", "@", path) as running:
+        with ExitStack() as started:
+            running = started.enter_context(program(folder, "run", "@", path))
+            servers = (
+                started.enter_context(program(folder, "env", "serve", "counting")),
+                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder))),
+            )
+            for server in servers:
+                server.until_says("is served")
             until(lambda: list(config.run_folder.glob("checkpoints/step-*")), "a checkpoint is there", while_alive=running)
-            yield running, config
-            running.signal(signal.SIGINT)
-            running.exit_code()
+            yield Deployment(config=config, run=running, servers=servers)
+            for each in (running, *servers):
+                each.signal(signal.SIGINT)
+            for each in (running, *servers):
+                assert each.exit_code() == 0, each.output
         assert {path.name for path in Path(temporary).iterdir() if not path.name.startswith("torch")} == set()
+
+
+def trained_reward_model(folder: Path) -> Path:
+    """The configuration of a reward model that was trained for a step."""
+    run = {"name": "scores", "folder": str(folder / "runs")}
+    config = train_stage.config("rm", run=run, learner={"steps": 1})
+    train_stage.run(config, config.run_folder)
+    path = folder / "scores.yaml"
+    path.write_text(to_yaml(config))
+    return path
 
 
 def free_port() -> int:
@@ -77,17 +129,19 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_run_listens_where_the_page_says_and_strangers_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_and_servers_listen_where_the_page_says_and_strangers_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     before = os.umask(0o022)
     try:
-        with run(tmp_path, monkeypatch, steps=100_000) as (running, config):
-            roles = {role_of(pid) for pid in family(running.pid)}
-            assert roles >= {"redis", "learner", "rollout_workers", "rollout_workers.evaluation"}
-            found = listeners_below(running.pid)
+        with deployment(tmp_path, monkeypatch, steps=100_000) as started:
+            config, found = started.config, started.listeners
+            assert {role_of(pid) for pid in started.family} >= ROLES
+            assert {listener.role for listener in found} >= SERVE
             assert {as_listed(listener) for listener in found} <= listed()
             assert {path for path in config.run_folder.rglob("*") if path.lstat().st_mode & 0o077} == set()
             assert config.run_folder.stat().st_mode & 0o077 == 0
-            attack(running, config, found, FRAMES)
+            attack(started, found, FRAMES)
     finally:
         os.umask(before)
 
@@ -95,23 +149,23 @@ def test_a_run_listens_where_the_page_says_and_strangers_change_nothing(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_ten_thousand_frames_at_every_port_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with run(tmp_path, monkeypatch, steps=1_000_000) as (running, config):
-        attack(running, config, listeners_below(running.pid), 10_000)
+    with deployment(tmp_path, monkeypatch, steps=1_000_000) as started:
+        attack(started, started.listeners, 10_000)
 
 
-def attack(running: Program, config: Config, found: set[Listener], frames: int) -> None:
+def attack(started: Deployment, found: set[Listener], frames: int) -> None:
     """Everything goes on in the same processes, and gives back what it opened."""
     seed = int(os.environ.get("FUZZ_SEED", int.from_bytes(os.urandom(4))))
     reached = {listener for listener in found if has_a_name(listener)}
     print(f"FUZZ_SEED={seed}: {frames} frames at each of {len(reached)} listeners")
-    processes = {pid: usage(pid) for pid in family(running.pid)}
+    processes = {pid: usage(pid) for pid in started.family}
     fuzzer = PortFuzzer(seed)
-    fuzzer.send(reached, frames, is_alive=lambda: not running.has_ended())
+    fuzzer.send(reached, frames, is_alive=lambda: not started.has_ended())
     fuzzer.close()
-    assert not running.has_ended(), running.output
-    step = steps_of(config)
-    until(lambda: steps_of(config) > step + 3, "it trains on", while_alive=running)
-    assert {pid for pid in processes if not Path(f"/proc/{pid}").exists()} == set(), running.output
+    assert not started.has_ended(), started.output
+    step = steps_of(started.config)
+    until(lambda: steps_of(started.config) > step + 3, "it trains on", while_alive=started.run)
+    assert {pid for pid in processes if not Path(f"/proc/{pid}").exists()} == set(), started.output
 
     def kept() -> list[str]:
         return [
@@ -123,7 +177,7 @@ def attack(running: Program, config: Config, found: set[Listener], frames: int) 
         ]
 
     print("\n".join(f"{role_of(pid)}: {then} -> {usage(pid)}" for pid, then in processes.items()))
-    until(lambda: not kept(), f"what was opened is given back: {kept()}", while_alive=running, within_s=60)
+    until(lambda: not kept(), f"what was opened is given back: {kept()}", while_alive=started.run, within_s=60)
 
 
 def steps_of(config: Config) -> int:

@@ -36,6 +36,18 @@ def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[st
         (("learner", *QUICKSTART), "run.name is not set"),
         (("buffer", "stats", *QUICKSTART, "--json"), "run.name is not set"),
         (
+            ("reward", "serve"),
+            "no file was given; name that of a run of `async-rl train`, for example: @ runs/NAME/config.yaml",
+        ),
+        (("reward", "serve", *QUICKSTART), "method: is not set; a run of `async-rl train` has one of sft, dpo, rm, distill"),
+        (("reward", "serve", "--port", "x"), "--port 'x' is not a number"),
+        (("reward", "serve", "--checkpoint"), "--checkpoint needs a value: --checkpoint FOLDER"),
+        (("env", "serve"), "env serve needs TYPE: async-rl env serve TYPE"),
+        (("env", "serve", "counting", "--port", "99999"), "--port 99999: must be at least 0 and at most 65535"),
+        (("env", "serve", "counting", "--max-episodes", "0"), "--max-episodes 0: must be at least 1"),
+        (("buffer", "serve", "here"), "buffer serve takes no operand 'here': async-rl buffer serve @ run/config.yaml"),
+        (("buffer", "serve", "@", "nowhere.yaml"), "cannot read nowhere.yaml"),
+        (
             ("config", "check", *QUICKSTART, "--model.folder", "/x"),
             "exactly one of model.size and model.folder (--model.size null",
         ),

@@ -6,12 +6,12 @@ import json
 import os
 import select
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +24,8 @@ RANK = """
 import json, os, pathlib, signal, sys
 
 rank, what = int(os.environ["RANK"]), sys.argv[1]
-folder = pathlib.Path(os.environ["ASYNC_RL_RANKS_STORE"]).parent
-seen = {"pid": os.getpid(), "folder": str(folder), "mode": folder.stat().st_mode, "safe": sys.flags.safe_path, **os.environ}
+store = os.stat(os.environ["ASYNC_RL_RANKS_STORE"])
+seen = {"pid": os.getpid(), "store": [store.st_dev, store.st_ino, store.st_nlink], "safe": sys.flags.safe_path, **os.environ}
 pathlib.Path(f"seen-{rank}.part").write_text(json.dumps(seen))
 if what == "stubborn" and rank == 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -54,7 +54,7 @@ class Parent:
         self._folder = folder
         self._told = ""
 
-    def seen(self, rank: int) -> dict[str, str]:
+    def seen(self, rank: int) -> dict[str, Any]:
         """What the rank found, once it has."""
         path = self._folder / f"wait-{rank}"
         while not path.exists():
@@ -74,8 +74,6 @@ class Parent:
                 process = os.pidfd_open(int(seen["pid"]))
                 assert select.select([process], [], [], 30)[0], "a rank lives on"
                 os.close(process)
-            if self.process.returncode >= 0:
-                assert not Path(seen["folder"]).exists()
         return self.process.returncode, said
 
 
@@ -101,10 +99,10 @@ def test_ranks_get_their_number_and_a_private_rendezvous(tmp_path: Path) -> None
         for rank, seen in enumerate(found):
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME")
             assert [seen[name] for name in names] == [str(rank), str(rank), "2", "2", "lo"]
-            assert stat.S_IMODE(int(seen["mode"])) == 0o700
+            assert seen["store"][2] == 0, "it has no name that a killed parent could leave behind"
             assert seen["safe"]
             ranks.lets_go(rank)
-        assert len({seen["folder"] for seen in found}) == 1
+        assert found[0]["store"] == found[1]["store"]
         assert ranks.ended() == (0, "rank 0 is here\n")
     assert (tmp_path / "logs" / "rank-1.log").read_text() == "rank 1 is here\n"
 
@@ -146,12 +144,18 @@ def test_a_signal_reaches_all_ranks(tmp_path: Path, number: signal.Signals) -> N
         assert ranks.ended()[0] == 128 + signal.SIGTERM
 
 
-def test_ranks_die_with_their_parent(tmp_path: Path) -> None:
+def test_ranks_die_with_their_parent_and_leave_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with parent(tmp_path, "stubborn") as ranks:
         for rank in range(RANKS):
             ranks.seen(rank)
         ranks.process.kill()
         assert ranks.ended()[0] == -signal.SIGKILL
+    assert list(temporary.iterdir()) == []
 
 
 # -- which rank a process is ------------------------------------------------------------------------------------------

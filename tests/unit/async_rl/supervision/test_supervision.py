@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -189,7 +190,7 @@ with signs_of_life(os.environ):
 
 async def test_a_child_that_shows_no_sign_of_life_is_killed_and_started_again(tmp_path: Path) -> None:
     spec = child_spec(FALLS_SILENT, tmp_path)
-    spec = replace(spec, policy=replace(QUICK, silence_s=0.2))
+    spec = replace(spec, policy=replace(QUICK, silence_s=2.0))
     assert await Child(spec, on_start=lambda *_: None).supervise() == 0
     assert len(list(tmp_path.glob("start-*"))) == 2
 
@@ -428,9 +429,8 @@ DIES = """\
 import threading, time
 from async_rl.supervision import ServiceThread
 def work(thread):
-    with thread.working("an errand"):
-        {what}
-ServiceThread(work, name="errands", deadline_s=0.1).start()
+    {what}
+ServiceThread(work, name="errands").start()
 threading.Event().wait(60)
 """
 
@@ -441,15 +441,101 @@ threading.Event().wait(60)
         ("raise KeyError('layout')", "the thread 'errands' must run for as long as its process, but KeyError: 'layout'"),
         ("raise SystemExit(0)", "the thread 'errands' must run for as long as its process, but SystemExit: 0"),
         ("pass", "the thread 'errands' must run for as long as its process, but it returned"),
-        ("time.sleep(600)", "the thread 'errands' has worked on an errand for"),
     ],
 )
-def test_a_thread_that_dies_or_hangs_ends_its_process_with_its_name(what: str, said: str) -> None:
+def test_a_thread_that_dies_ends_its_process_with_its_name(what: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DIES.format(what=what)], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == ServiceStopped.exit_code
     assert said in done.stderr.splitlines()[-1]
+
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, time
+from async_rl.supervision.processes.descriptors import descriptors_are_scarce, enough_descriptors
+
+with enough_descriptors(within_s=2):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    try:
+        while True:
+            os.dup(2)
+    except OSError:
+        print(descriptors_are_scarce(), flush=True)
+    time.sleep(30)
+"""
+
+
+def test_a_process_without_free_descriptors_ends_with_a_sentence_that_names_the_limit() -> None:
+    line = [sys.executable, "-c", OUT_OF_DESCRIPTORS]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True\n", "the wire builds its groups anew, which frees some"
+    assert done.returncode == ServiceStopped.exit_code
+    assert "40 file descriptors are too few for this process (none was free for 2 s); raise the system's limit" in done.stderr
+
+
+HANGS = """\
+import os, signal, threading, time
+from async_rl.supervision import work_limit, working
+
+@working("an errand")
+def errand(seconds):
+    time.sleep(seconds)
+
+def work():
+    {before}
+    print("begins", flush=True)
+    errand({seconds})
+    print("is done", flush=True)
+
+with work_limit({limit_s}):
+    thread = threading.Thread(target=work, name="errands", daemon=True)
+    thread.start()
+    thread.join(60)
+    time.sleep(1)
+"""
+
+
+def test_work_that_hangs_ends_its_process_with_the_name_of_the_thread_and_the_line() -> None:
+    done = hanging(seconds=600, limit_s=0.05)
+    assert done.returncode == ServiceStopped.exit_code
+    *stacks, last = done.stderr.splitlines()
+    assert "the thread 'errands' has worked on an errand for 0 s without finishing, at <string>:6 in errand" in last
+    assert any("line 6 in errand" in line for line in stacks)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"seconds": 1, "limit_s": 0},
+        {"seconds": 0.1, "limit_s": 30},
+        {"seconds": 1, "limit_s": 0.4},  # the first time, which may compile
+        {"seconds": 1, "limit_s": 0.05, "before": "[errand(0) for _ in range(3)]; time.sleep(1)", "ends": True},
+    ],
+)
+def test_work_within_its_limit_is_left_alone_and_the_first_of_its_kind_gets_more(how: dict[str, Any]) -> None:
+    ends = how.pop("ends", False)
+    done = hanging(**how)
+    assert done.returncode == (ServiceStopped.exit_code if ends else 0), done.stderr
+    assert ("is done" in done.stdout) is not ends
+
+
+def test_time_in_which_the_process_did_not_run_does_not_count_as_work() -> None:
+    """As after a suspended laptop: only a few seconds of the pause count."""
+    line = [sys.executable, "-c", HANGS.format(before="errand(0)", seconds=10, limit_s=8.0)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(9)  # longer than the limit
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "is done\n"
+        assert process.wait(30) == 0
+
+
+def hanging(*, seconds: float, limit_s: float, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", HANGS.format(before=before, seconds=seconds, limit_s=limit_s)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_thread_that_is_told_to_stop_may_end() -> None:
