@@ -32,7 +32,7 @@ def refuse_exposure(what: str, host: str, *, token: str, insecure: bool, way_out
 
 def knows(authorization: str, token: str) -> bool:
     """Whether an Authorization header carries the token, compared in constant time. True if no token is required."""
-    return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
+    return not token or hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 
 
 def read_token(file: str | Path | None, *, key: str) -> str:

@@ -33,12 +33,9 @@ class Totals:
     maxima: Tensor
 
     @staticmethod
-    def empty(names: TotalNames, device: torch.device | None = None) -> Totals:
-        return Totals(
-            names=names,
-            sums=torch.zeros(len(names.sums), dtype=torch.float64, device=device),
-            maxima=torch.zeros(len(names.maxima), dtype=torch.float64, device=device),
-        )
+    def empty(names: TotalNames) -> Totals:
+        sums, maxima = (torch.zeros(len(each), dtype=torch.float64) for each in (names.sums, names.maxima))
+        return Totals(names=names, sums=sums, maxima=maxima)
 
     @staticmethod
     def of(names: TotalNames, sums: Mapping[str, Tensor]) -> Totals:

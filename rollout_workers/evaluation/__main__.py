@@ -9,8 +9,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import structlog
@@ -34,9 +33,9 @@ from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
 from buffer import open_board, open_buffer, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
-from rollout_workers.evaluation.evaluator import EpisodeResources, Evaluator, open_environments
+from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
-from rollout_workers.evaluation.models import EmptyEngine, open_empty_engine, open_model
+from rollout_workers.evaluation.models import empty_engine, open_model
 from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport
 from rollout_workers.evaluation.subject import (
     CheckpointSubject,
@@ -48,7 +47,6 @@ from rollout_workers.evaluation.subject import (
 )
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
-from rollout_workers.inference.open_engine import engine_devices
 from rollout_workers.policies import open_policies
 
 log = structlog.get_logger("rollout_workers.evaluation")  # __name__ is __main__, which would count as a library
@@ -76,10 +74,10 @@ def main() -> None:
 
 async def evaluate_once(subject: Subject, config: Config) -> None:
     if isinstance(subject, LiveRun):
-        async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
+        async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as engine:
             log.info("waits for the learner's weights")
-            evaluated = describe_version(config, await receive_version(fleet, empty, config, at_step=0))
-            async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
+            evaluated = describe_version(config, await take_version(board, store, engine, config, at_step=0))
+            async with open_evaluator(engine, config, engine.shape.max_positions) as evaluator:
                 results = await evaluator.evaluate()
     else:
         evaluated = describe_subject(subject)
@@ -95,7 +93,7 @@ async def evaluate_once(subject: Subject, config: Config) -> None:
 
 async def evaluate_on_schedule(config: Config) -> None:
     """Evaluate the weights of every `evaluation.every` steps of a run until told to stop."""
-    async with open_fleet(config) as fleet, open_empty_engine(config, os.environ) as empty:
+    async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as engine:
         stop = drain_on_signals()  # before this there is nothing to drain: a signal ends the process at once
         blocked = BlockedWorker(
             worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
@@ -106,9 +104,21 @@ async def evaluate_on_schedule(config: Config) -> None:
         )
         # The next evaluator would be blocked by the same task, so this ends as a crash.
         ends = ends_after(config.worker.stall_limit_s)
-        async with open_evaluator(empty.engine, config, empty.shape.max_positions) as evaluator:
+        async with open_evaluator(engine, config, engine.shape.max_positions) as evaluator:
+
+            async def follow() -> None:
+                """
+                consumes: versions (take_version)          waits for:    a version with the steps that are due
+                produces: reports, metrics (board.post)    unblocked by: the learner's push
+                """
+                last: VersionRecord | None = None
+                while True:
+                    due = await until_due(board, last, config.evaluation.every)
+                    last = await take_version(board, store, engine, config, at_step=due)
+                    await evaluate_version(evaluator, board, config, last)
+
             with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
-                await run_with(stop.wait, schedule=lambda: follow(fleet, empty, evaluator, config), engine=empty.engine.watch)
+                await run_with(stop.wait, schedule=follow, engine=engine.watch)
 
 
 @asynccontextmanager
@@ -117,55 +127,31 @@ async def connections(config: Config) -> AsyncGenerator[tuple[Board, ReplayBuffe
         yield board, buffer
 
 
-async def follow(fleet: Fleet, empty: EmptyEngine, evaluator: Evaluator, config: Config) -> None:
-    """
-    consumes: versions (receive_version)       waits for:    a version with the steps that are due
-    produces: reports, metrics (board.post)    unblocked by: the learner's push
-    """
-    last: VersionRecord | None = None
-    while True:
-        due = await until_due(fleet.board, last, config.evaluation.every)
-        last = await receive_version(fleet, empty, config, at_step=due)
-        results = await evaluator.evaluate()
-        report = EvaluationReport(evaluated=describe_version(config, last), settings=config.evaluation, results=results)
-        log.info(f"evaluated step {last.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
-        await fleet.board.post(EVALUATIONS, EvaluationDone(record=last, metrics=report.metrics).model_dump(mode="json"))
-
-
-async def receive_version(fleet: Fleet, empty: EmptyEngine, config: Config, *, at_step: int) -> VersionRecord:
-    device = engine_devices(config, os.environ)[0]
-    return await take_version(fleet.board, fleet.store, empty.engine, config, device=device, at_step=at_step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """The run whose weights are evaluated."""
-
-    board: Board
-    store: Store
-    """Store over which the process groups of the weight wire form."""
+async def evaluate_version(evaluator: Evaluator, board: Board, config: Config, live: VersionRecord) -> None:
+    results = await evaluator.evaluate()
+    report = EvaluationReport(evaluated=describe_version(config, live), settings=config.evaluation, results=results)
+    log.info(f"evaluated step {live.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
+    await board.post(EVALUATIONS, EvaluationDone(record=live, metrics=report.metrics).model_dump(mode="json"))
 
 
 @asynccontextmanager
-async def open_fleet(config: Config) -> AsyncGenerator[Fleet]:
+async def open_fleet(config: Config) -> AsyncGenerator[tuple[Board, Store]]:
+    """Connect to the run whose weights are evaluated. Over the store the process groups of the weight wire form."""
     async with open_board(config) as board:
         with open_group_stores(config) as stores:
-            yield Fleet(board=board, store=stores.open(WIRE_STORE))
+            yield board, stores.open(WIRE_STORE)
 
 
 @asynccontextmanager
 async def open_evaluator(inference: InferenceInterface, config: Config, context_tokens: int) -> AsyncGenerator[Evaluator]:
     gateway = config.worker.gateway.model_copy(update={"port": 0})  # a worker on this machine may use the configured port
-    async with AsyncExitStack() as opened:
-        await opened.enter_async_context(open_graders(config.worker.grader_processes))
-        resources = EpisodeResources(
-            inference=inference,
-            policies=await opened.enter_async_context(open_policies(config.policies, device=resolve_device(config.device))),
-            gateway=await opened.enter_async_context(
-                open_gateway(gateway, context_tokens=context_tokens, run_token=secrets.token_hex(16))
-            ),
-        )
-        yield Evaluator(await opened.enter_async_context(open_environments(config)), config, resources)
+    async with (
+        open_graders(config.worker.grader_processes),
+        open_policies(config.policies, device=resolve_device(config.device)) as policies,
+        open_gateway(gateway, context_tokens=context_tokens, run_token=secrets.token_hex(16)) as opened,
+        open_environments(config) as environments,
+    ):
+        yield Evaluator(environments, config, inference, gateway=opened, policies=policies)
 
 
 def describe_version(config: Config, record: VersionRecord) -> EvaluatedModel:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -51,21 +51,20 @@ async def open_environments(config: Config) -> AsyncGenerator[list[TaskSource]]:
         yield sources
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeResources:
-    """What every episode of an evaluation uses."""
-
-    inference: InferenceInterface
-    gateway: Gateway | None
-    policies: Mapping[str, InferenceInterface]
-
-
 class Evaluator:
-    def __init__(self, sources: Sequence[TaskSource], config: Config, resources: EpisodeResources) -> None:
+    def __init__(
+        self,
+        sources: Sequence[TaskSource],
+        config: Config,
+        inference: InferenceInterface,
+        *,
+        gateway: Gateway | None = None,
+        policies: Mapping[str, InferenceInterface],
+    ) -> None:
         self._sources = sources
         self._settings = config.evaluation
         self._worker = config.worker
-        self._resources = resources
+        self._inference, self._gateway, self._policies = inference, gateway, policies
         self._warned: set[str] = set()
         """Environments already warned about: they have fewer tasks than requested."""
         self._places = {
@@ -77,10 +76,8 @@ class Evaluator:
     async def evaluate(self) -> list[TaskResult]:
         """Play all episodes. Failed ones are part of the result. Raises ConfigError when `task()` fails."""
         tasks = [pending for source in self._sources for pending in await self._pending_tasks(source)]
-        sampled, greedy = (
-            EvaluationInference(self._resources.inference),
-            EvaluationInference(self._resources.inference, always=GREEDY),
-        )
+        sampled = EvaluationInference(self._inference)
+        greedy = EvaluationInference(self._inference, always=GREEDY)
         jobs = (job for pending in tasks for job in self._jobs(pending, sampled, greedy))
         async with asyncio.TaskGroup() as players:
             for _ in range(self._settings.episodes_in_flight):
@@ -102,20 +99,15 @@ class Evaluator:
         for index in range(num_tasks if num_tasks is not None else asked):
             if len(found) == asked:
                 break
-            pending = await self._pending_task(TaskSource(environment=source.environment, agent=source.agent, index=index))
-            found.setdefault((pending.task.environment, pending.task.key), pending)
+            posed = replace(source, index=index)
+            task = await pose_task(posed, self._worker.timeouts)
+            if isinstance(task, Failure):
+                raise ConfigError(f"environment {label!r} cannot pose task {index}: {task.kind}: {task.message}")
+            found.setdefault((task.environment, task.key), _PendingTask(source=posed, task=task))
         if len(found) < asked and label not in self._warned:
             self._warned.add(label)
             log.warning(f"environment {label!r} has {len(found)} different tasks of the {asked} asked for: all are evaluated")
         return found.values()
-
-    async def _pending_task(self, source: TaskSource) -> _PendingTask:
-        task = await pose_task(source, self._worker.timeouts)
-        if isinstance(task, Failure):
-            raise ConfigError(
-                f"environment {source.environment.label!r} cannot pose task {source.index}: {task.kind}: {task.message}"
-            )
-        return _PendingTask(source=source, task=task)
 
     def _jobs(self, pending: _PendingTask, sampled: InferenceInterface, greedy: InferenceInterface) -> Iterator[_EpisodeJob]:
         """Jobs of single episodes, or of a whole group for agents that play siblings together. Those have no greedy pass,
@@ -151,8 +143,8 @@ class Evaluator:
             ticket=Ticket(id=f"evaluation-{pending.task.key}", task_index=index, version=0, attempt=1),
             sibling=sibling,
             seed=int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1,
-            gateway=self._resources.gateway,
-            policies=self._resources.policies,
+            gateway=self._gateway,
+            policies=self._policies,
         )
 
 

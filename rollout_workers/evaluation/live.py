@@ -7,7 +7,6 @@ import socket
 import uuid
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
@@ -16,10 +15,7 @@ from async_rl.config import Config
 from async_rl.errors import ServiceStopped
 from async_rl.protocols import Board, Member
 from async_rl.supervision import run_with
-from async_rl.transport.messages import (
-    TO_WORKERS,
-    TO_WORKERS_MESSAGES,
-)
+from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
 from async_rl.types import VersionRecord
@@ -33,11 +29,10 @@ async def take_version(
     engine: MegatronEngine | EngineFleet,
     config: Config,
     *,
-    device: torch.device,
-    at_step: int = 0,
+    at_step: int,
 ) -> VersionRecord:
     """Receive the first version of at least `at_step` optimizer steps; the engine keeps it."""
-    host = socket.gethostname()
+    host, device = socket.gethostname(), engine.device
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
     )
@@ -49,7 +44,9 @@ async def take_version(
     async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
         if version <= engine.version:
             raise ServiceStopped(f"version {version} is live, but {engine.version} was evaluated before: the run has gone back")
-        record = await _record_of(board, version)
+        record = next((record for record in await board.versions() if record.version == version), None)
+        if record is None:
+            raise ServiceStopped(f"the board does not know version {version}, although it is live")
         if record.step >= at_step and not taken.done():
             await engine.swap(version, tensors)
             taken.set_result(record)
@@ -81,10 +78,3 @@ def next_due(live: VersionRecord | None, last: VersionRecord | None, every: int)
         return -(-live.step // every) * every
     reached = last.step if live.timeline == last.timeline else live.step
     return (reached // every + 1) * every
-
-
-async def _record_of(board: Board, version: int) -> VersionRecord:
-    for record in await board.versions():
-        if record.version == version:
-            return record
-    raise ServiceStopped(f"the board does not know version {version}, although it is live")

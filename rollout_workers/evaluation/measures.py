@@ -50,7 +50,7 @@ def measure(results: Sequence[TaskResult], settings: EvaluationConfig) -> list[E
 
 
 def _measure_one(environment: str, results: Sequence[TaskResult], settings: EvaluationConfig) -> EnvironmentMeasures:
-    played = [rollout for result in results for rollout in (*result.samples, *_one(result.greedy))]
+    played = [rollout for result in results for rollout in (*result.samples, result.greedy) if rollout is not None]
     answered = scored(played)
     return EnvironmentMeasures(
         environment=environment,
@@ -65,7 +65,7 @@ def _measure_one(environment: str, results: Sequence[TaskResult], settings: Eval
 
 def _estimates(results: Sequence[TaskResult], settings: EvaluationConfig) -> dict[str, Estimate]:
     samples = [answered for result in results if (answered := scored(result.samples))]
-    greedy = [rollout for result in results for rollout in scored(_one(result.greedy))]
+    greedy = scored(result.greedy for result in results if result.greedy is not None)
     found: dict[str, Estimate] = {}
     if samples:
         found[f"mean@{settings.samples}"] = estimate_mean([fmean(each.reward for each in task) for task in samples])
@@ -88,7 +88,3 @@ def num_right(rollouts: Iterable[Rollout], settings: EvaluationConfig) -> int:
 
 def is_right(rollout: Rollout, settings: EvaluationConfig) -> bool:
     return rollout.reward >= settings.solved_at
-
-
-def _one(rollout: Rollout | None) -> tuple[Rollout, ...]:
-    return (rollout,) if rollout is not None else ()

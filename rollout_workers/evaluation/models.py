@@ -15,7 +15,6 @@ from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.megatron.parallel import resolve_device
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from async_rl.models.from_config import model_shape
-from async_rl.models.shape import ModelShape
 from async_rl.protocols import InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.evaluation.subject import CheckpointSubject, HuggingFaceFolder, PolicySubject
@@ -29,19 +28,6 @@ UNKNOWN_CONTEXT = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmptyEngine:
-    """An engine without weights."""
-
-    engine: MegatronEngine | EngineFleet
-    shape: ModelShape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights that it takes."""
-        return getattr(torch, self.engine.specs[0].dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
     """A model that can generate."""
 
@@ -49,12 +35,11 @@ class OpenModel:
     context_tokens: int
 
 
-@asynccontextmanager
-async def open_empty_engine(config: Config, inherited: Mapping[str, str]) -> AsyncGenerator[EmptyEngine]:
+def empty_engine(config: Config, inherited: Mapping[str, str]) -> MegatronEngine | EngineFleet:
+    """Make an engine without weights, to be entered with `async with`."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    async with open_engine(config, shape, tokenizer, seed=config.evaluation.seed, inherited=inherited) as engine:
-        yield EmptyEngine(engine=engine, shape=shape)
+    return open_engine(config, shape, tokenizer, seed=config.evaluation.seed, inherited=inherited)
 
 
 @asynccontextmanager
@@ -67,13 +52,14 @@ async def open_model(
         return
     if isinstance(subject, HuggingFaceFolder):
         config = with_folder(config, subject)
-    async with open_empty_engine(config, inherited) as empty:
+    async with empty_engine(config, inherited) as engine:
+        dtype: torch.dtype = getattr(torch, engine.specs[0].dtype)
         if isinstance(subject, HuggingFaceFolder):
-            weights = load_folder(subject.path, empty.shape, empty.dtype)
+            weights = load_folder(subject.path, engine.shape, dtype)
         else:
-            weights = load_checkpoint(subject.path, subject.manifest, empty.shape, empty.dtype)
-        await empty.engine.swap(0, weights)
-        yield OpenModel(inference=empty.engine, context_tokens=empty.shape.max_positions)
+            weights = load_checkpoint(subject.path, subject.manifest, engine.shape, dtype)
+        await engine.swap(0, weights)
+        yield OpenModel(inference=engine, context_tokens=engine.shape.max_positions)
 
 
 def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
@@ -86,9 +72,6 @@ def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
 
 def sampled_as(config: Config, policy: PolicyConfig) -> PolicyConfig:
     """The policy with the run's `sampling` for what its section leaves unset, so that results can be compared."""
-    run = config.sampling.generation_args
-    own = policy.sampling.generation_args.over(run)
-    sampling = PolicySampling(
-        temperature=own.temperature, max_tokens=own.max_tokens, top_p=own.top_p, top_k=own.top_k, stop=own.stop
-    )
-    return policy.model_copy(update={"sampling": sampling})
+    chosen = policy.sampling.generation_args.over(config.sampling.generation_args)
+    sampling = {name: getattr(chosen, name) for name in PolicySampling.model_fields}
+    return policy.model_copy(update={"sampling": PolicySampling(**sampling)})

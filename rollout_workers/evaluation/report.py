@@ -47,7 +47,20 @@ class EvaluationReport:
     @property
     def summary(self) -> str:
         """The table of the environments, as Markdown."""
-        return _summary(self.measures)
+        measures = self.measures
+        names = list(dict.fromkeys(name for each in measures for name in each.estimates))
+        rows = [
+            (
+                each.environment,
+                str(each.tasks),
+                *(str(each.estimates[name]) if name in each.estimates else "" for name in names),
+                f"{each.length:.1f}",
+                f"{each.truncated / each.episodes:.1%}",
+                f"{each.failed}/{each.episodes}",
+            )
+            for each in measures
+        ]
+        return _table(("environment", "tasks", *names, "tokens", "truncated", "failed"), rows)
 
     def write(self, folder: Path) -> Path:
         """Write both files into `folder`, replacing older ones; return the page."""
@@ -98,40 +111,15 @@ class EvaluationReport:
             }
 
 
-def _summary(measures: Sequence[EnvironmentMeasures]) -> str:
-    names = list(dict.fromkeys(name for each in measures for name in each.estimates))
-    rows = [
-        (
-            each.environment,
-            str(each.tasks),
-            *(str(each.estimates[name]) if name in each.estimates else "" for name in names),
-            f"{each.length:.1f}",
-            f"{each.truncated / each.episodes:.1%}",
-            f"{each.failed}/{each.episodes}",
-        )
-        for each in measures
-    ]
-    return _table(("environment", "tasks", *names, "tokens", "truncated", "failed"), rows)
-
-
 def _measures_row(each: EnvironmentMeasures) -> dict[str, Any]:
-    return {
-        "tasks": each.tasks,
-        "episodes": each.episodes,
-        "failed": each.failed,
-        "truncated": each.truncated,
-        "length": each.length,
-        **{name: _estimate_row(estimate) for name, estimate in each.estimates.items()},
-    }
+    counts = {name: getattr(each, name) for name in ("tasks", "episodes", "failed", "truncated", "length")}
+    return counts | {name: _estimate_row(estimate) for name, estimate in each.estimates.items()}
 
 
-def _estimate_row(estimate: Estimate) -> dict[str, float | int | None]:
-    bounds = {"low": estimate.low, "high": estimate.high}
-    return {
-        "mean": estimate.mean,
-        "tasks": estimate.tasks,
-        **{name: bound if isfinite(bound) else None for name, bound in bounds.items()},
-    }
+def _estimate_row(estimate: Estimate) -> dict[str, float | None]:
+    """JSON has no infinite bounds."""
+    order = ("mean", "tasks", "low", "high")
+    return {name: value if isfinite(value := getattr(estimate, name)) else None for name in order}
 
 
 def _episode_row(rollout: Rollout) -> dict[str, Any]:

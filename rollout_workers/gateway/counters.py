@@ -1,8 +1,9 @@
-"""Counters of a gateway, under their names in the table of metrics."""
+"""Counters of a gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -12,36 +13,27 @@ from async_rl.telemetry.prometheus import exported_name
 from async_rl.telemetry.table import find_metric
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class GatewayCounters(Collector):
-    def __init__(self) -> None:
-        self.sessions = 0
-        self.requests = 0
-        self.refused = 0
-        self.generations = 0
-        """Generations running now."""
-        self.tokens = 0
-        self.forks = 0
-        """Forks of ended sessions."""
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+    """The metrics gateway/..., under which they are explained in the table of metrics."""
+
+    sessions: int = 0
+    generations: int = 0
+    requests: int = 0
+    refused: int = 0
+    tokens: int = 0
+    forks: int = 0
 
     def snapshot(self) -> Mapping[str, float]:
-        return {
-            "gateway/sessions": self.sessions,
-            "gateway/generations": self.generations,
-            "gateway/requests": self.requests,
-            "gateway/refused": self.refused,
-            "gateway/tokens": self.tokens,
-            "gateway/forks": self.forks,
-        }
+        return {f"gateway/{name}": value for name, value in asdict(self).items()}
 
     def exposition(self) -> bytes:
         """The counters in Prometheus' text format."""
-        return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, value in self.snapshot().items():
             metric = find_metric(name)
-            gauge = GaugeMetricFamily(exported_name(name), metric.help if metric is not None else "")
-            gauge.add_metric([], value)
-            yield gauge
+            yield GaugeMetricFamily(exported_name(name), metric.help if metric is not None else "", value)

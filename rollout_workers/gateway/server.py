@@ -7,7 +7,6 @@ Access to an endpoint needs the key of its episode: 128 random bits, known to it
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import socket
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from contextlib import asynccontextmanager
 import structlog
 from aiohttp import web
 
+from async_rl.config.exposure import knows
 from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
@@ -156,8 +156,7 @@ class HttpGateway:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        given, wanted = _bearer(request).encode(errors="replace"), self._run_token.encode()
-        if not wanted or not hmac.compare_digest(given, wanted):
+        if not self._run_token or not knows(request.headers.get("Authorization", ""), self._run_token):
             raise RequestError(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
         return web.Response(body=self.counters.exposition(), content_type="text/plain")
 
@@ -181,8 +180,8 @@ async def _model(request: web.Request, session: EpisodeSession) -> web.StreamRes
 
 
 def _model_card(session: EpisodeSession) -> dict[str, object]:
-    named = {"id": session.name, "object": "model", "created": 0, "owned_by": "async_rl"}
-    return {**named, "max_model_len": session.context_tokens}
+    context = session.context_tokens
+    return {"id": session.name, "object": "model", "created": 0, "owned_by": "async_rl", "max_model_len": context}
 
 
 _ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (

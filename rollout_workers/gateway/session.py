@@ -5,7 +5,6 @@ request ──▶ find its place in the tree ──▶ inference.generate(token 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from rollout_workers.gateway.canonical import canonical
 from rollout_workers.gateway.counters import GatewayCounters
 from rollout_workers.gateway.token_texts import complete_text
 from rollout_workers.gateway.turn_tree import History, SampledTurn, TurnPlace, TurnTree
+from rollout_workers.inference.interface import generate_several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class EpisodeSession:
         self, place: TurnPlace, args: GenerationArgs, n: int, conversation: Sequence[Message], read: Read
     ) -> list[GatewayAnswer]:
         async with self._admission.admit(n):
-            completions = await self._generate(place.prompt, args, n)
+            completions = await generate_several(self._inference, place.prompt, self._allowed(args).over(self._args), n)
         answers: list[GatewayAnswer] = []
         for completion in completions:
             self._counters.tokens += len(completion.token_ids)
@@ -159,16 +159,6 @@ class EpisodeSession:
             turn = self._tree.add(place, completion, conversation=(*conversation, message), history=history)
             answers.append(GatewayAnswer(turn=turn, message=message))
         return answers
-
-    async def _generate(self, prompt: Sequence[int], args: GenerationArgs, n: int) -> list[Completion]:
-        chosen = self._allowed(args).over(self._args)
-        seeds = [chosen.seed + index if chosen.seed is not None else None for index in range(n)]
-        try:
-            async with asyncio.TaskGroup() as siblings:
-                running = [siblings.create_task(self._inference.generate(prompt, replace(chosen, seed=seed))) for seed in seeds]
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group  # all n fail for the same reason
-        return [each.result() for each in running]
 
     def _allowed(self, args: GenerationArgs) -> GenerationArgs:
         if not self._settings.override_sampling:

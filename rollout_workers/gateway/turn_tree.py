@@ -9,7 +9,7 @@ Pure: no tokenizer, no network. Tokens are stored as they were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from async_rl.types import Completion, Message, Sample
@@ -108,7 +108,7 @@ class TurnTree:
         """One row per leaf. Sampled tokens that rows share are trained on in the first and context in the others."""
         trained: set[int] = set()
         rows: list[Sample] = []
-        for leaf in self._leaves():
+        for leaf in (turn for turn in self.turns if not turn.children):
             row = TokenRow(())
             for turn in leaf.path():
                 row.add_given(turn.place.given)
@@ -119,6 +119,3 @@ class TurnTree:
                     trained.add(id(turn))
             rows.append(row.sample())
         return tuple(rows)
-
-    def _leaves(self) -> Iterator[SampledTurn]:
-        return (turn for turn in self.turns if not turn.children)

@@ -61,7 +61,7 @@ class MegatronEngine(Inference):
         self.device = device
         """The device from which weights of a swap are read fastest."""
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(device)
-        self._shape = shape
+        self.shape = shape
         self._defaults = sampling
         self._build = lambda: core(
             shape=shape,
@@ -108,7 +108,7 @@ class MegatronEngine(Inference):
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         """Raises ValueError for what cannot be generated."""
         token_ids = self._token_ids(prompt)
-        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self._shape.max_positions)
+        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self.shape.max_positions)
         done: asyncio.Future[Completion] = self._loop.create_future()
         generation = Generation(
             id=next(self._ids),
@@ -137,7 +137,7 @@ class MegatronEngine(Inference):
     @property
     def specs(self) -> list[ParameterSpec]:
         """The parameters that `swap` expects."""
-        return specs(self._shape, self._dtype)
+        return specs(self.shape, self._dtype)
 
     @property
     def version(self) -> int:
@@ -157,8 +157,8 @@ class MegatronEngine(Inference):
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         token_ids = prompt_ids(prompt, self.tokenizer)
-        if wrong := [token for token in token_ids if not 0 <= token < self._shape.vocab_size]:
-            raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self._shape.vocab_size}")
+        if wrong := [token for token in token_ids if not 0 <= token < self.shape.vocab_size]:
+            raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self.shape.vocab_size}")
         return token_ids
 
     # -- between the loop and the thread --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import TypedDict, Unpack
 
-from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
+from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, Returns, Tokenizer
 from async_rl.types import Completion, Message
 
 
@@ -54,13 +54,7 @@ class Inference(ABC):
         """Sample `n` continuations of one prompt concurrently. With a seed, the i-th uses seed + i."""
         if n < 1:
             raise ValueError(f"n={n} must be at least 1")
-        chosen = overlay(args, keywords)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._generate(prompt, _ith(chosen, index))) for index in range(n)]
-        except ExceptionGroup as several:
-            raise several.exceptions[0] from None  # callers catch ContextOverflow, as with `generate`
-        return tuple(each.result() for each in running)
+        return tuple(await generate_several(self, prompt, overlay(args, keywords), n))
 
     def generate_blocking(
         self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
@@ -69,6 +63,17 @@ class Inference(ABC):
         if _running_loop() is self._loop:
             raise RuntimeError("generate_blocking would wait for the very loop that it blocks: use `await generate(...)` here")
         return asyncio.run_coroutine_threadsafe(self._generate(prompt, overlay(args, keywords)), self._loop).result()
+
+
+async def generate_several(inference: InferenceInterface, prompt: Prompt, args: GenerationArgs, n: int) -> list[Completion]:
+    """Sample `n` continuations of one prompt concurrently. With a seed, the i-th uses seed + i."""
+    seeds = [args.seed + index if args.seed is not None else None for index in range(n)]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(inference.generate(prompt, replace(args, seed=seed))) for seed in seeds]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None  # all fail for the same reason; callers catch ContextOverflow
+    return [each.result() for each in running]
 
 
 def returns_of(inference: object) -> Returns:
@@ -93,19 +98,9 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a prompt: text and messages are rendered."""
     if isinstance(prompt, str):
         return tokenizer.render(prompt)
-    if (messages := messages_of(prompt)) is not None:
+    if messages := [item for item in prompt if isinstance(item, Message)]:
         return tokenizer.render(messages)
     return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
-
-
-def messages_of(prompt: Prompt) -> list[Message] | None:
-    """The prompt as messages, if it consists of messages."""
-    messages = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, Message)]
-    return messages if messages else None
-
-
-def _ith(args: GenerationArgs, index: int) -> GenerationArgs:
-    return replace(args, seed=args.seed + index) if args.seed is not None else args
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -35,7 +35,7 @@ class Scripted(Inference):
         return await self._scripted.generate(prompt, args)
 
 
-def in_turn(answers: Sequence[str | Message], tool_format: ToolCallFormat = "hermes") -> Callable[[str], str]:
+def in_turn(answers: Sequence[str | Message], tool_format: ToolCallFormat) -> Callable[[str], str]:
     if not answers:
         raise ValueError("a script needs at least one answer")
     written = itertools.cycle([_text(answer, tool_format) for answer in answers])

@@ -18,7 +18,6 @@ from async_rl.config.rollout import GatewayConfig
 from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
-from async_rl.protocols import Tokenizer
 from async_rl.supervision import drain_on_signals, stall_watchdog
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -42,11 +41,9 @@ def main(words: Sequence[str]) -> None:
 
 
 async def serve(line: CommandLine) -> None:
-    section, token, tokenizer = (
-        section_of(line),
-        read_token(line.text("token-file"), key="--token-file"),
-        _tokenizer(line.text("tokenizer")),
-    )
+    section, token = section_of(line), read_token(line.text("token-file"), key="--token-file")
+    folder = line.text("tokenizer")
+    tokenizer = None if folder is None else open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=Path(folder)))
     host, port, episodes = line.text("host"), line.integer("port"), line.integer("max-episodes")
     stop = drain_on_signals()
     with ExitStack() as watched:
@@ -67,10 +64,6 @@ async def serve(line: CommandLine) -> None:
         ):
             print(f"environment {section.label} is served: {{type: remote, args: {{url: {url}}}}}", flush=True)
             await stop.wait()
-
-
-def _tokenizer(folder: str | None) -> Tokenizer | None:
-    return None if folder is None else open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=Path(folder)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from rollout_workers.remote.wire import (
     ARGS,
     HEARTBEAT_S,
     MAX_BYTES,
-    ROLLOUTS,
+    ROLLOUT,
     SCHEMA,
     TASK,
     EpisodeOrder,
@@ -120,7 +120,7 @@ class RemoteAgent:
             raise self._gone(error) from error
         match last:
             case {"rollouts": list() as rollouts}:
-                return read(ROLLOUTS, rollouts)
+                return [read(ROLLOUT, rollout) for rollout in rollouts]
             case {"refused": str() as reason}:
                 raise EnvironmentServerFailed(reason)
             case _:

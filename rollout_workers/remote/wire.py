@@ -40,7 +40,7 @@ class OrderedEpisode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedModel:
     mark: Annotated[Returns, BeforeValidator(lambda mark: mark if mark in ("tokens", "logprobs") else "text")]
-    tokenizer: dict[str, Any]
+    tokenizer: WireMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,8 @@ def _with_arrays(kind: type, **others: Any) -> Any:
     """The type of a dataclass with arrays or spans for pydantic, which does not know arrays."""
     own = {name: Annotated[bytes, AfterValidator(_array_of(items))] for name, items in _ARRAYS.items()}
     own |= {"versions": tuple[_SPAN, ...], **others}
-    shape: Any = create_model(kind.__name__, **{name: own.get(name, hint) for name, hint in get_type_hints(kind).items()})
+    read_as: Any = {name: (own.get(name, hint), ...) for name, hint in get_type_hints(kind).items()}
+    shape: Any = create_model(kind.__name__, **read_as)
     return Annotated[shape, AfterValidator(lambda found: kind(**dict(found)))]
 
 
@@ -130,7 +131,8 @@ _SPAN = Annotated[tuple[int, int, int], AfterValidator(_span)]
 
 ORDER, TASK, ARGS = TypeAdapter(EpisodeOrder), TypeAdapter(Task), TypeAdapter(GenerationArgs)
 COMPLETION: TypeAdapter[Completion] = TypeAdapter(_with_arrays(Completion))
-ROLLOUTS: TypeAdapter[list[Rollout]] = TypeAdapter(list[_with_arrays(Rollout, samples=tuple[_with_arrays(Sample), ...])])
+_SAMPLE = _with_arrays(Sample)
+ROLLOUT: TypeAdapter[Rollout] = TypeAdapter(_with_arrays(Rollout, samples=tuple[_SAMPLE, ...]))
 _MESSAGES, _IDS = TypeAdapter(tuple[Message, ...]), TypeAdapter(list[int])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -13,61 +11,49 @@ from pydantic import Field
 from async_rl.protocols import GenerationArgs, Tokenizer
 from async_rl.types import Completion, ToolCall
 from rollout_workers.gateway.endpoints.requests import (
+    AnswerRequest,
     Count,
     FormatWire,
-    MessageWire,
-    SamplingFields,
-    StreamOptions,
-    ToolWire,
+    GivenMessage,
+    GivenTool,
     parses_calls,
     read_body,
+    sampled_ids,
     usage,
-    versions_of,
 )
 from rollout_workers.gateway.endpoints.streaming import stream_data
 from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
 from rollout_workers.gateway.token_texts import token_texts
 
 
-class ChatRequest(SamplingFields):
-    not_offered: ClassVar = {**SamplingFields.not_offered, "functions": [], "top_logprobs": 0}
+class ChatRequest(AnswerRequest):
+    not_offered: ClassVar = {**AnswerRequest.not_offered, "functions": [], "top_logprobs": 0}
 
-    model: str | None = None
-    messages: tuple[MessageWire, ...] = Field(min_length=1)
-    tools: tuple[ToolWire, ...] | None = None
+    messages: tuple[GivenMessage, ...] = Field(min_length=1)
+    tools: tuple[GivenTool, ...] = ()
     tool_choice: Any = None
     response_format: FormatWire | None = None
     max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
+    logprobs: bool = False
 
     @property
     def generation_args(self) -> GenerationArgs:
-        asked = super().generation_args
-        return GenerationArgs(max_tokens=self.max_completion_tokens).over(asked)
+        return GenerationArgs(max_tokens=self.max_completion_tokens).over(super().generation_args)
 
 
 async def chat_completions(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
     asked = await read_body(request, ChatRequest)
-    tools = [tool.function.tool() for tool in asked.tools] if asked.tools is not None else []
     answers = await session.chat(
-        [message.message() for message in asked.messages],
-        tools,
+        asked.messages,
+        asked.tools,
         asked.generation_args,
         n=asked.n,
-        parses_calls=parses_calls(asked.tool_choice, tools),
+        parses_calls=parses_calls(asked.tool_choice, asked.tools),
     )
-    head = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": asked.model if asked.model is not None else session.name,
-    }
     if asked.stream:
-        return await stream_data(request, _chunks(asked, head, answers, session.tokenizer))
+        return await stream_data(request, _chunks(asked, answers, session))
     choices = [_choice(asked, index, answer, session.tokenizer) for index, answer in enumerate(answers)]
-    whole = {**head, "object": "chat.completion", "choices": choices, "usage": usage(answers)}
+    whole = {**asked.head(session, "chatcmpl", "chat.completion"), "choices": choices, "usage": usage(answers)}
     return web.json_response({**whole, **_prompt_ids(asked, answers)})
 
 
@@ -82,7 +68,7 @@ def _choice(asked: ChatRequest, index: int, answer: GatewayAnswer, tokenizer: To
         "message": message,
         "finish_reason": answer.finish_reason,
         "logprobs": _logprobs(answer.completion, tokenizer) if asked.logprobs else None,
-        **_sampled_ids(asked, answer),
+        **(sampled_ids(answer.completion) if asked.return_token_ids else {}),
     }
 
 
@@ -102,27 +88,20 @@ def _prompt_ids(asked: ChatRequest, answers: Sequence[GatewayAnswer]) -> dict[st
     return {"prompt_token_ids": answers[0].turn.place.prompt} if asked.return_token_ids else {}
 
 
-def _sampled_ids(asked: ChatRequest, answer: GatewayAnswer) -> dict[str, Any]:
-    if not asked.return_token_ids:
-        return {}
-    return {"token_ids": answer.completion.token_ids.tolist(), "versions": versions_of(answer.completion)}
-
-
-def _chunks(
-    asked: ChatRequest, head: dict[str, Any], answers: Sequence[GatewayAnswer], tokenizer: Tokenizer
-) -> Iterator[dict[str, Any]]:
+def _chunks(asked: ChatRequest, answers: Sequence[GatewayAnswer], session: EpisodeSession) -> Iterator[dict[str, Any]]:
     """The chunks of a stream: role, text, calls, end."""
-    head = {**head, "object": "chat.completion.chunk"}
+    head = asked.head(session, "chatcmpl", "chat.completion.chunk")
 
     def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
         return {**head, "choices": [{"index": index, "delta": delta, "finish_reason": finish_reason, **more}]}
 
     for index, answer in enumerate(answers):
         yield {**chunk(index, {"role": "assistant", "content": ""}), **_prompt_ids(asked, answers)}
-        logprobs = _logprobs(answer.completion, tokenizer) if asked.logprobs else None
-        yield chunk(index, {"content": answer.message.content}, logprobs=logprobs, **_sampled_ids(asked, answer))
+        logprobs = _logprobs(answer.completion, session.tokenizer) if asked.logprobs else None
+        ids = sampled_ids(answer.completion) if asked.return_token_ids else {}
+        yield chunk(index, {"content": answer.message.content}, logprobs=logprobs, **ids)
         for position, call in enumerate(answer.message.tool_calls):
             yield chunk(index, {"tool_calls": [{"index": position, **_call(call)}]})
         yield chunk(index, {}, answer.finish_reason)
-    if asked.stream_options is not None and asked.stream_options.include_usage:
+    if asked.stream_options.include_usage:
         yield {**head, "choices": [], "usage": usage(answers)}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from aiohttp import web
@@ -13,17 +16,18 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    GetPydanticSchema,
     ValidationError,
-    field_validator,
     model_validator,
 )
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, Message, Tool, ToolCall
 from rollout_workers.gateway.request_errors import RequestError, malformed, not_offered
-from rollout_workers.gateway.session import GatewayAnswer
+from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
 
-Body = TypeVar("Body", bound="RequestFields")
+Part = TypeVar("Part", bound="RequestFields")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=-1, lt=2**31)]
 """Bounded, because these numbers end up in tensors."""
@@ -33,7 +37,7 @@ INSTEAD = {"top_logprobs": "answers carry the log-probabilities of their sampled
 
 
 class RequestFields(BaseModel):
-    """Base of the bodies of requests and of their parts."""
+    """Base of the bodies of requests and of their parts. A field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -42,15 +46,16 @@ class RequestFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_not_offered(cls, body: Any) -> Any:
-        if isinstance(body, dict):
-            for name, harmless in cls.not_offered.items():
-                if body.get(name) not in (None, harmless, {}, []):
-                    raise not_offered(name, INSTEAD.get(name, "leave it out"))
-        return body
+    def _given(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, harmless in cls.not_offered.items():
+            if body.get(name) not in (None, harmless, {}, []):
+                raise not_offered(name, INSTEAD.get(name, "leave it out"))
+        return {name: value for name, value in body.items() if value is not None}
 
 
-async def read_body(request: web.Request, kind: type[Body]) -> Body:
+async def read_body(request: web.Request, kind: type[Part]) -> Part:
     body = await request.read()
     try:
         return kind.model_validate_json(body)
@@ -82,11 +87,6 @@ class SamplingFields(RequestFields):
     stop_token_ids: tuple[TokenId, ...] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**62)] | None = None
 
-    @field_validator("n", mode="before")
-    @classmethod
-    def _one_unless_said(cls, n: object) -> object:
-        return 1 if n is None else n
-
     @property
     def generation_args(self) -> GenerationArgs:
         return GenerationArgs(
@@ -100,10 +100,26 @@ class SamplingFields(RequestFields):
         )
 
 
+class StreamOptions(RequestFields):
+    include_usage: bool = False
+
+
+class AnswerRequest(SamplingFields):
+    """Fields of the requests for text."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+
+    def head(self, session: EpisodeSession, prefix: str, kind: str) -> dict[str, Any]:
+        """The first fields of a response."""
+        model = self.model if self.model is not None else session.name
+        return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+
+
 def _flat(content: object) -> object:
     """Join content parts into one text. Raises ValueError for parts that are not text."""
-    if content is None:
-        return ""
     if not isinstance(content, list):
         return content
     texts: list[str] = []
@@ -126,15 +142,11 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 class FunctionWire(RequestFields):
     name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
     def tool(self) -> Tool:
-        return Tool(
-            name=self.name,
-            description=self.description if self.description is not None else "",
-            parameters=self.parameters if self.parameters is not None else {},
-        )
+        return Tool(name=self.name, description=self.description, parameters=self.parameters)
 
 
 class CalledWire(RequestFields):
@@ -143,25 +155,25 @@ class CalledWire(RequestFields):
 
 
 class ToolCallWire(RequestFields):
-    id: str | None = None
+    id: str = ""
     function: CalledWire
 
     def call(self) -> ToolCall:
-        return ToolCall(name=self.function.name, arguments=self.function.arguments, id=self.id if self.id is not None else "")
+        return ToolCall(name=self.function.name, arguments=self.function.arguments, id=self.id)
 
 
 class MessageWire(RequestFields):
     role: Role
     content: Text = ""
-    tool_calls: tuple[ToolCallWire, ...] | None = None
-    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCallWire, ...] = ()
+    tool_call_id: str = ""
 
     def message(self) -> Message:
         return Message(
             role="system" if self.role == "developer" else self.role,
             content=self.content,
-            tool_calls=tuple(call.call() for call in self.tool_calls) if self.tool_calls is not None else (),
-            tool_call_id=self.tool_call_id if self.tool_call_id is not None else "",
+            tool_calls=tuple(call.call() for call in self.tool_calls),
+            tool_call_id=self.tool_call_id,
         )
 
 
@@ -176,8 +188,13 @@ class ToolWire(RequestFields):
     function: FunctionWire
 
 
-class StreamOptions(RequestFields):
-    include_usage: bool = False
+def read_as(kind: type[Part], convert: Callable[[Part], object]) -> GetPydanticSchema:
+    """Validate a field as `kind`, then convert it."""
+    return GetPydanticSchema(lambda _, handler: no_info_after_validator_function(convert, handler(kind)))
+
+
+GivenMessage = Annotated[Message, read_as(MessageWire, MessageWire.message)]
+GivenTool = Annotated[Tool, read_as(ToolWire, lambda tool: tool.function.tool())]
 
 
 def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
@@ -189,9 +206,9 @@ def parses_calls(tool_choice: object, tools: Sequence[Tool]) -> bool:
     return bool(tools) and tool_choice != "none"
 
 
-def versions_of(completion: Completion) -> list[dict[str, int]]:
-    """The version that sampled each span of tokens; positions count from the first sampled token."""
-    return [{"version": span.version, "start": span.start, "stop": span.stop} for span in completion.versions]
+def sampled_ids(completion: Completion) -> dict[str, Any]:
+    """The sampled tokens and the version that sampled each span of them; positions count from the first sampled token."""
+    return {"token_ids": completion.token_ids.tolist(), "versions": [asdict(span) for span in completion.versions]}
 
 
 def usage(answers: Sequence[GatewayAnswer]) -> dict[str, int]:

@@ -11,17 +11,18 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from async_rl.protocols import GenerationArgs
-from async_rl.types import Message, ToolCall
+from async_rl.types import Message, Tool, ToolCall
 from rollout_workers.gateway.endpoints.requests import (
+    AnswerRequest,
     CalledWire,
     Count,
     FormatWire,
     FunctionWire,
     MessageWire,
     RequestFields,
-    SamplingFields,
     Text,
     parses_calls,
+    read_as,
     read_body,
     usage,
 )
@@ -42,7 +43,7 @@ class CallItem(CalledWire):
 class OutputItem(RequestFields):
     type: Literal["function_call_output"]
     call_id: str
-    output: Text
+    output: Text = ""
 
 
 class ReasoningItem(RequestFields):
@@ -67,24 +68,16 @@ class TextOptions(RequestFields):
     format: FormatWire | None = None
 
 
-class ResponsesRequest(SamplingFields):
-    not_offered: ClassVar = {
-        **SamplingFields.not_offered,
-        "background": False,
-        "conversation": "",
-        "top_logprobs": 0,
-    }
+class ResponsesRequest(AnswerRequest):
+    not_offered: ClassVar = {**AnswerRequest.not_offered, "background": False, "conversation": "", "top_logprobs": 0}
 
-    model: str | None = None
     input: str | tuple[Item, ...]
     instructions: str | None = None
-    tools: tuple[FunctionItem, ...] | None = None
+    tools: tuple[Annotated[Tool, read_as(FunctionItem, FunctionItem.tool)], ...] = ()
     tool_choice: Any = None
     text: TextOptions | None = None
     max_output_tokens: Count | None = None
     previous_response_id: str | None = None
-    stream: bool | None = None
-    return_token_ids: bool | None = None
 
     @property
     def generation_args(self) -> GenerationArgs:
@@ -97,13 +90,12 @@ async def responses(request: web.Request, session: EpisodeSession) -> web.Stream
         raise RequestError(400, "n is not offered by /responses: ask several times, or use /chat/completions", param="n")
     instructions = [Message(role="system", content=asked.instructions)] if asked.instructions is not None else []
     messages = [*_earlier(asked, session), *_messages(asked.input)]
-    tools = [tool.tool() for tool in asked.tools] if asked.tools is not None else []
     [answer] = await session.chat(
         [*instructions, *messages],
-        tools,
+        asked.tools,
         asked.generation_args,
         n=1,
-        parses_calls=parses_calls(asked.tool_choice, tools),
+        parses_calls=parses_calls(asked.tool_choice, asked.tools),
     )
     whole = _response(asked, answer, session)
     session.stored[whole["id"]] = (*messages, answer.message)
@@ -177,15 +169,9 @@ def _response(asked: ResponsesRequest, answer: GatewayAnswer, session: EpisodeSe
 def _output(message: Message) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if message.content or not message.tool_calls:
-        items.append(
-            {
-                "type": "message",
-                "id": f"msg_{secrets.token_hex(12)}",
-                "role": "assistant",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": message.content, "annotations": []}],
-            }
-        )
+        content = [{"type": "output_text", "text": message.content, "annotations": []}]
+        head = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant", "status": "completed"}
+        items.append({**head, "content": content})
     items += [
         {
             "type": "function_call",

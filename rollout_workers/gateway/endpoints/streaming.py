@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from aiohttp import web
@@ -12,12 +13,7 @@ from aiohttp import web
 
 async def stream_data(request: web.Request, chunks: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
     """Send unnamed events and a final [DONE], for chat and completions."""
-
-    def lines() -> Iterator[str]:
-        yield from (f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
-        yield "data: [DONE]\n\n"
-
-    return await _stream(request, lines())
+    return await _stream(request, chain((f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), ["data: [DONE]\n\n"]))
 
 
 async def stream_events(request: web.Request, events: Iterable[Mapping[str, Any]]) -> web.StreamResponse:

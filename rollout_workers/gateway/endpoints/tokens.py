@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 from aiohttp import web
 from pydantic import Field
 
-from async_rl.types import StopReason
 from rollout_workers.gateway.endpoints.requests import (
-    MessageWire,
+    GivenMessage,
+    GivenTool,
     RequestFields,
     SamplingFields,
     TokenId,
-    ToolWire,
     read_body,
+    sampled_ids,
     usage,
-    versions_of,
 )
 from rollout_workers.gateway.session import EpisodeSession, GatewayAnswer
 
@@ -37,34 +36,27 @@ async def generate(request: web.Request, session: EpisodeSession) -> web.StreamR
 
 
 def _token_choice(index: int, answer: GatewayAnswer) -> dict[str, Any]:
-    token_ids = answer.completion.token_ids.tolist()
+    completion = answer.completion
     logprobs = [
         {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
-        for token, logprob in zip(token_ids, answer.completion.logprobs.tolist(), strict=True)
+        for token, logprob in zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)
     ]
-    return {
-        "index": index,
-        "token_ids": token_ids,
-        "finish_reason": "length" if answer.completion.stop_reason is StopReason.LENGTH else "stop",
-        "logprobs": {"content": logprobs},
-        "versions": versions_of(answer.completion),
-    }
+    head = {"index": index, "finish_reason": answer.finish_reason, "logprobs": {"content": logprobs}}
+    return {**head, **sampled_ids(completion)}
 
 
 class TokenizeRequest(RequestFields):
-    prompt: str | None = None
-    messages: tuple[MessageWire, ...] | None = None
-    tools: tuple[ToolWire, ...] | None = None
-
-    def token_ids(self, session: EpisodeSession) -> list[int]:
-        if self.messages is None:
-            return session.tokenizer.render(self.prompt if self.prompt is not None else "")
-        tools = [tool.function.tool() for tool in self.tools] if self.tools is not None else []
-        return session.tokenizer.render([message.message() for message in self.messages], tools)
+    prompt: str = ""
+    messages: tuple[GivenMessage, ...] | None = None
+    tools: tuple[GivenTool, ...] = ()
 
 
 async def tokenize(request: web.Request, session: EpisodeSession) -> web.StreamResponse:
-    token_ids = (await read_body(request, TokenizeRequest)).token_ids(session)
+    asked = await read_body(request, TokenizeRequest)
+    if asked.messages is None:
+        token_ids = session.tokenizer.render(asked.prompt)
+    else:
+        token_ids = session.tokenizer.render(asked.messages, asked.tools)
     return web.json_response({"tokens": token_ids, "count": len(token_ids), "max_model_len": session.context_tokens})
 
 

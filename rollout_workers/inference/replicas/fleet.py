@@ -77,7 +77,7 @@ class EngineFleet(Inference):
         """Name of the attention kernel used for decoding."""
         self.version = -1
         """The version that every engine has loaded; -1 before the first weights."""
-        self._shape = shape
+        self.shape = shape
         self._worker = worker
         self._defaults = sampling
         self._dtype = dtype if dtype is not None else parallel.resolve_dtype(devices[0])
@@ -151,7 +151,7 @@ class EngineFleet(Inference):
 
         Raises ValueError, and changes nothing, when the tensors do not fit or `version` does not exceed the one held.
         """
-        check_complete(self._shape, tensors)
+        check_complete(self.shape, tensors)
         async with self._swapping:
             self._raise_if_stopped()
             if version <= self.version:
@@ -166,7 +166,7 @@ class EngineFleet(Inference):
     @property
     def specs(self) -> list[ParameterSpec]:
         """The parameters that `swap` expects."""
-        return specs(self._shape, self._dtype)
+        return specs(self.shape, self._dtype)
 
     @property
     def metrics(self) -> EngineMetrics:

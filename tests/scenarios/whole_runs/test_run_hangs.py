@@ -44,7 +44,7 @@ def test_a_run_goes_on_after_a_training_step_that_hung(tmp_path: Path, ranks: in
         assert run.exit_code() == 0, run.output
     assert "learner exited with code 11 (ServiceStopped); restarting" in run.output
     said = run.output + "".join(log.read_text() for log in (config.run_folder / "logs").glob("rank-*.log"))
-    assert "has worked on the order train for 10 s without finishing, at " in said
+    assert "has worked on the order TrainStep for 10 s without finishing, at " in said
     if ranks == 1:  # of two, the other one may end first
         assert "at losses.py:11 in loss" in said
     assert len(lives(config)) == 2

@@ -23,7 +23,7 @@ from async_rl.testing import ScriptedInference
 from async_rl.types import Completion, Message, Rollout, Task, ToolCall, VersionRecord
 from rollout_workers.adapters.function import Client, function_agent
 from rollout_workers.chat.tool_calls import parse
-from rollout_workers.evaluation.evaluator import EpisodeResources, Evaluator, TaskResult, open_environments
+from rollout_workers.evaluation.evaluator import Evaluator, TaskResult, open_environments
 from rollout_workers.evaluation.live import next_due
 from rollout_workers.evaluation.measures import measure
 from rollout_workers.evaluation.report import EvaluatedModel, EvaluationReport
@@ -49,7 +49,7 @@ HELD_OUT = EnvironmentConfig(type="even_digits", evaluation_only=True, args={"ma
 
 async def results_of(config: Config, inference: Inference | ScriptedInference) -> list[TaskResult]:
     async with open_environments(config) as seats:
-        return await Evaluator(seats, config, EpisodeResources(inference=inference, gateway=None, policies={})).evaluate()
+        return await Evaluator(seats, config, inference, policies={}).evaluate()
 
 
 class HalfRight(Inference):

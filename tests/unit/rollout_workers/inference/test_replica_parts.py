@@ -20,10 +20,10 @@ from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
 from rollout_workers.inference.generation import resolve
+from rollout_workers.inference.open_engine import worker_gpus
 from rollout_workers.inference.replicas import EngineFleet
 from rollout_workers.inference.replicas.frames import Generate, RequestDone, SocketPipe, StepOrder, Submit
 from rollout_workers.inference.replicas.lockstep import LockstepCore, follow
-from rollout_workers.inference.replicas.placement import worker_gpus
 from rollout_workers.inference.replicas.routing import SLACK, Router
 from rollout_workers.inference.replicas.shared_weights import SharedWeights
 
