@@ -5,13 +5,14 @@ VENV = .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo picture test test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
+.PHONY: help setup demo picture test test-fast test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU (minutes)"
 	@echo "make picture    the same, and its curve becomes docs/quickstart.png, which README.md shows"
 	@echo "make setup      install everything for development"
-	@echo "make test       the CPU tests           make test-slow  the tests that take minutes"
+	@echo "make test-fast  unit tests, and the buffer's contracts in memory: those that take no seconds"
+	@echo "make test       the CPU tests; SERVERS=all: on every Redis and Valkey found           make test-slow  those that take minutes"
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
 	@echo "make test-adapters  test every adapter with its library, in virtual environments (minutes, 3 GB)"
 	@echo "make chaos-buffer  kill the buffer's server, workers and learner 500 times (KILLS=); count what was lost or trained twice"
@@ -33,8 +34,13 @@ picture: $(VENV)/.run
 	@folder=$$(mktemp -d) && $(BIN)/async-rl run @ configs/quickstart.yaml --run.folder $$folder --run.name quickstart \
 		&& cp $$folder/quickstart/curves.png docs/quickstart.png && rm -r $$folder
 
+# SERVERS=all: the buffer's contracts run on every server found and on a Cluster, not only in memory and on the bundled server.
+export SERVERS
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(TESTS)
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal @.ci/tests_of_fast
 
 # TESTS="tests/unit ..." selects some. Without that Python this fails; it never passes without having run.
 test-py312 test-py313: test-py3%:

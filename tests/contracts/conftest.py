@@ -1,4 +1,4 @@
-"""The contract suite runs over the memory buffer and over every Redis or Valkey that is installed."""
+"""The contract suite runs over the memory buffer and the bundled server; with SERVERS=all over every Redis or Valkey found."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from buffer.server.client import Server
 from tests.support.private_fleet import cluster_url, private_cluster
-from tests.support.private_server import binaries, private_server
+from tests.support.private_server import binaries, every_server, private_server, tested_binaries
 from tests.support.runs import LEARNER_LEASE_S, Run
 
 MEMORY, CLUSTER = "memory", "cluster"
 
 
-@pytest.fixture(scope="session", params=[MEMORY, *binaries(), CLUSTER])
+@pytest.fixture(scope="session", params=[MEMORY, *tested_binaries(), *([CLUSTER] if every_server() else [])])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == MEMORY:
         yield MEMORY

@@ -26,6 +26,16 @@ async def test_the_first_to_come_sets_the_facts_and_the_others_compare(board: Bo
         await board[0].agree("worker", {"model.size": "2", "extra": "7"})
 
 
+async def test_a_refusal_shortens_long_values_and_names_the_way_out(board: Both):
+    await board[0].agree("learner", {"sampling.stop": "[]"})
+    with pytest.raises(FleetMismatch) as refused:
+        await board[0].agree("worker", {"sampling.stop": f'["{"9" * 1000}"]'})
+    sentence = str(refused.value)
+    assert f'sampling.stop is ["{"9" * 57}… here and [] in the run' in sentence
+    assert "start it with the run's own configuration" in sentence
+    assert "or under another run.name" in sentence
+
+
 async def test_members_are_listed_while_they_announce(board: Both):
     one, two = (Member(id=name, host="h", version=-1, device="cpu") for name in ("a", "b"))
     await board[0].announce(one, 60)

@@ -25,7 +25,15 @@ from buffer.server.client import Server
 from buffer.server.users import create_users
 from tests.support.chaos_proxy import ChaosProxy, Weather
 from tests.support.private_fleet import cluster_url, private_cluster
-from tests.support.private_server import binaries, client_of, private_folder, private_server, server_on
+from tests.support.private_server import (
+    binaries,
+    client_of,
+    every_server,
+    private_folder,
+    private_server,
+    server_on,
+    tested_binaries,
+)
 
 CLUSTER = "cluster"
 BUNDLED = binaries()["bundled"]
@@ -42,7 +50,7 @@ def config(url: str, run: str, **redis: object) -> Config:
     )
 
 
-@pytest.fixture(scope="session", params=[*binaries(), CLUSTER])
+@pytest.fixture(scope="session", params=[*tested_binaries(), *([CLUSTER] if every_server() else [])])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == CLUSTER:
         with private_cluster(BUNDLED) as nodes:

@@ -6,9 +6,7 @@ import json
 import math
 import os
 import resource
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
 from tests.support.full_weights import weights_of
-from tests.support.repository import ROOT
 
 CPU = torch.device("cpu")
 VOCABULARY = 21
@@ -203,30 +200,6 @@ def deserted(root: Path, rank: int) -> None:
         RankGroup(under, OBJECTIVE, shape(under)).idle()
         os._exit(99)
     follow(under, OBJECTIVE, shape(under))
-
-
-def run_ranks(
-    scenario: str, root: Path, *, module: str = __name__, ranks: int = 2, timeout_s: float = 200
-) -> list[subprocess.CompletedProcess[str]]:
-    """Processes of a file like this one, to their end."""
-    command = [sys.executable, "-W", "error", "-m", module, scenario, str(root)]
-    # Megatron warns tensor-parallel ranks that do not set it, also where there is no CUDA
-    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    with ThreadPoolExecutor() as pool:
-        started = [
-            pool.submit(
-                subprocess.run, [*command, str(rank)], cwd=ROOT, env=environment,
-                capture_output=True, text=True, timeout=timeout_s, check=False,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-        return [each.result() for each in started]
-
-
-def play(scenario: str, root: Path, *, module: str = __name__, ranks: int = 2, timeout_s: float = 200) -> None:
-    """As `run_ranks`, and all of them end well."""
-    for rank in run_ranks(scenario, root, module=module, ranks=ranks, timeout_s=timeout_s):
-        assert rank.returncode == 0, rank.stderr
 
 
 if __name__ == "__main__":

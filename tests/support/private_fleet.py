@@ -6,7 +6,6 @@ import random
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 from redis import Redis
 
 from tests.support.private_server import START_S, client_of, wait_until_it_answers
+from tests.support.waiting import until
 
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
@@ -101,14 +101,6 @@ def private_sentinels(binary: Path, *, sentinels: int = 3, down_after_ms: int = 
 
 def sentinel_url(sentinels: Sequence[Node]) -> str:
     return "redis+sentinel://" + ",".join(f"127.0.0.1:{node.port}" for node in sentinels) + f"/{MASTER}"
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Servers settle such things among themselves and tell nobody, so they are asked."""
-    deadline = time.monotonic() + START_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {START_S} s, and it is still not so that {what}"
-        time.sleep(0.02)
 
 
 @contextmanager

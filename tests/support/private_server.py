@@ -1,6 +1,7 @@
 """Redis servers of our own for tests: never somebody's port 6379.
 
-`binaries()` are all that the buffer is tested on. ASYNC_RL_TEST_SERVERS=path:path adds more, for example a folder of releases.
+Contracts run on the bundled server; with SERVERS=all on all `binaries()` and on a Cluster. ASYNC_RL_TEST_SERVERS=path:path adds
+more binaries, for example a folder of releases.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ def binaries() -> dict[str, Path]:
     for place in filter(None, os.environ.get("ASYNC_RL_TEST_SERVERS", "").split(":")):
         found |= {_label(path): path for path in _servers_in(Path(place))}
     return found
+
+
+def every_server() -> bool:
+    return os.environ.get("SERVERS") == "all"
+
+
+def tested_binaries() -> dict[str, Path]:
+    """Return the servers that contracts run on, as SERVERS selects them."""
+    found = binaries()
+    return found if every_server() else {"bundled": found["bundled"]}
 
 
 def _servers_in(place: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,20 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from async_rl.config import Config
-
-T = TypeVar("T")
+from buffer import open_buffer
+from buffer.server.embedded.server import EmbeddedServer
+from tests.support.waiting import PATIENCE_S, until
 
 ASYNC_RL = Path(sys.executable).with_name("async-rl")
 TASKS = Path(__file__).with_name("run_tasks.py")
-PATIENCE_S = 150.0
-"""For anything that must happen at all. Importing torch in several processes dominates, on a busy machine more so."""
 
 
 def write_config(folder: Path, name: str, *, tasks: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> Path:
@@ -103,19 +104,6 @@ def program(folder: Path, *arguments: object, environment: Mapping[str, str] = o
         process.wait()
 
 
-def until(reached: Callable[[], T | None], what: str, *, while_alive: Program | None = None, within_s: float = PATIENCE_S) -> T:
-    """What `reached` returns once that is true. Other processes' files cannot be awaited, so this looks again and again."""
-    deadline = time.monotonic() + within_s
-    while True:
-        ended = while_alive is not None and while_alive.has_ended()
-        if found := reached():
-            return found
-        if ended or time.monotonic() > deadline:
-            said = f"; it said:\n{while_alive.output}" if while_alive is not None else ""
-            raise AssertionError(f"waited in vain until {what}{' (the program has ended)' if ended else ''}{said}")
-        time.sleep(0.02)
-
-
 def pid_of(config: Config, name: str) -> int:
     """Of a process of `async-rl run`."""
     return json.loads((config.run_folder / "processes.json").read_text())[name]
@@ -132,18 +120,16 @@ def restarted(config: Config, name: str, old_pid: int) -> Callable[[], bool]:
     return lambda: pid_of(config, name) != old_pid
 
 
-def audit(folder: Path, path: Path) -> dict[str, Any]:
-    """What `async-rl buffer audit` says; for an embedded server that has ended, with the server started again."""
-    if read_config(path).redis.url:
-        return _audit(path)
-    with program(folder, "buffer", "serve", "@", path) as server:
-        server.until_says("redis serves run")
-        return _audit(path)
+def audit(path: Path) -> dict[str, Any]:
+    """Return what `async-rl buffer audit --json` prints; an embedded server that has ended is started for it."""
+    return asyncio.run(_audit(read_config(path)))
 
 
-def _audit(path: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [ASYNC_RL, "buffer", "audit", "@", path, "--json"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+async def _audit(config: Config) -> dict[str, Any]:
+    async with AsyncExitStack() as opened:
+        if not config.redis.url:
+            await opened.enter_async_context(EmbeddedServer(config))
+        buffer = await opened.enter_async_context(open_buffer(config))
+        found = await buffer.audit()
+    assert found.is_clean, found.problems
+    return {"clean": found.is_clean, "stats": asdict(found.stats)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import PushReport, WeightSender
 from async_rl.transport.wire.rendezvous import WIRE_STORE, WireRendezvous
 from async_rl.types import VersionRecord
+from tests.support.waiting import eventually
 from tests.support.wire_board import StageBoard
 
 Weights = dict[str, torch.Tensor]
@@ -98,3 +99,12 @@ async def sending(
     async with WeightSender(board, wire, rank_sender, "cpu", fence=fence) as sender:
         yield Sender(sender, rank_sender, timeline)
     rank_sender.close()
+
+
+async def all_behind(sender: WeightSender | Sender, version: int, names: Collection[str]) -> None:
+    """Wait until all of these members are known not to hold that version."""
+
+    async def are_behind() -> bool:
+        return set(await sender.wait_for_members_behind(version)) >= set(names)
+
+    await eventually(are_behind, f"members {', '.join(names)} are behind version {version}")

@@ -23,9 +23,9 @@ from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer, find_binary
 from tests.contracts.servers.lives import UP_TO_DATE, Learner, working
 from tests.support.groups import group
-from tests.support.private_fleet import until
-from tests.support.private_server import binaries, client_of, private_folder, server_on
+from tests.support.private_server import client_of, private_folder, server_on, tested_binaries
 from tests.support.runs import LEARNER_LEASE_S, limits, publish, started
+from tests.support.waiting import until
 
 TORN_BYTES, TORN_STEP = 4096, 101
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -64,10 +64,10 @@ class Machine:
         shutil.copytree(copy, self.folder, dirs_exist_ok=True)
 
 
-@pytest.fixture(params=binaries())
+@pytest.fixture(params=tested_binaries())
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with private_folder() as folder:
-        machine = Machine(folder, binaries()[request.param])
+        machine = Machine(folder, tested_binaries()[request.param])
         yield machine
         machine.kill()
 

@@ -11,15 +11,16 @@ from safetensors.torch import load_file
 from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner.layout_matrix import CASES, DENSE, EXPERTS, FEW, OBJECTIVE, PROCESSES, STEPS
 from tests.support.full_weights import weights_of
-from tests.support.learner_rank import config, play, shape, train
+from tests.support.learner_rank import config, shape, train
 from tests.support.made_once import made_once
+from tests.support.warm_processes import play_ranks
 
 pytestmark = pytest.mark.timeout(600)
 Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
 def play_matrix(which: str, root: Path) -> None:
-    play(which, root, module="tests.scenarios.learner.layout_matrix", ranks=PROCESSES, timeout_s=500)
+    play_ranks("tests.scenarios.learner.layout_matrix", which, root, ranks=PROCESSES, timeout_s=500)
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,17 @@ from async_rl.errors import CheckpointError
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from learner.ranks.rank_group import RankGroup
 from tests.support.full_weights import weights_of
-from tests.support.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, play, shape, train
+from tests.support.learner_rank import LAYOUTS, OBJECTIVE, SAVED_AT, STEPS, config, shape, train
 from tests.support.made_once import made_once
+from tests.support.warm_processes import play_ranks
 
 
 @pytest.fixture(scope="module")
 def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout, written by two ranks."""
-    return made_once(tmp_path_factory, "learner_layouts", lambda root: play("every_layout", root))
+    return made_once(
+        tmp_path_factory, "learner_layouts", lambda root: play_ranks("tests.support.learner_rank", "every_layout", root)
+    )
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from async_rl.megatron.parameters.pieces import Stretch, open_pieces
 from async_rl.megatron.parameters.table import table
 from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
-from tests.support.learner_rank import OBJECTIVE, FileStores, play, shape, train
+from tests.support.learner_rank import OBJECTIVE, FileStores, shape, train
 from tests.support.made_once import made_once
+from tests.support.warm_processes import play_ranks
 
 WRITERS = [*LAYOUTS, "alone"]
 TRANSITIONS = [(writer, reader) for writer in WRITERS for reader in (*READERS[writer], "alone")]
@@ -30,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(root: Path) -> None:
         with_one_process("alone", lambda rank_group: save(rank_group, root, "alone"))
-        play("all", root, module="tests.scenarios.learner.reshaping_rank")
+        play_ranks("tests.scenarios.learner.reshaping_rank", "all", root)
 
     return made_once(tmp_path_factory, "learner_reshaping", make)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.listening import IS_TOLD, listeners
+from tests.support.warm_processes import play_ranks
 
 pytestmark = pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which ports a process has")
 
@@ -47,18 +47,8 @@ def num_descriptors() -> int:
 
 
 def test_ranks_that_are_joined_listen_no_more(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.scenarios.learner.test_ports_of_ranks", str(rank), str(tmp_path / "meeting")],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    play_ranks("tests.scenarios.learner.test_ports_of_ranks", tmp_path / "meeting")
 
 
 if __name__ == "__main__":
-    play(int(sys.argv[1]), sys.argv[2])
+    play(int(sys.argv[2]), sys.argv[1])

@@ -17,9 +17,10 @@ from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
 from learner.ranks.rank_group import RankGroup
 from tests.support.full_weights import weights_of, weights_of_model
-from tests.support.learner_rank import CPU, VOCABULARY, play, shape, taken_groups
+from tests.support.learner_rank import CPU, VOCABULARY, shape, taken_groups
 from tests.support.made_once import made_once
 from tests.support.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
+from tests.support.warm_processes import play_ranks
 
 # -- the formulas ---------------------------------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ def formulas(rank_group: RankGroup, reference: Any) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout, written by two ranks."""
-    return made_once(tmp_path_factory, "ppo_layouts", lambda root: play("every_layout", root, module="tests.support.ppo_stage"))
+    return made_once(tmp_path_factory, "ppo_layouts", lambda root: play_ranks("tests.support.ppo_stage", "every_layout", root))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from tests.scenarios.training.test_train_run import NEVER, write
 from tests.scenarios.training.train_stage import config
 from tests.support.listening import IS_TOLD, listeners
-from tests.support.run_processes import program, until
+from tests.support.run_processes import program
+from tests.support.waiting import until
 
 READ_AS_NOBODY = """
 import json, os, sys

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.scenarios.training.train_stage import CASES, Notes, run, trainings
-from tests.support.learner_rank import play
 from tests.support.made_once import made_once
 from tests.support.small_models import write_folder
+from tests.support.warm_processes import play_ranks
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(root: Path) -> None:
         write_folder(root / "teacher", vocabulary=15)  # as many as these trainings have characters
-        play("every_layout", root, module="tests.scenarios.training.train_stage")
+        play_ranks("tests.scenarios.training.train_stage", "every_layout", root)
 
     return made_once(tmp_path_factory, "train_layouts", make)
 

@@ -16,8 +16,9 @@ from async_rl.telemetry import read_rows
 from rollout_workers.evaluation.__main__ import evaluate_once
 from rollout_workers.evaluation.subject import LiveRun, find_subject
 from tests.support.run_history import last_step
-from tests.support.run_processes import program, read_config, until, write_config
+from tests.support.run_processes import program, read_config, write_config
 from tests.support.small_models import write_folder
+from tests.support.waiting import until
 
 STEPS, EVERY = 40, 20
 

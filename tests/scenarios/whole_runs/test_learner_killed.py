@@ -21,7 +21,8 @@ from async_rl.replay_protocol import Audit
 from buffer import open_buffer
 from tests.scenarios.whole_runs.recorded_stream import play
 from tests.support.run_history import check, lives, surviving
-from tests.support.run_processes import Program, program, read_config, until, write_config
+from tests.support.run_processes import Program, program, read_config, write_config
+from tests.support.waiting import until
 
 POINTS = sorted(name for name in known() if name.startswith(("learner.", "checkpoint.")))
 MOST_STEPS_OF_A_LIFE = 16

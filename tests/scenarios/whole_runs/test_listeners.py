@@ -20,7 +20,8 @@ from tests.scenarios.training import train_stage
 from tests.scenarios.whole_runs.listeners import Listener, family, listeners_below, role_of, usage
 from tests.scenarios.whole_runs.port_fuzzer import PortFuzzer
 from tests.support.repository import ROOT
-from tests.support.run_processes import Program, program, read_config, until, write_config
+from tests.support.run_processes import Program, program, read_config, write_config
+from tests.support.waiting import until
 
 PAGE = ROOT / "docs" / "security.md"
 FRAMES = 40

@@ -37,7 +37,7 @@ def test_a_run_with_a_critic_learns(tmp_path: Path, critic: str) -> None:
     with program(tmp_path, "run", "@", path) as run:
         assert run.exit_code() == 0, run.output
     check(config, steps=STEPS)
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]
     assert ("critic" in read_manifest(candidates(config.run_folder / "checkpoints")[0]).models) == (critic == "own")
     rows = [row.values for row in read_rows(config.run_folder / "metrics.jsonl")]
     first, last = rows[:5], rows[-5:]

@@ -17,7 +17,8 @@ from buffer import open_group_stores
 from buffer.group_store import RedisGroupStore
 from learner.ranks.redis_rendezvous import wait_for_rank_0, wait_for_ranks
 from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
+from tests.support.run_processes import Program, audit, program, read_config, write_config
+from tests.support.waiting import until
 
 LONG, SHORT = timedelta(seconds=60), timedelta(seconds=0.5)
 
@@ -105,4 +106,4 @@ def test_ranks_of_any_launcher_train_together_and_start_again(
         assert worker.exit_code() == 0, worker.output
     assert len(lives(config)) == 1 + restarts
     check(config, steps=steps)
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from tests.support.run_history import last_step
-from tests.support.run_processes import audit, program, read_config, until, write_config
+from tests.support.run_processes import audit, program, read_config, write_config
+from tests.support.waiting import until
 
 BLOCKING = Path(__file__).with_name("blocking_tasks.py")
 
@@ -44,7 +45,7 @@ def test_a_blocked_worker_is_named_and_replaced_and_the_run_goes_on_without_what
     log = (read_config(path).run_folder / "logs" / "worker-0.log").read_text()
     assert "an environment is paused for" in log
     assert "Traceback" not in run.output + log
-    said = audit(tmp_path, path)
+    said = audit(path)
     assert said["clean"]
     assert said["stats"]["dropped"]["abandoned"] > 0
     assert "lease_lost" not in said["stats"]["dropped"]
@@ -66,7 +67,7 @@ def test_a_run_whose_worker_is_blocked_ends_on_ctrl_c_and_a_detached_environment
         assert again.exit_code() == 0, again.output
     assert last_step(config) == 4
     assert "is blocked" not in again.output
-    said = audit(tmp_path, path)
+    said = audit(path)
     assert said["clean"]
     assert said["stats"]["dropped"]["detached"] > 0
 

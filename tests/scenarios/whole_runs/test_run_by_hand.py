@@ -13,7 +13,8 @@ from async_rl.errors import ConfigError, FleetMismatch, LearnerAlreadyRunning
 from buffer.server.embedded.programs import find_binary
 from tests.support.private_server import private_server
 from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
+from tests.support.run_processes import Program, audit, program, read_config, write_config
+from tests.support.waiting import until
 
 
 @pytest.mark.timeout(600)
@@ -52,7 +53,7 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
         assert server.exit_code() == 0, server.output
     (life,) = lives(config)
     check(config, steps=len(life.steps))
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]
 
 
 @pytest.mark.timeout(600)

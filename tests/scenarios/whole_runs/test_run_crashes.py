@@ -12,7 +12,8 @@ import pytest
 
 from async_rl.durable.failpoints import ORDERS
 from tests.support.run_history import check, last_step, lives
-from tests.support.run_processes import audit, pid_of, program, read_config, redis_pid, until, write_config
+from tests.support.run_processes import audit, pid_of, program, read_config, redis_pid, write_config
+from tests.support.waiting import until
 
 HANGS_AT = 17
 """With 2 groups per step and 6 slots, the ticket of task 17 is issued at a version from 6 to 8. While it hangs, the learner
@@ -45,7 +46,7 @@ def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path:
     assert len(first.steps) >= 8
     check(config, steps=18)
 
-    said = audit(tmp_path, path)
+    said = audit(path)
     assert said["clean"]
     assert said["stats"]["dropped"]["lease_lost"] >= 1, "the worker held no ticket when it was killed"
     assert said["stats"]["reserved"] == 0
@@ -71,7 +72,7 @@ def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path:
     assert "rank 1 of 2 was ended by SIGKILL" in run.output
     assert len(lives(config)) == 2
     check(config, steps=8)
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]
     assert "Traceback" not in run.output
 
 
@@ -106,7 +107,7 @@ def test_a_run_survives_kills_of_everything_at_random_moments(tmp_path: Path) ->
         assert again.exit_code() == 0, again.output
     assert len(lives(config)) == 4
     check(config, steps=STEPS)
-    said = audit(tmp_path, path)
+    said = audit(path)
     assert said["clean"]
     assert said["stats"]["reserved"] == 0
     assert "Traceback" not in run.output + again.output

@@ -9,7 +9,8 @@ import pytest
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from tests.support.run_history import check, last_step, lives, surviving
-from tests.support.run_processes import audit, program, read_config, until, write_config
+from tests.support.run_processes import audit, program, read_config, write_config
+from tests.support.waiting import until
 
 NEVER = 1_000_000
 
@@ -35,7 +36,7 @@ def test_a_drained_run_keeps_its_work_and_goes_on_when_it_is_started_again(tmp_p
     assert 3 <= drained_after < 60
     (saved,) = candidates(config.run_folder / "checkpoints")
     assert read_manifest(saved).step == drained_after
-    said = audit(tmp_path, path)
+    said = audit(path)
     assert said["clean"]
     assert said["stats"]["reserved"] == 0
     # The task that hangs was handed back, and maybe others that were too slow for so short a grace.

@@ -36,7 +36,7 @@ def test_a_run_survives_a_damaged_checkpoint_and_an_emptied_server(tmp_path: Pat
     assert "6 groups that it contained are lost" in said
     assert [(life.resumed_after, life.lost) for life in lives(config)] == [(0, 0), (3, 6)]
     check(config, steps=9)
-    books = audit(tmp_path, path)
+    books = audit(path)
     assert (books["clean"], books["stats"]["lost_to_rollback"]) == (True, 6)
 
     shutil.rmtree(config.run_folder / "redis")

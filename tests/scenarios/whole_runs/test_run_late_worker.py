@@ -11,7 +11,8 @@ import pytest
 
 from async_rl.config import Config
 from buffer import open_buffer
-from tests.support.run_processes import Program, program, read_config, until, write_config
+from tests.support.run_processes import Program, program, read_config, write_config
+from tests.support.waiting import until
 
 
 @pytest.mark.slow

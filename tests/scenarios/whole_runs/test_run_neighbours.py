@@ -12,7 +12,8 @@ from redis import Redis
 
 from async_rl.errors import FenceLost
 from tests.support.run_history import check, last_step, lives, surviving
-from tests.support.run_processes import Program, audit, program, read_config, until, write_config
+from tests.support.run_processes import Program, audit, program, read_config, write_config
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,7 +24,7 @@ def test_two_runs_share_one_redis(tmp_path: Path, redis_server: str) -> None:
     with program(tmp_path, "run", "@", paths[0]) as one, program(tmp_path, "run", "@", paths[1]) as other:
         assert (one.exit_code(), other.exit_code()) == (0, 0), one.output + other.output
     for path in paths:
-        assert audit(tmp_path, path)["clean"]
+        assert audit(path)["clean"]
         check(read_config(path), steps=6)
     with Redis.from_url(redis_server) as redis:
         tags = {key.decode().partition(":")[0] for key in redis.scan_iter("*neighbour-*")}
@@ -55,5 +56,5 @@ def test_a_learner_that_slept_through_its_successor_changes_nothing(tmp_path: Pa
         for process in (successor, worker):
             process.signal(signal.SIGTERM)
             assert process.exit_code() == 0, process.output
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]
     check(config, steps=surviving(lives(config))[-1].number)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
-import subprocess
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 
 from async_rl.checkpoints.manifest import candidates, read_manifest
 from async_rl.config import Config
+from async_rl.errors import boundary
 from async_rl.types import VersionRecord
 from buffer import open_board
+from buffer.__main__ import main
 from tests.support.run_history import last_step, lives, surviving
-from tests.support.run_processes import ASYNC_RL, PATIENCE_S, audit, pid_of, program, read_config, until, write_config
+from tests.support.run_processes import audit, pid_of, program, read_config, write_config
+from tests.support.waiting import until
 
 
 class Weights:
@@ -25,15 +29,12 @@ class Weights:
         self._path = path
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        done = subprocess.run(
-            [ASYNC_RL, "weights", *map(str, words), "@", self._path],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        """Do in this process what `async-rl weights WORDS` does in one of its own; return what it prints."""
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as ended, boundary("weights"):
+            raise SystemExit(main(["weights", *map(str, words), "@", str(self._path)]))
+        assert ended.value.code == code, printed.getvalue()
+        return printed.getvalue()
 
     def status(self) -> dict[str, Any]:
         return json.loads(self("status", "--json"))
@@ -105,6 +106,6 @@ def test_pinned_rolled_back_and_let_go(tmp_path: Path) -> None:
     assert "Traceback" not in run.output
     trained = surviving(lives(config))
     assert [step.number for step in trained] == list(range(1, len(trained) + 1)), "training was not touched"
-    assert audit(tmp_path, path)["clean"]
+    assert audit(path)["clean"]
     assert "no learner of run held answers" in weights("pin", code=2)
     assert "no learner answers" in weights("status")

@@ -32,8 +32,9 @@ from async_rl.transport.messages import (
 from async_rl.transport.packed_source import PACKED_NOTE
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import VersionRecord
+from tests.support.waiting import eventually
 from tests.support.wire_board import StageBoard, board_of, go_live
-from tests.support.wire_weights import Sender, sending, weights
+from tests.support.wire_weights import Sender, all_behind, sending, weights
 
 
 class Worker:
@@ -81,8 +82,7 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
 
 
 async def all_needy(sender: Sender, version: int, *workers: Worker) -> None:
-    while set(await sender.wait_for_members_behind(version)) < {worker.name for worker in workers}:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await all_behind(sender, version, [worker.name for worker in workers])
 
 
 @pytest.fixture
@@ -276,8 +276,11 @@ async def test_a_worker_with_another_model_that_was_there_before_the_learner_is_
     fits, stranger = Worker(board, "fits", pushed, wire), Worker(board, "stranger", pushed | {"extra": torch.zeros(1)}, wire)
     async with running(fits), asyncio.TaskGroup() as group:
         refusing = group.create_task(refusal_of(stranger))
-        while [member.catches_up for member in await board.members()] != ["", ""]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+        async def are_members() -> bool:
+            return [member.catches_up for member in await board.members()] == ["", ""]
+
+        await eventually(are_members, "both workers are members")
         async with sending(board, wire, weights(0)) as sender:
             assert set(await sender.wait_for_members_behind(1)) == {"fits", "stranger"}
             report = await sender.push(1, pushed)

@@ -37,6 +37,7 @@ from buffer import open_buffer
 from tests.scenarios.wire.test_wire import Worker, all_needy, running
 from tests.scenarios.wire.wire_learner import WIRE
 from tests.support.repository import module_command, module_environment
+from tests.support.waiting import eventually
 from tests.support.wire_board import StageBoard, board_of, config_of, go_live
 from tests.support.wire_weights import Sender, held, sending, weights
 
@@ -64,8 +65,10 @@ async def learner(url: str, run: str, snapshots: str, version: int) -> AsyncIter
 
 
 async def left(snapshots: Path, version: int) -> None:
-    while snapshot.read_manifest(snapshots, version) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    async def is_there() -> bool:
+        return snapshot.read_manifest(snapshots, version) is not None
+
+    await eventually(is_there, f"a snapshot of version {version} is left")
 
 
 async def says_hello(inbox: Inbox, worker: Worker) -> None:

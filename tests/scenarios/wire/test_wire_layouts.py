@@ -33,8 +33,9 @@ from tests.scenarios.wire.wire_layouts import (
     weights_file,
     wire_of_worker,
 )
-from tests.support.learner_rank import CPU, VOCABULARY, play, shape
+from tests.support.learner_rank import CPU, VOCABULARY, shape
 from tests.support.made_once import made_once
+from tests.support.warm_processes import play_ranks
 from tests.support.wire_board import StageBoard, board_of
 
 pytestmark = pytest.mark.timeout(1800)
@@ -116,10 +117,10 @@ async def play_all(which: str, root: Path, url: str) -> None:
                 workers.append(Worker(name, model, running, board, root))
         following = [tasks.create_task(worker.run(), name=worker.name) for worker in workers]
         await asyncio.to_thread(
-            play,
+            play_ranks,
+            "tests.scenarios.wire.wire_layouts",
             which,
             root,
-            module="tests.scenarios.wire.wire_layouts",
             ranks=PROCESSES,
             timeout_s=8 * 60 if which == "few" else 25 * 60,
         )

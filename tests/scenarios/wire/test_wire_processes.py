@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from async_rl.config import WireConfig
 from tests.support.repository import module_command, module_environment
 from tests.support.wire_board import StageBoard, board_of
-from tests.support.wire_weights import Sender, sending, weights
+from tests.support.wire_weights import all_behind, sending, weights
 
 OPERATION_TIMEOUT_S = 4.0
 WIRE = WireConfig(operation_timeout_s=OPERATION_TIMEOUT_S, bucket_mb=0.25, shared_memory=False)
@@ -47,16 +47,11 @@ async def fleet_of(url: str, run: str) -> AsyncIterator[Fleet]:
             await fleet.end()
 
 
-async def all_needy(sender: Sender, version: int, *names: str) -> None:
-    while set(await sender.wait_for_members_behind(version)) < set(names):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-
-
 async def test_when_the_only_worker_dies_the_push_ends_and_says_so(redis_server: str, run_name: str) -> None:
     pushed = weights(seed=1)
     async with fleet_of(redis_server, run_name) as fleet, sending(fleet.board, WIRE, weights(0)) as sender:
         await fleet.start("only", "SIGKILL:begin")
-        await all_needy(sender, 1, "only")
+        await all_behind(sender, 1, ["only"])
         report = await sender.push(1, pushed)
         assert report.staged == ()
         assert report.dropped == {"only": "died or hung while receiving"}

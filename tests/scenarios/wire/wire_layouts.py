@@ -31,6 +31,7 @@ from tests.support.full_weights import weights_of
 from tests.support.learner_rank import OBJECTIVE, config, meet, shape, train
 from tests.support.ppo_stage import EVERYTHING, SHARED
 from tests.support.wire_board import board_of, config_of
+from tests.support.wire_weights import all_behind
 
 PROCESSES = 4
 PUSHES = 2
@@ -190,8 +191,7 @@ class Stage:
                 save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
                 digest = rank_group.pack_version(version, keep=())
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
-                while set(await sender.wait_for_members_behind(version)) < set(members):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await all_behind(sender, version, members)
                 report = await sender.push(record)
                 await sender.flip(record)
                 rollouts = await _rollouts(board, version, members)

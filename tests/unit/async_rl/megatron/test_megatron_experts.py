@@ -1,8 +1,5 @@
 """Layers of several experts: however ranks share them, the model and what it learns are those of a single process."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,16 +9,14 @@ from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import local_parameters
 from tests.support.full_parameters import gather_full
-from tests.support.repository import ROOT
+from tests.support.warm_processes import play_ranks
 from tests.unit.async_rl.megatron.expert_rank import CPU, EXPERTS, SHAPE, sequences
 
 
 @pytest.fixture(scope="module")
 def divided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     folder = tmp_path_factory.mktemp("experts")
-    command = [sys.executable, "-m", "tests.unit.async_rl.megatron.expert_rank", str(folder)]
-    ranks = [subprocess.Popen([*command, str(rank)], cwd=ROOT) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    play_ranks("tests.unit.async_rl.megatron.expert_rank", folder)
     return load_file(folder / "gathered.safetensors")
 
 

@@ -1,8 +1,5 @@
 """However the ranks divide a model, it is the same model: initial weights, gathered snapshots, log-probabilities."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,18 +7,14 @@ from safetensors.torch import load_file
 from async_rl.megatron import parallel
 from async_rl.megatron.model import build_model
 from tests.support.full_parameters import gather_full
-from tests.support.repository import ROOT
+from tests.support.warm_processes import play_ranks
 from tests.unit.async_rl.megatron.layout_rank import CPU, scored, shape
 
 
 @pytest.fixture(scope="module")
 def gathered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     folder = tmp_path_factory.mktemp("layouts")
-    ranks = [
-        subprocess.Popen([sys.executable, "-m", "tests.unit.async_rl.megatron.layout_rank", str(folder), str(rank)], cwd=ROOT)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    play_ranks("tests.unit.async_rl.megatron.layout_rank", folder)
     return load_file(folder / "gathered.safetensors")
 
 

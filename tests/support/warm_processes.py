@@ -1,0 +1,71 @@
+"""Modules of `tests/` as processes forked from one that has imported torch and Megatron, which would take each six seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.repository import ROOT
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    returncode: int
+    stderr: str
+
+
+def run_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float = 200) -> list[Ended]:
+    """Run a module as that many processes, whose last argument is their rank, to their end. Warnings are errors in them."""
+    # Megatron warns tensor-parallel ranks that do not set it, also where there is no CUDA
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / str(rank) for rank in range(ranks)]
+        processes = [
+            _CONTEXT.Process(
+                target=_run, args=(module, [*map(str, arguments), str(rank)], environment, str(log)), name=log.name, daemon=True
+            )
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + timeout_s
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        late = [process for process in processes if process.exitcode is None]
+        for process in late:
+            process.kill()
+            process.join()
+        said = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
+        assert not late, f"{module}: ranks {[each.name for each in late]} did not end in {timeout_s:g} s; they said: {said}"
+        return [
+            Ended(returncode=process.exitcode if process.exitcode is not None else -1, stderr=text)
+            for process, text in zip(processes, said, strict=True)
+        ]
+
+
+def play_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float = 200) -> None:
+    """As `run_ranks`, and all of them end well."""
+    for rank in run_ranks(module, *arguments, ranks=ranks, timeout_s=timeout_s):
+        assert rank.returncode == 0, rank.stderr
+
+
+def _run(module: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(ROOT)
+    os.environ.update(environment)
+    warnings.simplefilter("error")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
