@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from async_rl.config import Config
-from buffer import open_buffer
-from buffer.server.embedded.server import EmbeddedServer
+from buffer.tools.open_run import open_run
 from tests.support.waiting import PATIENCE_S, until
 
 ASYNC_RL = Path(sys.executable).with_name("async-rl")
@@ -126,10 +125,7 @@ def audit(path: Path) -> dict[str, Any]:
 
 
 async def _audit(config: Config) -> dict[str, Any]:
-    async with AsyncExitStack() as opened:
-        if not config.redis.url:
-            await opened.enter_async_context(EmbeddedServer(config))
-        buffer = await opened.enter_async_context(open_buffer(config))
-        found = await buffer.audit()
+    async with open_run(config) as run:
+        found = await run.buffer.audit()
     assert found.is_clean, found.problems
     return {"clean": found.is_clean, "stats": asdict(found.stats)}
