@@ -48,7 +48,7 @@ class Env:
     def __call__(self, *words: str) -> str:
         """What the buffer's process says, in this one."""
         with contextlib.redirect_stdout(io.StringIO()) as page:
-            assert main(["env", *words, "@", str(self.config)]) == 0
+            assert not main(["env", *words, "@", str(self.config)]), "None or 0 is success"
         return page.getvalue()
 
     def process(self, *words: str, code: int = 0) -> str:
