@@ -79,7 +79,7 @@ class Tools:
     def __call__(self, *words: object, code: int = 0) -> str:
         """Run the verb in this process, which is faster."""
         with contextlib.redirect_stdout(io.StringIO()) as page:
-            assert main(self._words(*words)) == code
+            assert (main(self._words(*words)) or 0) == code
         return page.getvalue()
 
     def document(self, *words: object, code: int = 0) -> Any:

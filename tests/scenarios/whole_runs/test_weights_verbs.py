@@ -33,7 +33,7 @@ class Weights:
         printed = io.StringIO()
         with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as ended, boundary("weights"):
             raise SystemExit(main(["weights", *map(str, words), "@", str(self._path)]))
-        assert ended.value.code in ((None, 0) if code == 0 else (code,)), printed.getvalue()
+        assert (ended.value.code or 0) == code, printed.getvalue()
         return printed.getvalue()
 
     def status(self) -> dict[str, Any]:
