@@ -215,7 +215,6 @@ class Loop:
 
     async def _handle_request(self, progress: Progress) -> Progress:
         """Handle a pending operator request: push now, pin or roll back."""
-        self._publisher.has_request.clear()
         if (wanted := self._publisher.take_rollback()) is not None:
             self._publisher.progress = progress = await self._roll_back(progress, wanted)
         if self._publisher.is_due:

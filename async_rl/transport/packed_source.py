@@ -78,7 +78,8 @@ async def write_source(board: Board, source: PackedSource) -> None:
 
 
 async def _write(board: Board, name: str, text: Callable[[], bytes], fence: int) -> None:
-    shrunk = await in_daemon_thread(lambda: _compress(text()), name="weight-note")
+    # A layout repeats the same names, so it compresses well.
+    shrunk = await in_daemon_thread(lambda: zlib.compress(text(), level=1), name="weight-note")
     await board.write_note(name, shrunk, NOTES_EXPIRE_S, fence=fence)
 
 
@@ -109,11 +110,6 @@ async def _read_layout(board: Board, digest: str) -> WireLayout:
     if layout.digest != digest:
         raise WireError("the layout note is another learner's")
     return layout
-
-
-def _compress(text: bytes) -> bytes:
-    """A layout repeats the same names, so it compresses well."""
-    return zlib.compress(text, level=1)
 
 
 def _decompress(text: bytes) -> bytes:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.packing import HeldBoxes, ParcelPacker
-from async_rl.transport.plan import Parcel, WireLayout
+from async_rl.transport.digest import ChunkHasher
+from async_rl.transport.plan import Box, Parcel, Slice, WireLayout
 from async_rl.transport.wire.shared_memory import ParcelMemory
+
+HeldBoxes = Mapping[Box, torch.Tensor]
+"""The boxes that a rank holds, each with a tensor of the box's shape."""
+
+_PIECE_BYTES = 256 << 10
+"""Small enough to be in a core's cache when it is hashed, large enough that the calls cost nothing."""
 
 
 class PackedVersions:
@@ -20,8 +26,7 @@ class PackedVersions:
 
     def __init__(self, layout: WireLayout, parcel: Parcel, device: torch.device, *, shared: bool) -> None:
         """`shared`: other processes of this machine may read the parcels in place."""
-        self._packer = ParcelPacker(layout, parcel)
-        self._num_bytes = parcel.num_bytes
+        self._layout, self._parcel = layout, parcel
         self._device = device
         self._shared = shared
         self._versions: dict[int, ParcelMemory] = {}
@@ -39,7 +44,7 @@ class PackedVersions:
             for other in self._versions.keys() - set(keep):
                 self._free.append(self._versions.pop(other))
         memory = self._take_free_memory()
-        chunks = self._packer.pack_into(memory.data, held)
+        chunks = _pack_into(memory.data, self._layout, self._parcel, held)
         memory.unlock()
         self._versions[version] = memory
         return chunks, memory.address
@@ -51,7 +56,7 @@ class PackedVersions:
         return version in self._versions
 
     @contextmanager
-    def open_version(self, version: int) -> Iterator[torch.Tensor]:
+    def open_version(self, version: int) -> Generator[torch.Tensor]:
         """The version's parcel, not overwritten inside the context. Raises WireError when the version was dropped."""
         with self._lock:
             if (memory := self._versions.get(version)) is None:
@@ -69,6 +74,45 @@ class PackedVersions:
                 return self._free.pop(number)
         if self._device.type == "cpu":
             self._free.clear()  # readers keep what they still read alive
-        memory = ParcelMemory(self._num_bytes, self._device, shared=self._shared)
+        memory = ParcelMemory(self._parcel.num_bytes, self._device, shared=self._shared)
         memory.lock_exclusively()
         return memory
+
+
+def _pack_into(data: torch.Tensor, layout: WireLayout, parcel: Parcel, held: HeldBoxes) -> tuple[str, ...]:
+    """Copy what the rank holds into its flat parcel, hashing each piece while it is in the cache.
+
+    Returns the digests of the parcel's chunks.
+    """
+    by_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
+    for box, tensor in held.items():
+        by_name[box.name].append((box, tensor))
+    hasher = ChunkHasher(data)
+    for each in parcel.slices:
+        dtype: torch.dtype = getattr(torch, layout.spec_of[each.box.name].dtype)
+        place = data[each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)
+        for copied in _copy(_rows_of(each.box, by_name[each.box.name]), place, each):
+            if copied - hasher.num_hashed >= _PIECE_BYTES:
+                hasher.hash_up_to(copied)
+    hasher.hash_up_to(len(data))
+    return tuple(hasher.digests)
+
+
+def _copy(source: torch.Tensor, place: torch.Tensor, into: Slice) -> Iterator[int]:
+    """Copy piece by piece; yields the end of what is copied, as an offset in the parcel."""
+    rows = into.box.rows
+    at_once = max(1, rows * _PIECE_BYTES // max(1, into.num_bytes))
+    if at_once >= rows or place.device.type != "cpu":
+        place.copy_(source)
+    else:
+        for row in range(0, rows, at_once):
+            place[row : row + at_once].copy_(source[row : row + at_once])
+            yield into.offset + min(row + at_once, rows) * (into.num_bytes // rows)
+    yield into.offset + into.num_bytes
+
+
+def _rows_of(wanted: Box, held: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
+    for box, tensor in held:
+        if (row := wanted.row_within(box)) is not None:
+            return tensor[row : row + wanted.rows] if wanted.shape else tensor
+    raise LookupError(f"this rank does not hold {wanted}")

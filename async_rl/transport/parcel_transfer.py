@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from threading import Event, Thread
 
 import structlog
@@ -15,41 +16,36 @@ from async_rl.errors import ConfigError, WireError
 from async_rl.transport.delta import codec
 from async_rl.transport.delta.parcel_delta import DeltaPiece, is_faster_as_delta, receive_delta, send_delta
 from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.wire.process_group import Link, OnReceived, receive_whole, send_whole
+from async_rl.transport.wire.process_group import Link, OnReceived, broadcast_whole
 
 _WHOLE, _DELTA = 0, 1
 
 _log = structlog.get_logger(__name__)
 
 
-class DeltaCompiler:
-    """Compiles the code that deltas need on a background thread. Until it is done, parcels are sent whole."""
-
-    def __init__(self) -> None:
-        self._begun = False
-        self._compiled = Event()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether deltas can be used. The first access starts the compilation."""
-        if not self._begun and codec.is_available():
-            self._begun = True
-            Thread(target=self.compile, name="weight-delta", daemon=True).start()
-        return self._compiled.is_set()
-
-    def compile(self) -> None:
-        """Compile in the calling thread; takes seconds."""
-        self._begun = True
-        for dtype in _SPARSE:
-            codec.warm_up(dtype)
-        self._compiled.set()
-
-
 _SPARSE = ("bfloat16", "float16")
 """Dtypes in which an update changes few elements: most steps are smaller than the rounding. In float32 all change."""
 
-DELTA_COMPILER = DeltaCompiler()
-"""The process' only one: compiled code is shared."""
+_COMPILED = Event()
+
+
+def deltas_are_compiled() -> bool:
+    """Whether this process has compiled what deltas need. The first call starts that, on a thread of its own."""
+    if not _COMPILED.is_set() and codec.is_available():
+        _start_compiling()
+    return _COMPILED.is_set()
+
+
+def compile_deltas() -> None:
+    """Compile in the calling thread; takes seconds."""
+    for dtype in _SPARSE:
+        codec.warm_up(dtype)
+    _COMPILED.set()
+
+
+@cache
+def _start_compiling() -> None:
+    Thread(target=compile_deltas, name="weight-delta", daemon=True).start()
 
 
 def benefits_from_deltas(pieces: Sequence[DeltaPiece]) -> bool:
@@ -82,13 +78,13 @@ class ParcelSender:
                 if base >= 0:
                     _send_mode(link, _WHOLE)
                 started = time.monotonic()
-                send_whole(link, new, self._transfer_bytes)
+                broadcast_whole(link, new, self._transfer_bytes)
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
 
     def _delta_pays(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
         if self._deltas == "off" or old.device.type != "cpu":
             return False
-        if not benefits_from_deltas(self._pieces) or not DELTA_COMPILER.is_ready:
+        if not benefits_from_deltas(self._pieces) or not deltas_are_compiled():
             return False
         if self._deltas == "always":
             return True
@@ -110,7 +106,7 @@ def receive_parcel(
     `may_be_delta`: the sender was given a base, so it first sends the mode, whole or delta. `holds_base`: `data` is that base.
     """
     if not may_be_delta or _receive_mode(link) == _WHOLE:
-        receive_whole(link, data, transfer_bytes, on_received)
+        broadcast_whole(link, data, transfer_bytes, on_received)
     elif holds_base:
         receive_delta(link, pieces, data, on_received)
     else:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import xxhash
 from pydantic import TypeAdapter
@@ -32,19 +33,26 @@ ALIGNMENT = 64
 _ROUNDS = 20
 """Iterations of load balancing. In real models hardly anything moves after the first."""
 
-_ITEM_BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
+
+class WireDtype(NamedTuple):
+    num_bytes: int
+    in_files: str
+    """Its name in safetensors files."""
+
+
+WIRE_DTYPES = {
+    "bool": WireDtype(1, "BOOL"),
+    "uint8": WireDtype(1, "U8"),
+    "int8": WireDtype(1, "I8"),
+    "float8_e4m3fn": WireDtype(1, "F8_E4M3"),
+    "float8_e5m2": WireDtype(1, "F8_E5M2"),
+    "int16": WireDtype(2, "I16"),
+    "float16": WireDtype(2, "F16"),
+    "bfloat16": WireDtype(2, "BF16"),
+    "int32": WireDtype(4, "I32"),
+    "float32": WireDtype(4, "F32"),
+    "int64": WireDtype(8, "I64"),
+    "float64": WireDtype(8, "F64"),
 }
 
 
@@ -145,9 +153,9 @@ def wire_specs(specs: Sequence[ParameterSpec], dtype: str) -> tuple[ParameterSpe
 
 
 def item_bytes(spec: ParameterSpec) -> int:
-    if spec.dtype not in _ITEM_BYTES:
+    if spec.dtype not in WIRE_DTYPES:
         raise WireError(f"{spec.name} has dtype {spec.dtype}, which the weight wire does not carry")
-    return _ITEM_BYTES[spec.dtype]
+    return WIRE_DTYPES[spec.dtype].num_bytes
 
 
 def size_of(spec: ParameterSpec) -> int:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from async_rl.durable.whole_file import sync_folder, write_all, write_whole
 from async_rl.errors import WireError
-from async_rl.transport.plan import CHUNK_BYTES, Parcel, Slice, WireLayout
+from async_rl.transport.plan import CHUNK_BYTES, WIRE_DTYPES, Parcel, Slice, WireLayout
 from async_rl.types import VersionRecord
 
 NUM_KEPT = 2
@@ -31,21 +31,6 @@ NUM_KEPT = 2
 
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"\.?version-(\d{8,})(?:\.partial)?")
-_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "float32": "F32",
-    "int64": "I64",
-    "float64": "F64",
-}
-"""Names of dtypes in safetensors files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +61,7 @@ def file_of(folder: Path, parcel: int) -> Path:
 
 
 @contextmanager
-def drafting(root: Path, version: int) -> Iterator[Path]:
+def drafting(root: Path, version: int) -> Generator[Path]:
     """A folder for the parcels' files, removed on exit unless it was committed.
 
     Removes drafts of earlier interrupted attempts, except those of newer versions: a newer learner may be writing them.
@@ -153,22 +138,21 @@ def read_parcel(
 
 def _header(layout: WireLayout, parcel: Parcel) -> bytes:
     """A safetensors header. The format wants every byte to belong to a tensor, so gaps between slices are listed too."""
-    specs = {spec.name: spec for spec in layout.specs}
     described: dict[str, object] = {}
     end = 0
     for each in parcel.slices:
-        spec = specs[each.box.name]
-        if each.offset > end:
-            described[f"gap at {end}"] = {"dtype": "U8", "shape": [each.offset - end], "data_offsets": [end, each.offset]}
+        spec = layout.spec_of[each.box.name]
+        described |= _gap(end, each.offset)
         end = each.offset + each.num_bytes
-        place = {"dtype": _DTYPES[spec.dtype], "shape": list(each.box.shape), "data_offsets": [each.offset, end]}
+        place = {"dtype": WIRE_DTYPES[spec.dtype].in_files, "shape": list(each.box.shape), "data_offsets": [each.offset, end]}
         described[_name_of(each, spec.shape)] = place
-    if parcel.num_bytes > end:
-        gap = {"dtype": "U8", "shape": [parcel.num_bytes - end], "data_offsets": [end, parcel.num_bytes]}
-        described[f"gap at {end}"] = gap
-    text = json.dumps(described).encode()
+    text = json.dumps(described | _gap(end, parcel.num_bytes)).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _gap(start: int, stop: int) -> dict[str, object]:
+    return {f"gap at {start}": {"dtype": "U8", "shape": [stop - start], "data_offsets": [start, stop]}} if stop > start else {}
 
 
 def _name_of(each: Slice, shape: tuple[int, ...]) -> str:

@@ -21,11 +21,11 @@ from async_rl.transport.digest import digest_of, specs_of
 from async_rl.transport.messages import TO_LEARNER
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
-from async_rl.transport.wire.process_group import GroupPlace, LinkPool, WireTimeouts, send_whole
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool, broadcast_whole
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from gpu_checks.report import Checks, Machine, Report
 
-TIMEOUTS = WireTimeouts(rendezvous_s=30.0, operation_s=10.0)
+TIMEOUTS = WireConfig(rendezvous_timeout_s=30.0, operation_timeout_s=10.0)
 PUSHES = 3
 
 
@@ -116,7 +116,7 @@ def rebuild(machine: Machine, report: Report) -> None:
         place = GroupPlace(group=group, rank=0, size=1, device=machine.device, backend=backend)
         started = time.perf_counter()
         with suppress(_Struck), links.use(rendezvous, place, Event()) as link:
-            send_whole(link, data, 1 << 20)
+            broadcast_whole(link, data, 1 << 20)
             if name == "aborted":
                 raise _Struck
         report.note(**{f"{name}_ms": 1e3 * (time.perf_counter() - started)})

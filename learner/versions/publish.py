@@ -127,7 +127,8 @@ class Publisher:
         self._is_offered.set()
 
     def take_rollback(self) -> Rollback | None:
-        """The pending rollback, once."""
+        """The pending rollback, once. A push stays pending until it is offered; either way the loop is not woken again."""
+        self.has_request.clear()
         if not isinstance(self._pending, Rollback):
             return None
         rollback, self._pending = self._pending, None

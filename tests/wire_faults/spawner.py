@@ -18,7 +18,7 @@ from async_rl.errors import boundary
 from async_rl.supervision import die_with_parent
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.transport.delta import codec
-from async_rl.transport.parcel_transfer import DELTA_COMPILER
+from async_rl.transport.parcel_transfer import compile_deltas
 from tests.wire_faults import learner_role, worker_role
 from tests.wire_faults.facts import tell
 from tests.wire_faults.network import Network
@@ -30,7 +30,7 @@ def main() -> None:
     die_with_parent()
     torch.set_num_threads(1)
     if codec.is_available():
-        DELTA_COMPILER.compile()  # once for all forked processes
+        compile_deltas()  # once for all forked processes
     network = Network()
     names: dict[int, str] = {}
     wake, waker = os.pipe()

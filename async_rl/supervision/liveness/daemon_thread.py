@@ -17,8 +17,13 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
     Cancellation abandons the thread, which cannot be stopped.
     """
+    return await asyncio.wrap_future(start_daemon_thread(function, name=name))
+
+
+def start_daemon_thread(function: Callable[[], T], *, name: str) -> Future[T]:
+    """Begin `function` on a daemon thread, in a copy of this context."""
     answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()  # from here on cancelling the wait does not cancel the future the thread answers
+    answer.set_running_or_notify_cancel()  # from here on cancelling a wait does not cancel the future the thread answers
     context = contextvars.copy_context()
 
     def run() -> None:
@@ -28,7 +33,7 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
             answer.set_exception(as_exception(raised))
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(answer)
+    return answer
 
 
 def as_exception(raised: BaseException) -> Exception:

@@ -10,9 +10,10 @@ the pieces and from the speed at which the last whole parcel was sent.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from multiprocessing import cpu_count
 
 import numpy as np
@@ -41,20 +42,14 @@ class DeltaPiece:
 
 def split_parcel(layout: WireLayout, parcel: Parcel) -> tuple[DeltaPiece, ...]:
     """The parcel in pieces of at most `codec.CHUNK_BYTES`, none across two dtypes."""
-    return tuple(_pieces(layout, parcel))
-
-
-def _pieces(layout: WireLayout, parcel: Parcel) -> Iterator[DeltaPiece]:
-    dtypes = {spec.name: spec.dtype for spec in layout.specs}
-    starts = [each.offset for each in parcel.slices]
-    begun = 0
-    for number, each in enumerate(parcel.slices):
-        is_last = number + 1 == len(starts)
-        stop = parcel.num_bytes if is_last else starts[number + 1]
-        if is_last or dtypes[parcel.slices[number + 1].box.name] != dtypes[each.box.name]:
-            for start in range(begun, stop, codec.CHUNK_BYTES):
-                yield DeltaPiece(start=start, stop=min(start + codec.CHUNK_BYTES, stop), dtype=dtypes[each.box.name])
-            begun = stop
+    pieces: list[DeltaPiece] = []
+    by_dtype = [
+        (dtype, next(each).offset) for dtype, each in groupby(parcel.slices, lambda each: layout.spec_of[each.box.name].dtype)
+    ]
+    for (dtype, begin), (_, end) in pairwise([*by_dtype, ("", parcel.num_bytes)]):
+        for start in range(begin, end, codec.CHUNK_BYTES):
+            pieces.append(DeltaPiece(start=start, stop=min(start + codec.CHUNK_BYTES, end), dtype=dtype))
+    return tuple(pieces)
 
 
 def is_faster_as_delta(pieces: Sequence[DeltaPiece], old: torch.Tensor, new: torch.Tensor, bytes_per_s: float) -> bool:
@@ -88,13 +83,13 @@ def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor,
         applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(pieces), _BATCH):
             batch = pieces[first : first + _BATCH]
-            sizes = torch.zeros(len(batch), dtype=torch.int64)
-            link.wait(link.broadcast(sizes))
-            if any(not 0 < size <= piece.stop - piece.start for size, piece in zip(sizes.tolist(), batch, strict=True)):
-                raise WireError(f"the sizes of a delta's pieces are impossible: {sizes.tolist()}")
-            made = torch.empty(int(sizes.sum()), dtype=torch.uint8)
-            link.wait(link.broadcast(made))
-            for piece, part in zip(batch, made.split(sizes.tolist()), strict=True):
+            sizes = np.zeros(len(batch), np.int64)
+            link.wait(link.broadcast(torch.frombuffer(sizes, dtype=torch.int64)))
+            if np.any(sizes <= 0) or np.any(sizes > [piece.stop - piece.start for piece in batch]):
+                raise WireError(f"the sizes of a delta's pieces are impossible: {sizes}")
+            made = np.empty(sizes.sum(), np.uint8)
+            link.wait(link.broadcast(torch.frombuffer(made, dtype=torch.uint8)))
+            for piece, part in zip(batch, np.split(made, np.cumsum(sizes)[:-1]), strict=True):
                 applying.append((piece, threads.submit(_apply, piece, part, image)))
             while applying and applying[0][1].done():
                 _land(applying.pop(0), on_received)
@@ -116,12 +111,12 @@ def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     return made if made is not None else after.tobytes()
 
 
-def _apply(piece: DeltaPiece, made: torch.Tensor, image: torch.Tensor) -> None:
-    place = image[piece.start : piece.stop]
-    if len(made) == len(place):
-        place.copy_(made)
+def _apply(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
+    place = image[piece.start : piece.stop].numpy()
+    if made.size == place.size:
+        place[:] = made
     else:
-        codec.apply(made.numpy().tobytes(), np.asarray(place.numpy()))
+        codec.apply(made.tobytes(), place)
 
 
 def _num_threads() -> int:

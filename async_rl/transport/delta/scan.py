@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
+from llvmlite import ir  # pyright: ignore[reportMissingTypeStubs]
 from numba import extending
 from numba.core import types
 
@@ -46,7 +46,8 @@ def _load(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> A
 
 
 def _everywhere(builder: Any, value: Any) -> Any:
-    empty = ir.Constant(ir.VectorType(value.type, 64), ir.Undefined)
+    kind = ir.VectorType(value.type, 64)  # llvmlite has no types
+    empty = ir.Constant(kind, ir.Undefined)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     first = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64))
 

@@ -10,8 +10,7 @@ The order is by the load on other processes. Every way is verified against the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,6 @@ from async_rl.transport.receiving.parcel_receiver import (
     ReceivedVersion,
 )
 from async_rl.transport.wire.http import pull
-from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
 
@@ -51,74 +49,65 @@ class CatchUp:
     def check_model(self, source: PackedSource | None) -> None:
         """While no version is live: raise FleetMismatch when the learner, if there is one, trains another model."""
         if source is not None:
-            with suppress(WireError):  # it may be unreachable
-                self.new_receiver().check_model(source)
+            self.new_receiver().check_model(source.layout)
 
     def fetch(self, live: VersionRecord, source: PackedSource | None, abandoned: Event) -> tuple[ReceivedVersion, str]:
         """Fetch the live version; returns it and a name for the way it came. `abandoned`: set it to stop the fetch.
 
         Raises WireError when all ways fail, FleetMismatch when the version is another model's.
         """
-        fetch = _Fetch(self, live, source, abandoned)
-        ways = {
-            "the learner's memory": fetch.from_memory,
-            "a snapshot": fetch.from_snapshot,
-            "the learner": fetch.over_http,
+        receiver = self.new_receiver()
+        ways: dict[str, Callable[[], _Way]] = {
+            "the learner's memory": lambda: self._from_memory(receiver, live, source),
+            "a snapshot": lambda: self._from_snapshot(receiver, live),
+            "the learner": lambda: self._over_http(receiver, live, source, abandoned),
         }
         problems: list[str] = []
-        for name, way in ways.items():
+        for name, find in ways.items():
             try:
-                return way(), name
+                expected, fetch_parcel = find()
+                try:
+                    return receiver.fetch(expected, fetch_parcel), name
+                except WireError:
+                    expected.unlock()
+                    raise
             except WireError as error:
                 problems.append(f"{name}: {error}")
         raise WireError("; ".join(problems))
 
     def new_receiver(self) -> ParcelReceiver:
         """A new receiver for each fetch: threads of an abandoned one must not disturb pushes or later fetches."""
-        timeouts = WireTimeouts(rendezvous_s=self.wire.rendezvous_timeout_s, operation_s=self.wire.operation_timeout_s)
-        return ParcelReceiver(self.specs, self.device, timeouts, self.store)
+        return ParcelReceiver(self.specs, self.device, self.wire, self.store)
 
-
-class _Fetch:
-    def __init__(self, to: CatchUp, live: VersionRecord, source: PackedSource | None, abandoned: Event) -> None:
-        self._to, self._live, self._source, self._abandoned = to, live, source, abandoned
-        self._timeout_s = to.wire.operation_timeout_s
-        self._receiver = to.new_receiver()
-
-    def from_memory(self) -> ReceivedVersion:
-        expected = self._expect()
+    def _from_memory(self, receiver: ParcelReceiver, live: VersionRecord, source: PackedSource | None) -> _Way:
+        expected = _expect(receiver, live, source)
         if len(expected.mapped) < len(expected.packed):
             expected.unlock()
             raise WireError("not all parcels are on this machine")
-        return self._fetch(expected, lambda *_: None)
+        return expected, lambda _number, _data, _on_received: None
 
-    def from_snapshot(self) -> ReceivedVersion:
-        root = self._to.snapshots
-        manifest = snapshot.read_manifest(root, self._live.version) if root is not None else None
+    def _from_snapshot(self, receiver: ParcelReceiver, live: VersionRecord) -> _Way:
+        root = self.snapshots
+        manifest = snapshot.read_manifest(root, live.version) if root is not None else None
         if root is None or manifest is None:
-            raise WireError(f"there is none of version {self._live.version}")
+            raise WireError(f"there is none of version {live.version}")
         packed = tuple(PackedParcel(chunks=chunks, address="", url="") for chunks in manifest.chunks)
-        expected = self._receiver.expect_from_snapshot(self._live, manifest.layout, packed)
-        return self._fetch(expected, partial(snapshot.read_parcel, root, manifest))
+        return receiver.expect_from_snapshot(live, manifest.layout, packed), partial(snapshot.read_parcel, root, manifest)
 
-    def over_http(self) -> ReceivedVersion:
-        expected = self._expect()
-        part_bytes = int(self._to.wire.bucket_mb * (1 << 20))
+    def _over_http(self, receiver: ParcelReceiver, live: VersionRecord, source: PackedSource | None, abandoned: Event) -> _Way:
+        expected = _expect(receiver, live, source)
+        part_bytes, timeout_s = int(self.wire.bucket_mb * (1 << 20)), self.wire.operation_timeout_s
 
         def fetch_parcel(number: int, data: torch.Tensor, on_received: OnReceived) -> None:
-            url, version = expected.packed[number].url, self._live.version
-            pull(url, version, data, part_bytes, self._timeout_s, self._abandoned, on_received)
+            pull(expected.packed[number].url, live.version, data, part_bytes, timeout_s, abandoned, on_received)
 
-        return self._fetch(expected, fetch_parcel)
+        return expected, fetch_parcel
 
-    def _expect(self) -> ExpectedVersion:
-        if self._source is None:
-            raise WireError("no learner has published an address")
-        return self._receiver.expect_from_learner(self._live, self._source)
 
-    def _fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel) -> ReceivedVersion:
-        try:
-            return self._receiver.fetch(expected, fetch_parcel)
-        except WireError:
-            expected.unlock()
-            raise
+_Way = tuple[ExpectedVersion, FetchParcel]
+
+
+def _expect(receiver: ParcelReceiver, live: VersionRecord, source: PackedSource | None) -> ExpectedVersion:
+    if source is None:
+        raise WireError("no learner has published an address")
+    return receiver.expect_from_learner(live, source)

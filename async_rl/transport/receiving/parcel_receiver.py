@@ -5,8 +5,8 @@ Everything here blocks; call it on threads. Buffers of a failed attempt are neve
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import cpu_count
@@ -15,16 +15,18 @@ from threading import Event
 import torch
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from async_rl.config import WireConfig
 from async_rl.errors import FleetMismatch, WireError
 from async_rl.models.parameter_spec import ParameterSpec
+from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.transport.delta.parcel_delta import DeltaPiece, split_parcel
 from async_rl.transport.digest import chunk_digest, version_digest
 from async_rl.transport.messages import PushBegin
 from async_rl.transport.packed_source import PackedParcel, PackedSource
-from async_rl.transport.parcel_transfer import DELTA_COMPILER, benefits_from_deltas, receive_parcel
+from async_rl.transport.parcel_transfer import benefits_from_deltas, deltas_are_compiled, receive_parcel
 from async_rl.transport.plan import CHUNK_BYTES, WireLayout, describe_mismatch
 from async_rl.transport.receiving.received_weights import ReceivedWeights
-from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived, WireTimeouts
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.transport.wire.shared_memory import MappedMemory
 from async_rl.types import VersionRecord
@@ -70,31 +72,30 @@ class _KnownLearner:
     rendezvous: WireRendezvous
     layout: WireLayout
     links: LinkPool
+    pieces: Sequence[Sequence[DeltaPiece]]
+    """Each parcel as deltas divide it."""
     mapped: dict[str, MappedMemory] = field(default_factory=dict[str, MappedMemory])
-    _pieces: dict[int, tuple[DeltaPiece, ...]] = field(default_factory=dict[int, tuple[DeltaPiece, ...]])
-
-    def pieces_of(self, number: int) -> tuple[DeltaPiece, ...]:
-        if number not in self._pieces:
-            self._pieces[number] = split_parcel(self.layout, self.layout.parcels[number])
-        return self._pieces[number]
 
 
 class ParcelReceiver:
-    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, timeouts: WireTimeouts, store: Store) -> None:
+    def __init__(self, specs: Sequence[ParameterSpec], device: torch.device, wire: WireConfig, store: Store) -> None:
         """`specs`: the parameters as sent. `store`: for the rendezvous of process groups."""
         self._specs = tuple(specs)
         self._store = store
         self._device = device
-        self._timeouts = timeouts
+        self._wire = wire
         self._learner: _KnownLearner | None = None
         self._buffers: dict[int, torch.Tensor] = {}
         """Memory for parcels, by number, that no thread writes to or reads from."""
         self._held: VersionRecord | None = None
         """The version whose unchanged parcels are in `_buffers`; None: unknown content."""
 
-    def check_model(self, source: PackedSource) -> None:
+    def check_model(self, layout: WireLayout) -> None:
         """Raise FleetMismatch when the learner trains another model."""
-        self._connect(source)
+        if reason := describe_mismatch(layout.specs, self._specs):
+            raise FleetMismatch(
+                f"this worker's model is not the learner's: {reason}; start both with the same `model:` section"
+            )
 
     def expect_from_learner(self, record: VersionRecord, source: PackedSource) -> ExpectedVersion:
         """A version that the learner has packed. Raises WireError when it has not, FleetMismatch for another model."""
@@ -109,7 +110,7 @@ class ParcelReceiver:
         self, record: VersionRecord, layout: WireLayout, packed: tuple[PackedParcel, ...]
     ) -> ExpectedVersion:
         """A version that is described by a snapshot. The description need not be trusted: it must match the record's digest."""
-        self._check_model(layout)
+        self.check_model(layout)
         _check_digest(record, layout, packed)
         return ExpectedVersion(record=record, layout=layout, packed=packed, mapped={})
 
@@ -119,7 +120,7 @@ class ParcelReceiver:
         learner, held = self._learner, self._held
         if learner is None or held is None or self._device.type != "cpu":
             return ""
-        if not any(benefits_from_deltas(learner.pieces_of(number)) for number in self._buffers) or not DELTA_COMPILER.is_ready:
+        if not any(benefits_from_deltas(learner.pieces[number]) for number in self._buffers) or not deltas_are_compiled():
             return ""
         return held.digest
 
@@ -129,7 +130,7 @@ class ParcelReceiver:
         learner = self._learner
         learner.links.keep_only([group.group for group in begin.groups])
         groups = {group.parcel: group for group in begin.groups if member in group.members}
-        with_base = set(self._buffers) if self._held is not None else set()
+        with_base = set(self._buffers) if self._held is not None else set[int]()
 
         def fetch_parcel(number: int, data: torch.Tensor, on_received: OnReceived) -> None:
             group = groups[number]
@@ -144,7 +145,7 @@ class ParcelReceiver:
                 receive_parcel(
                     link,
                     data,
-                    learner.pieces_of(number),
+                    learner.pieces[number],
                     may_be_delta=group.base >= 0,
                     holds_base=number in with_base,
                     transfer_bytes=begin.transfer_bytes,
@@ -190,19 +191,19 @@ class ParcelReceiver:
         known = self._learner
         if known is not None and known.fence == source.fence:
             return known
-        self._check_model(source.layout)
+        self.check_model(source.layout)
         rendezvous = WireRendezvous.facing(source.host, self._store)
         self.close()
         self._buffers.clear()
         self._held = None
         self._learner = _KnownLearner(
-            fence=source.fence, rendezvous=rendezvous, layout=source.layout, links=LinkPool(self._timeouts)
+            fence=source.fence,
+            rendezvous=rendezvous,
+            layout=source.layout,
+            links=LinkPool(self._wire),
+            pieces=[split_parcel(source.layout, parcel) for parcel in source.layout.parcels],
         )
         return self._learner
-
-    def _check_model(self, layout: WireLayout) -> None:
-        if reason := describe_mismatch(layout.specs, self._specs):
-            raise FleetMismatch(reason)
 
     def _map(self, learner: _KnownLearner, packed: Sequence[PackedParcel]) -> dict[int, MappedMemory]:
         mapped: dict[int, MappedMemory] = {}
@@ -258,21 +259,8 @@ class _ChunkVerifier:
 
 
 def _run_in_parallel(work: Sequence[Callable[[], None]]) -> None:
-    """Run all on daemon threads, which do not keep a process alive while they hang; raises the first failure."""
-    failures: list[BaseException] = []
-
-    def run(one: Callable[[], None]) -> None:
-        try:
-            one()
-        except BaseException as error:
-            failures.append(error)
-
-    others = [threading.Thread(target=run, args=(one,), name="weight-parcel", daemon=True) for one in work[1:]]
-    for thread in others:
-        thread.start()
-    for one in work[:1]:
-        run(one)
-    for thread in others:
-        thread.join()
-    if failures:
-        raise failures[0]
+    """Run all on daemon threads, which do not keep a process alive while they hang; raises a failure once all have ended."""
+    running = [start_daemon_thread(one, name="weight-parcel") for one in work]
+    wait(running)
+    for each in running:
+        each.result()

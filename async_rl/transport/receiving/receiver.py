@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -50,9 +50,19 @@ from async_rl.transport.messages import (
 from async_rl.transport.packed_source import PackedSource, read_source
 from async_rl.transport.plan import wire_specs
 from async_rl.transport.receiving.catch_up import CatchUp
-from async_rl.transport.receiving.parcel_receiver import ParcelReceiver, ReceivedVersion
+from async_rl.transport.receiving.parcel_receiver import ParcelReceiver
+from async_rl.transport.receiving.reception import (
+    Idle,
+    Offered,
+    Received,
+    ReceiveFailed,
+    Receiving,
+    Reception,
+    ReceptionEvent,
+    Staged,
+    next_reception,
+)
 from async_rl.transport.wire.http import is_reachable
-from async_rl.transport.wire.process_group import WireTimeouts
 from async_rl.types import VersionRecord
 
 Swap = Callable[[int, Mapping[str, torch.Tensor]], Awaitable[None]]
@@ -70,16 +80,6 @@ class _ReplyFields(TypedDict):
     member: str
 
 
-@contextmanager
-def _explain_mismatch() -> Iterator[None]:
-    try:
-        yield
-    except FleetMismatch as error:
-        raise FleetMismatch(
-            f"this worker's model is not the learner's: {error}; start both with the same `model:` section"
-        ) from error
-
-
 def _raise_if_run_was_lost(live: VersionRecord, version: int, timeline: str) -> None:
     """Raise ServiceStopped when a new timeline counts from below the version served: Redis and the run's folder were both lost.
 
@@ -92,13 +92,11 @@ def _raise_if_run_was_lost(live: VersionRecord, version: int, timeline: str) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Attempt:
-    """A push that this worker takes part in."""
+class _Intake:
+    """Carries out the states Offered and Receiving."""
 
-    offer: PushOffer
     task: asyncio.Task[None]
-    begin_received: asyncio.Future[PushBegin]
-    abandoned: Event
+    begun: asyncio.Future[PushBegin]
 
 
 class WeightReceiver:
@@ -118,9 +116,8 @@ class WeightReceiver:
         """`store`: for the rendezvous of process groups (rendezvous.WIRE_STORE)."""
         self._board = board
         self._member = replace(member, catches_up="with what is live")
-        timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
         device, wanted = torch.device(member.device), wire_specs(specs, wire.dtype)
-        self._parcels = ParcelReceiver(wanted, device, timeouts, store)
+        self._parcels = ParcelReceiver(wanted, device, wire, store)
         self._catch_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
         self._retry_after_s = wire.rendezvous_timeout_s
         """Pause after a failed catch-up; meanwhile the learner's next push may bring the version."""
@@ -130,14 +127,13 @@ class WeightReceiver:
         """The current learner's fencing token, as last read from the buffer."""
         self._source: PackedSource | None = None
         """The last source read; its layout is not read again."""
-        self._newest = (-1, -1)
-        """Fence and generation of the newest offer. Older messages belong to attempts that ended."""
-        self._attempt: _Attempt | None = None
-        self._staged: ReceivedVersion | None = None
-        self._is_behind = asyncio.Event()
-        self._fetch_abandoned = Event()
-        """Set to stop a catch-up whose result is not needed any more."""
+        self._state: Reception = Idle()
+        self._intake: _Intake | None = None
+        self._abandoned = Event()
+        """Set to stop the threads that receive or fetch a version that is not needed any more."""
         self._swapping = asyncio.Lock()
+        """Until a swap is over the engine reads the staged weights, so no message is handled."""
+        self._is_behind = asyncio.Event()
         self._timeline = ""
         """Timeline of the version that the engine serves."""
 
@@ -151,7 +147,7 @@ class WeightReceiver:
 
         Raises FleetMismatch when the learner trains a model of other names, shapes or dtypes.
         """
-        inbox = await Inbox.open(self._board, TO_WORKERS, TO_WORKERS_MESSAGES)
+        inbox = await Inbox[ToWorkers].open(self._board, TO_WORKERS, TO_WORKERS_MESSAGES)
         await self._announce()
         try:
             async with asyncio.TaskGroup() as services:
@@ -174,17 +170,12 @@ class WeightReceiver:
             for message in await inbox.read():
                 if not await self._is_current_learner(message.fence):
                     continue
-                match message:
-                    case PushOffer():
-                        await self._on_offer(message, services)
-                    case PushBegin():
-                        self._on_begin(message)
-                    case PushCancel():
-                        await self._on_cancel(message)
-                    case VersionLive():
-                        await self._serve(message.record, swap)
-                        if self._needs(message.record):
-                            self._is_behind.set()
+                if isinstance(message, VersionLive):
+                    await self._serve(message.record, swap)
+                    if self._needs(message.record):
+                        self._is_behind.set()
+                else:
+                    await self._on_push(message, services)
 
     async def _is_current_learner(self, fence: int) -> bool:
         """Whether the fence is the current one in the buffer. The fence in a message is not trusted."""
@@ -215,52 +206,61 @@ class WeightReceiver:
                 if self._needs(live) and time.monotonic() >= self._next_catch_up_at:
                     self._is_behind.set()
 
-    async def _on_offer(self, offer: PushOffer, services: asyncio.TaskGroup) -> None:
-        is_old = offer.fence == self._newest[0] and offer.generation <= self._newest[1]
-        if self._member.id not in offer.to or is_old:
-            return
-        self._newest = offer.attempt
-        await self._abandon()
-        if self.version >= offer.record.version:
+    def _advance(self, event: ReceptionEvent) -> tuple[Reception, Reception]:
+        """The states before and after the event."""
+        before, self._state = self._state, next_reception(self._state, event, self._member)
+        return before, self._state
+
+    async def _on_push(self, message: PushOffer | PushBegin | PushCancel, services: asyncio.TaskGroup) -> None:
+        async with self._swapping:
+            before, after = self._advance(message)
+            if after is before:
+                return
+            if isinstance(after, Receiving) and isinstance(message, PushBegin) and self._intake is not None:
+                self._intake.begun.set_result(message)
+                return
+            await self._give_up(before)
+            if isinstance(after, Offered) and isinstance(message, PushOffer):
+                begun: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
+                self._abandoned = Event()
+                task = services.create_task(self._receive(message, begun, self._abandoned), name="weight-intake")
+                self._intake = _Intake(task=task, begun=begun)
+                return
+        if isinstance(message, PushOffer):
             reason = f"already serves version {self.version}"
-            await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=reason))
-            return
-        begin_received: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
-        abandoned = Event()
-        task = services.create_task(self._receive(offer, begin_received, abandoned), name="weight-intake")
-        self._attempt = _Attempt(offer=offer, task=task, begin_received=begin_received, abandoned=abandoned)
+            await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(message), reason=reason))
+        elif isinstance(message, PushCancel):
+            await self._post_failed(message, "the attempt was cancelled")
 
-    def _on_begin(self, begin: PushBegin) -> None:
-        attempt = self._attempt
-        if attempt is None or begin.attempt != attempt.offer.attempt or attempt.begin_received.done():
-            return
-        if self._member.id in begin.members:
-            attempt.begin_received.set_result(begin)
-        else:
-            attempt.begin_received.cancel()
+    async def _give_up(self, state: Reception) -> None:
+        """Free what belongs to a state that was left without serving a version, and stop a catch-up."""
+        self._abandoned.set()
+        if isinstance(state, Offered | Receiving) and self._intake is not None:
+            self._intake.task.cancel()
+            await asyncio.wait([self._intake.task])
+        if isinstance(state, Staged):
+            self._parcels.recycle(state.received)
 
-    async def _receive(self, offer: PushOffer, begin_received: asyncio.Future[PushBegin], abandoned: Event) -> None:
+    async def _receive(self, offer: PushOffer, begun: asyncio.Future[PushBegin], abandoned: Event) -> None:
         # A running thread owns the buffers that it writes to. When this task is cancelled, the thread is left to its timeouts:
         # a blocked gloo operation cannot be stopped, so nothing may wait for it.
         try:
             source = await self._read_source()
             if source is None or source.fence != offer.fence:
                 raise WireError("the offer is not from the run's current learner")
-            with _explain_mismatch():
-                expected = await in_daemon_thread(
-                    lambda: self._parcels.expect_from_learner(offer.record, source), name="weight-offer"
-                )
-            by_memory = tuple(expected.mapped)
+            expected = await in_daemon_thread(
+                lambda: self._parcels.expect_from_learner(offer.record, source), name="weight-offer"
+            )
             ready = PushReady(
                 **self._reply_to(offer),
-                by_memory=by_memory,
+                by_memory=tuple(expected.mapped),
                 holds=self._parcels.holds,
                 is_short_of_descriptors=descriptors_are_scarce(),
             )
             await post(self._board, TO_LEARNER, ready)
             try:
-                begin = await begin_received
-                self._staged = await in_daemon_thread(
+                begin = await begun
+                received = await in_daemon_thread(
                     lambda: self._parcels.receive(expected, begin, self._member.id, abandoned), name="weight-intake"
                 )
             except BaseException:
@@ -270,54 +270,39 @@ class WeightReceiver:
             await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(offer), reason=str(error)))
             raise
         except WireError as error:
-            await self._post_failed(self._reply_to(offer), str(error))
+            self._advance(ReceiveFailed(offer.attempt))
+            await self._post_failed(offer, str(error))
         else:
+            self._advance(Received(offer.attempt, received=received))
             await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
 
-    async def _on_cancel(self, cancel: PushCancel) -> None:
-        if cancel.attempt != self._newest or self._staged is not None:
-            return
-        await self._abandon()
-        reply = _ReplyFields(fence=cancel.fence, generation=cancel.generation, member=self._member.id)
-        await self._post_failed(reply, "the attempt was cancelled")
-
-    async def _post_failed(self, reply: _ReplyFields, reason: str) -> None:
+    async def _post_failed(self, message: PushOffer | PushCancel, reason: str) -> None:
         versions = self._source.versions.values() if self._source is not None else ()
         urls = {parcel.url for packed in versions for parcel in packed}
         is_cut_off = await in_daemon_thread(lambda: not all(map(is_reachable, urls)), name="weight-probe")
-        await post(self._board, TO_LEARNER, PushFailed(**reply, reason=reason, is_cut_off=is_cut_off))
-
-    async def _abandon(self) -> None:
-        """Abandon the current attempt, the current catch-up, and a version that is staged but not served."""
-        self._fetch_abandoned.set()
-        if self._attempt is not None:
-            self._attempt.abandoned.set()
-            self._attempt.task.cancel()
-            await asyncio.wait([self._attempt.task])
-            self._attempt = None
-        async with self._swapping:
-            if self._staged is not None:
-                self._parcels.recycle(self._staged)
-                self._staged = None
+        await post(self._board, TO_LEARNER, PushFailed(**self._reply_to(message), reason=reason, is_cut_off=is_cut_off))
 
     async def _serve(self, live: VersionRecord, swap: Swap) -> None:
+        """Serve the staged version if it is the live one; drop it if it will never be."""
         async with self._swapping:
-            received = self._staged
-            if received is None or received.expected.record != live or live.version <= self.version:
+            before = self._state
+            after = next_reception(before, live, self._member)
+            if after is before or not isinstance(before, Staged):
                 return
-            await swap(live.version, received.weights)
-            self._parcels.recycle(received)
-            self._staged = None
-            self._member = replace(self._member, version=live.version)
-            self._timeline = live.timeline
-        await self._announce()
-        _log.debug("serves new weights", member=self._member.id, version=live.version)
+            if is_live := before.record == live:
+                await swap(live.version, before.received.weights)
+                self._member = replace(self._member, version=live.version)
+                self._timeline = live.timeline
+            self._parcels.recycle(before.received)
+            self._state = after
+        if is_live:
+            await self._announce()
+            _log.debug("serves new weights", member=self._member.id, version=live.version)
 
     # -- catching up -----------------------------------------------------------------------------------------------------
 
     def _needs(self, live: VersionRecord) -> bool:
-        is_coming = self._staged is not None or (self._attempt is not None and not self._attempt.task.done())
-        return self.version < live.version and not is_coming
+        return self.version < live.version and isinstance(self._state, Idle)
 
     async def _stay_current(self, swap: Swap) -> None:
         """
@@ -329,15 +314,15 @@ class WeightReceiver:
             self._is_behind.clear()
             if time.monotonic() >= self._next_catch_up_at and not await self._try_catch_up(swap):
                 self._next_catch_up_at = time.monotonic() + self._retry_after_s
-            await self._hello()  # in either case: to the learner, this worker may have died
+            # in either case: to the learner, this worker may have died
+            await post(self._board, TO_LEARNER, WorkerHello(member=self._member.id))
 
     async def _try_catch_up(self, swap: Swap) -> bool:
         """Whether the live version is served or staged now, or a push is bringing it."""
         live, source = await self._board.live_version(), await self._read_source()
         if live is None:
             caught_up = False
-            with _explain_mismatch():
-                await in_daemon_thread(lambda: self._catch_up.check_model(source), name="weight-catch-up")
+            await in_daemon_thread(lambda: self._catch_up.check_model(source), name="weight-catch-up")
         else:
             caught_up = not self._needs(live) or await self._fetch(live, source, swap)
         await self._announce(catches_up="")
@@ -345,37 +330,32 @@ class WeightReceiver:
 
     async def _fetch(self, live: VersionRecord, source: PackedSource | None, swap: Swap) -> bool:
         await self._announce(catches_up=f"with version {live.version}")
-        newest = self._newest
-        self._fetch_abandoned = abandoned = Event()
+        began = self._state
+        if not isinstance(began, Idle):  # an offer came meanwhile: the push brings the newest version
+            return True
+        self._abandoned = abandoned = Event()
         try:
-            with _explain_mismatch():
-                received, where = await in_daemon_thread(
-                    lambda: self._catch_up.fetch(live, source, abandoned), name="weight-catch-up"
-                )
+            received, where = await in_daemon_thread(
+                lambda: self._catch_up.fetch(live, source, abandoned), name="weight-catch-up"
+            )
         except WireError as error:
             _log.info(f"waiting for the learner to send weights: cannot fetch version {live.version} ({error})")
             return False
-        if self._newest != newest:  # an offer came meanwhile: the push brings the newest version
-            self._parcels.recycle(received)
+        before, after = self._advance(Received(began.attempt, received=received))
+        if after is before:  # an offer came meanwhile
+            received.expected.unlock()
             return True
-        self._staged = received
         now_live = await self._board.live_version()
         if now_live is not None:
             await self._serve(now_live, swap)
         if self.version == live.version:
             _log.info(f"serves version {live.version}, from {where}")
-        if self._staged is not received:
-            return True
-        await self._abandon()  # a newer version is live by now
-        return False
-
-    async def _hello(self) -> None:
-        await post(self._board, TO_LEARNER, WorkerHello(member=self._member.id))
+        return not self._needs(live)
 
     async def _announce(self, *, catches_up: str | None = None) -> None:
         if catches_up is not None:
             self._member = replace(self._member, catches_up=catches_up)
         await self._board.announce(self._member, self._lease_s)
 
-    def _reply_to(self, offer: PushOffer) -> _ReplyFields:
-        return {"fence": offer.fence, "generation": offer.generation, "member": self._member.id}
+    def _reply_to(self, message: PushOffer | PushCancel) -> _ReplyFields:
+        return {"fence": message.fence, "generation": message.generation, "member": self._member.id}

@@ -23,13 +23,12 @@ from async_rl.transport import snapshot
 from async_rl.transport.delta.parcel_delta import split_parcel
 from async_rl.transport.digest import version_digest
 from async_rl.transport.packed_source import PackedParcel
-from async_rl.transport.packed_versions import PackedVersions
-from async_rl.transport.packing import HeldBoxes
+from async_rl.transport.packed_versions import HeldBoxes, PackedVersions
 from async_rl.transport.parcel_transfer import ParcelSender
 from async_rl.transport.plan import WireLayout
 from async_rl.transport.sending.rank_orders import WireOrder, WireOrders, WriteParcel
 from async_rl.transport.wire.http import ParcelServer
-from async_rl.transport.wire.process_group import GroupPlace, LinkPool, WireTimeouts
+from async_rl.transport.wire.process_group import GroupPlace, LinkPool
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 
@@ -51,16 +50,16 @@ class RankSender:
         self.layout = layout
         self._rendezvous, self._orders = rendezvous, orders
         self._device = device
-        self._timeouts = WireTimeouts(rendezvous_s=wire.rendezvous_timeout_s, operation_s=wire.operation_timeout_s)
+        self._wire = wire
         self._parcel_number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
         self._versions: PackedVersions | None = None
         if self._parcel_number is not None:
             self._versions = PackedVersions(layout, layout.parcels[self._parcel_number], device, shared=wire.shared_memory)
             self._parcel_sender = ParcelSender(self._versions, split_parcel(layout, layout.parcels[self._parcel_number]), wire)
-            self._server = ParcelServer(rendezvous.address, self._versions.open_version, self._timeouts.operation_s)
+            self._server = ParcelServer(rendezvous.address, self._versions.open_version, wire.operation_timeout_s)
         self.snapshots = snapshots
         """Folder for snapshots of live versions; None: no snapshots."""
-        self._links = LinkPool(self._timeouts)
+        self._links = LinkPool(wire)
         self._closed = Event()
         self.packed: Mapping[int, tuple[PackedParcel, ...]] = {}
         """For each version all parcels; filled on rank 0 only. Replaced, never changed: other threads read it."""
@@ -123,7 +122,7 @@ class RankSender:
             if self._sender(order) == 0:
                 self._run_order(order, abandoned)
         for sender in {self._sender(order) for order in others}:
-            self._orders.wait_for_result(number, sender, self._timeouts.rendezvous_s)
+            self._orders.wait_for_result(number, sender, self._wire.rendezvous_timeout_s)
 
     def close(self) -> None:
         self._closed.set()

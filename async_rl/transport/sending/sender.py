@@ -24,6 +24,7 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
+    ToLearner,
     VersionLive,
 )
 from async_rl.transport.packed_source import NOTES_EXPIRE_S, PackedSource, write_layout, write_source
@@ -82,7 +83,7 @@ class WeightSender:
         self._snapshots = SnapshotService(rank_sender, wire.snapshot_every)
 
     async def __aenter__(self) -> WeightSender:
-        inbox = await Inbox.open(self._board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        inbox = await Inbox[ToLearner].open(self._board, TO_LEARNER, TO_LEARNER_MESSAGES)
         await self._listening.__aenter__()
         self._services = [
             self._listening.create_task(self._replies.listen(inbox), name="weight-replies"),

@@ -44,7 +44,7 @@ def open_handle(handle: bytes, device: torch.device) -> torch.Tensor | None:
         return None
     torch.cuda.init()
     kind: Any = torch.UntypedStorage
-    number = device.index if device.index is not None else torch.cuda.current_device()
+    number = torch.cuda.current_device() if device == torch.device("cuda") else device.index
     storage = kind._new_shared_cuda(
         number, told.handle, told.num_bytes, told.offset, told.counter, told.counter_offset, told.event, told.wait_for_event
     )

@@ -15,7 +15,7 @@ import re
 import select
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +31,9 @@ _OPENING = Lock()
 
 _OURS = Path("/proc/self")
 
+_GLOO: Any = ProcessGroupGloo
+"""torch's stubs leave its options out, and the type of its devices."""
+
 
 def connect(
     store: Store, rank: int, size: int, *, host: str, timeout: timedelta, connections: int = 1, threads: int = 2
@@ -40,19 +43,20 @@ def connect(
     `host`: the address at which this end listens meanwhile. `connections`: per pair of members, each with a thread of its own;
     gloo uses them round-robin. `threads`: run the operations.
     """
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options = _GLOO._Options()
     options._timeout = timeout
     options._threads = threads
-    devices = [_Device.open(host) for _ in range(connections)]
-    options._devices = [each.device for each in devices]
+    opened = [_open_device(host) for _ in range(connections)]
+    options._devices = [device for device, _ in opened]
     group = ProcessGroupGloo(store, rank, size, options)
-    for each in devices:
-        each.stop_listening()
+    for _, listener in opened:
+        if listener is not None:
+            listener.close()
     return group
 
 
 @contextmanager
-def closed_listeners() -> Iterator[None]:
+def closed_listeners() -> Generator[None]:
     """Close the listeners of gloo groups that torch itself builds inside the context, as Megatron's are.
 
     Not for groups that connect later (TORCH_GLOO_LAZY_INIT).
@@ -64,25 +68,14 @@ def closed_listeners() -> Iterator[None]:
             each.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
-    device: Any
-    """gloo's device: a listener, and a thread that waits on an epoll."""
-    listener: _Listener | None
-    """None: it was not found."""
-
-    @classmethod
-    def open(cls, host: str) -> _Device:
-        with _OPENING:
-            before = {each.inode for each in _watched_listeners()}
-            device = ProcessGroupGloo.create_device(hostname=host)
-            # The epoll watches two descriptors: the listener, and one that wakes the thread.
-            found = [each for each in _watched_listeners() if each.inode not in before and each.num_watched == 2]
-        return cls(device=device, listener=found[0] if len(found) == 1 else None)
-
-    def stop_listening(self) -> None:
-        if self.listener is not None:
-            self.listener.close()
+def _open_device(host: str) -> tuple[Any, _Listener | None]:
+    """gloo's device, which is a listener and a thread that waits on an epoll; and its listener, None if it was not found."""
+    with _OPENING:
+        before = {each.inode for each in _watched_listeners()}
+        device = _GLOO.create_device(hostname=host)
+        # The epoll watches two descriptors: the listener, and one that wakes the thread.
+        found = [each for each in _watched_listeners() if each.inode not in before and each.num_watched == 2]
+    return device, found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

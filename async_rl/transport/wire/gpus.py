@@ -11,7 +11,10 @@ from async_rl.transport.messages import Backend
 
 def gpu_of(device: torch.device) -> str:
     """The GPU's UUID (`Member.gpu`); empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    if device.type != "cuda":
+        return ""
+    # torch does not say what the properties are
+    return str(torch.cuda.get_device_properties(device).uuid)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 def backend_among(gpus: Sequence[str]) -> Backend:

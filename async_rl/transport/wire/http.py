@@ -52,51 +52,45 @@ _NO_DESCRIPTORS_S = 0.1
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
-class ParcelServer:
+class ParcelServer(ThreadingHTTPServer):
     """Serves one rank's parcels on background threads until `close`."""
 
-    def __init__(self, address: str, reading: Reading, timeout_s: float) -> None:
-        """Listens at `address` only, at a port chosen by the system. Raises WireError when it cannot."""
-        self._address, secret = address, secrets.token_urlsafe(16)
-        try:
-            self._server = _Server(address, secret, reading, timeout_s)
-        except OSError as error:
-            raise WireError(f"cannot serve weights at {address}: {error}") from error
-        host = f"[{address}]" if ":" in address else address
-        self.url = f"http://{host}:{self._server.server_port}/{secret}"
-        """Contains the secret: knowing the URL is necessary and sufficient to read the weights."""
-        self._thread = ServiceThread(lambda _: self._server.accept(), name="weight-serving").start()
-
-    def close(self) -> None:
-        self._server.closing.set()
-        self._thread.stop()
-        with suppress(OSError):  # without a free descriptor the thread is left to the end of the process
-            socket.create_connection((self._address, self._server.server_port)).close()  # wakes the accepting thread
-            self._thread.join()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: str, secret: str, reading: Reading, timeout_s: float) -> None:
-        self.address_family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-        self.secret, self.reading, self.timeout_s = secret, reading, timeout_s
+    def __init__(self, address: str, reading: Reading, timeout_s: float) -> None:
+        """Listens at `address` only, at a port chosen by the system. Raises WireError when it cannot."""
+        self.secret, self.reading, self.timeout_s = secrets.token_urlsafe(16), reading, timeout_s
         self.places = threading.Semaphore(_AT_ONCE)
         self.connections = threading.Semaphore(_CONNECTIONS)
-        self.closing = Event()
-        super().__init__((address, 0), _ParcelRequestHandler)
+        self._closing = Event()
+        try:
+            self.address_family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+            super().__init__((address, 0), _ParcelRequestHandler)
+        except OSError as error:
+            raise WireError(f"cannot serve weights at {address}: {error}") from error
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self.server_port}/{self.secret}"
+        """Contains the secret: knowing the URL is necessary and sufficient to read the weights."""
+        self._thread = ServiceThread(lambda _: self._accept(), name="weight-serving").start()
 
-    def accept(self) -> None:
-        while not self.closing.is_set():
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.stop()
+        with suppress(OSError):  # without a free descriptor the thread is left to the end of the process
+            socket.create_connection(self.socket.getsockname()[:2]).close()  # wakes the accepting thread
+            self._thread.join()
+        self.server_close()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
             self.handle_request()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
         except OSError:
-            self.closing.wait(_NO_DESCRIPTORS_S)
+            self._closing.wait(_NO_DESCRIPTORS_S)
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:
@@ -123,8 +117,8 @@ class _ParcelRequestHandler(BaseHTTPRequestHandler):
         self.connection.settimeout(min(_REQUEST_S, self._served_by.timeout_s))
 
     @property
-    def _served_by(self) -> _Server:
-        assert isinstance(self.server, _Server)
+    def _served_by(self) -> ParcelServer:
+        assert isinstance(self.server, ParcelServer)
         return self.server
 
     def do_GET(self) -> None:

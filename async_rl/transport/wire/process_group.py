@@ -2,7 +2,7 @@
 
     sender, rank 0                        workers, rank 1 ... n
     Link.open ◀────── rendezvous ───────▶ Link.open       once, reused while the members stay the same
-    send_whole ────── broadcasts ───────▶ receive_whole   for every version; ends with a barrier
+    broadcast_whole ─ broadcasts ───────▶ broadcast_whole for every version; ends with a barrier
 
 After any failure a link is aborted, and the next attempt builds a group of another name. The groups are built directly and
 never registered: the process's default group belongs to Megatron. Everything here blocks; call it on a thread.
@@ -11,11 +11,9 @@ never registered: the process's default group belongs to Megatron. Everything he
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +24,8 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch's own type stubs have it
 from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, Work
 
+from async_rl.config import WireConfig
+from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.supervision.processes.descriptors import many_descriptors
 from async_rl.transport.messages import Backend
 from async_rl.transport.wire import gloo
@@ -41,12 +41,6 @@ can be sent, and a broadcast tree uses the whole bandwidth anyway.
 
 _WATCHDOG = timedelta(days=1)
 """NCCL's own watchdog takes the whole process down when it fires; our deadlines are shorter and abort only the group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireTimeouts:
-    rendezvous_s: float
-    operation_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +62,23 @@ OnReceived = Callable[[int], None]
 class Link:
     """A process group with a deadline on every operation, whose failures are raised as WireError."""
 
-    def __init__(self, group: Any, place: GroupPlace, timeouts: WireTimeouts, abandoned: Event) -> None:
+    def __init__(self, group: Any, place: GroupPlace, wire: WireConfig, abandoned: Event) -> None:
         self._group = group
         self._place = place
-        self._operation_s = timeouts.operation_s
+        self._operation_s = wire.operation_timeout_s
         self.abandoned = abandoned
         """Set once no caller waits for the result; pending NCCL operations then fail at once."""
         self.bytes_per_s = 0.0
         """Speed of the last whole parcel; 0 before the first."""
 
     @classmethod
-    def open(cls, rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts, abandoned: Event) -> Link:
+    def open(cls, rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig, abandoned: Event) -> Link:
         with as_wire_error("rendezvous"), many_descriptors():
-            _wait_for_members(rendezvous, place, timeouts)
-            group = _nccl(rendezvous, place, timeouts) if place.backend == "nccl" else _gloo(rendezvous, place, timeouts)
-        link = cls(group, place, timeouts, abandoned)
+            _wait_for_members(rendezvous, place, wire)
+            group = _nccl(rendezvous, place, wire) if place.backend == "nccl" else _gloo(rendezvous, place, wire)
+        link = cls(group, place, wire, abandoned)
         if place.backend == "nccl":  # it builds its communicator at the first operation
-            link.wait(link.begin_barrier(timeouts.rendezvous_s), timeouts.rendezvous_s)
+            link.wait(link.begin_barrier(wire.rendezvous_timeout_s), wire.rendezvous_timeout_s)
         return link
 
     def scalar(self, value: int) -> torch.Tensor:
@@ -130,16 +124,16 @@ class Link:
 class LinkPool:
     """One end's links, kept from version to version while their groups keep their members."""
 
-    def __init__(self, timeouts: WireTimeouts) -> None:
-        self._timeouts = timeouts
+    def __init__(self, wire: WireConfig) -> None:
+        self._wire = wire
         self._idle: dict[str, Link] = {}
 
     @contextmanager
-    def use(self, rendezvous: WireRendezvous, place: GroupPlace, abandoned: Event) -> Iterator[Link]:
+    def use(self, rendezvous: WireRendezvous, place: GroupPlace, abandoned: Event) -> Generator[Link]:
         """An idle link of that group, or a new one. An exception inside the context aborts the link."""
         link = self._idle.pop(place.group, None)
         if link is None:
-            link = Link.open(rendezvous, place, self._timeouts, abandoned)
+            link = Link.open(rendezvous, place, self._wire, abandoned)
         link.abandoned = abandoned
         try:
             yield link
@@ -156,16 +150,8 @@ class LinkPool:
         self.keep_only(())
 
 
-def send_whole(link: Link, data: torch.Tensor, transfer_bytes: int) -> None:
-    _move(link, data, transfer_bytes, lambda _: None)
-
-
-def receive_whole(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: Callable[[int], None]) -> None:
-    """`on_received` is called with the bytes received so far, while the next are in flight."""
-    _move(link, data, transfer_bytes, on_received)
-
-
-def _move(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: Callable[[int], None]) -> None:
+def broadcast_whole(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: OnReceived = lambda _: None) -> None:
+    """Rank 0 sends `data`, the others receive it."""
     under_way: deque[tuple[Work, int]] = deque()
     stop = 0
 
@@ -188,60 +174,48 @@ def _move(link: Link, data: torch.Tensor, transfer_bytes: int, on_received: Call
     link.wait(barrier)
 
 
-def _wait_for_members(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> None:
+def _wait_for_members(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> None:
     # Building an NCCL group may take long and cannot be interrupted, so first check that all members are present.
     rendezvous.store.set(f"{place.group}/here/{place.rank}", "")
     present = [f"{place.group}/here/{rank}" for rank in range(place.size)]
-    rendezvous.store.wait(present, timedelta(seconds=timeouts.operation_s))
+    rendezvous.store.wait(present, timedelta(seconds=wire.operation_timeout_s))
 
 
-def _gloo(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> ProcessGroupGloo:
+def _gloo(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> ProcessGroupGloo:
     store = PrefixStore(place.group, rendezvous.store)
     # All members are present, so connecting them takes milliseconds.
-    timeout = timedelta(seconds=timeouts.operation_s)
+    timeout = timedelta(seconds=wire.operation_timeout_s)
     connections = _DEPTH if place.size <= _SMALL else 1
-    return _build_within(
-        timeouts.operation_s,
+    building = start_daemon_thread(
         lambda: gloo.connect(
             store, place.rank, place.size, host=rendezvous.address, timeout=timeout, connections=connections, threads=_DEPTH
         ),
+        name="weight-group",
     )
-
-
-def _build_within(seconds: float, build: Callable[[], ProcessGroupGloo]) -> ProcessGroupGloo:
-    """Bound the whole build: gloo applies its timeout to each of several tries. A thread that is still trying is abandoned."""
-    built: Future[ProcessGroupGloo] = Future()
-
-    def run() -> None:
-        try:
-            built.set_result(build())
-        except Exception as error:
-            built.set_exception(error)
-
-    threading.Thread(target=run, name="weight-group", daemon=True).start()
     try:
-        return built.result(seconds)
+        # Bounds the whole build: gloo applies its timeout to each of several tries. A thread that is still trying is abandoned.
+        return building.result(wire.operation_timeout_s)
     except TimeoutError:
-        raise RuntimeError(f"the group was not connected within {seconds:g} s") from None
+        raise RuntimeError(f"the group was not connected within {wire.operation_timeout_s:g} s") from None
 
 
-def _nccl(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> Any:
+def _nccl(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> Any:
     from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
 
     torch.cuda.set_device(place.device)  # the current device belongs to the thread
     options = ProcessGroupNCCL.Options()
     options._timeout = _WATCHDOG
     options.config.blocking = 0
-    return ProcessGroupNCCL(_store_for_nccl(rendezvous, place, timeouts), place.rank, place.size, options)
+    return ProcessGroupNCCL(_store_for_nccl(rendezvous, place, wire), place.rank, place.size, options)
 
 
-def _store_for_nccl(rendezvous: WireRendezvous, place: GroupPlace, timeouts: WireTimeouts) -> Store:
+def _store_for_nccl(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> Store:
     """A TCPStore for this group alone: NCCL's threads use it from C++ for as long as the group lives.
 
     The sender hosts it, at an address that the others read from the run's Redis. It has no password, like NCCL's own
     sockets: see docs/weights.md. Not tested on GPUs since the wire's other keys are in Redis.
     """
-    where, wait = f"{place.group}/nccl", timedelta(seconds=timeouts.rendezvous_s)
+    where, wait = f"{place.group}/nccl", timedelta(seconds=wire.rendezvous_timeout_s)
     if place.rank > 0:
         rendezvous.store.wait([where], wait)
         host, _, port = rendezvous.store.get(where).decode().rpartition(" ")

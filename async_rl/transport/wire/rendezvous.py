@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ _ANY_PORT = 9
 
 
 @contextmanager
-def as_wire_error(doing: str) -> Iterator[None]:
+def as_wire_error(doing: str) -> Generator[None]:
     """Raise torch's, Redis' and the system's errors inside the context as WireError."""
     try:
         yield
