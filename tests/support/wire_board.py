@@ -13,7 +13,7 @@ from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import GroupStores
 from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
-from buffer import keys, open_buffer, open_group_stores
+from buffer import open_buffer, open_group_stores
 from buffer.board import RedisBoard
 from buffer.server.client import Server, open_server
 
@@ -32,7 +32,6 @@ class StageBoard(RedisBoard):
 
     def __init__(self, server: Server, run: str, stores: GroupStores) -> None:
         super().__init__(server, run)
-        self._learner = keys.key(run, "learner")
         self.stores = stores
 
     @property
@@ -41,7 +40,7 @@ class StageBoard(RedisBoard):
 
     async def take_over(self, fence: int) -> None:
         """As if a learner with this fence had acquired the run."""
-        await self._redis.hset(self._learner, "fence", fence)
+        await self._run.run_command("hset", self._run.key("learner"), "fence", fence)
 
 
 @asynccontextmanager
