@@ -17,13 +17,13 @@ from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from buffer.server.client import Server
 from tests.support.private_fleet import cluster_url, private_cluster
-from tests.support.private_server import binaries, every_server, private_server, tested_binaries
+from tests.support.private_server import binaries, every_server, private_server, servers_to_test
 from tests.support.runs import LEARNER_LEASE_S, Run
 
 MEMORY, CLUSTER = "memory", "cluster"
 
 
-@pytest.fixture(scope="session", params=[MEMORY, *tested_binaries(), *([CLUSTER] if every_server() else [])])
+@pytest.fixture(scope="session", params=[MEMORY, *servers_to_test(), *([CLUSTER] if every_server() else [])])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == MEMORY:
         yield MEMORY

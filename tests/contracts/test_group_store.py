@@ -32,7 +32,7 @@ from tests.support.private_server import (
     private_folder,
     private_server,
     server_on,
-    tested_binaries,
+    servers_to_test,
 )
 
 CLUSTER = "cluster"
@@ -50,7 +50,7 @@ def config(url: str, run: str, **redis: object) -> Config:
     )
 
 
-@pytest.fixture(scope="session", params=[*tested_binaries(), *([CLUSTER] if every_server() else [])])
+@pytest.fixture(scope="session", params=[*servers_to_test(), *([CLUSTER] if every_server() else [])])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == CLUSTER:
         with private_cluster(BUNDLED) as nodes:

@@ -48,7 +48,7 @@ def every_server() -> bool:
     return os.environ.get("SERVERS") == "all"
 
 
-def tested_binaries() -> dict[str, Path]:
+def servers_to_test() -> dict[str, Path]:
     """Return the servers that contracts run on, as SERVERS selects them."""
     found = binaries()
     return found if every_server() else {"bundled": found["bundled"]}

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from tests.contracts.histories.buffer_life import BufferLife
 from tests.contracts.histories.buffer_twins import BufferTwins
 from tests.contracts.histories.stages import MemoryStage, ServerStage, Stage
-from tests.support.private_server import private_server, tested_binaries
+from tests.support.private_server import private_server, servers_to_test
 
 _runs = itertools.count()
 
@@ -38,7 +38,7 @@ def play(machine: type[RuleBasedStateMachine], examples: int, steps: int, seed_o
 @pytest.fixture(scope="module")
 def server_urls() -> Iterator[list[str]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(private_server(binary)) for binary in tested_binaries().values()]
+        yield [stack.enter_context(private_server(binary)) for binary in servers_to_test().values()]
 
 
 def on_server(url: str) -> Stage:

@@ -25,7 +25,7 @@ from buffer.server.connections import Credentials
 from buffer.server.scripts import NAMES, load_script
 from buffer.server.users import ROLES, TOPICS, CreatedUsers, create_users, list_users
 from tests.support.groups import group
-from tests.support.private_server import private_server, tested_binaries
+from tests.support.private_server import private_server, servers_to_test
 from tests.support.runs import started
 
 FORBIDDEN = "does not let its user do this"
@@ -89,9 +89,9 @@ class People:
         return RedisBuffer(self.server(role), self.run)
 
 
-@pytest.fixture(scope="module", params=tested_binaries())
+@pytest.fixture(scope="module", params=servers_to_test())
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with private_server(tested_binaries()[request.param]) as url:
+    with private_server(servers_to_test()[request.param]) as url:
         yield url
 
 

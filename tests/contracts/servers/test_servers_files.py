@@ -23,7 +23,7 @@ from buffer.server.client import Server
 from buffer.server.embedded.server import EmbeddedServer, find_binary
 from tests.contracts.servers.lives import UP_TO_DATE, Learner, working
 from tests.support.groups import group
-from tests.support.private_server import client_of, private_folder, server_on, tested_binaries
+from tests.support.private_server import client_of, private_folder, server_on, servers_to_test
 from tests.support.runs import LEARNER_LEASE_S, limits, publish, started
 from tests.support.waiting import until
 
@@ -64,10 +64,10 @@ class Machine:
         shutil.copytree(copy, self.folder, dirs_exist_ok=True)
 
 
-@pytest.fixture(params=tested_binaries())
+@pytest.fixture(params=servers_to_test())
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with private_folder() as folder:
-        machine = Machine(folder, tested_binaries()[request.param])
+        machine = Machine(folder, servers_to_test()[request.param])
         yield machine
         machine.kill()
 
