@@ -35,7 +35,6 @@ picture: $(VENV)/.run
 		&& cp $$folder/quickstart/curves.png docs/quickstart.png && rm -r $$folder
 
 # SERVERS=all: the buffer's contracts run on every server found and on a Cluster, not only in memory and on the bundled server.
-export SERVERS
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(TESTS)
 
