@@ -79,16 +79,14 @@ class HuggingFaceInference(Inference):
         sampled = output.sequences[0, len(token_ids) :]
         scores = torch.stack(output.scores)[:, 0].float().log_softmax(dim=-1)
         logprobs = scores.gather(-1, sampled[:, None])[:, 0] if is_random else torch.zeros(len(sampled))
-        return self._completion(sampled.tolist(), logprobs, stops.has_stopped)
-
-    def _completion(self, sampled: list[int], logprobs: torch.Tensor, has_stopped: bool) -> Completion:
-        has_ended = sampled[-1:] == [self.tokenizer.end_id]
+        ids: list[int] = sampled.tolist()
+        has_ended = ids[-1:] == [self.tokenizer.end_id]
         return Completion(
-            token_ids=np.array(sampled, np.int32),
+            token_ids=np.array(ids, np.int32),
             logprobs=logprobs.cpu().numpy().astype(np.float32),
             versions=(),
-            stop_reason=StopReason.END if has_ended else StopReason.STOP if has_stopped else StopReason.LENGTH,
-            text=self.tokenizer.decode(sampled[:-1] if has_ended else sampled),
+            stop_reason=StopReason.END if has_ended else StopReason.STOP if stops.has_stopped else StopReason.LENGTH,
+            text=self.tokenizer.decode(ids[:-1] if has_ended else ids),
         )
 
 
@@ -114,13 +112,9 @@ def _load(folder: Path, device: torch.device) -> Any:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is no Hugging Face folder: it has no config.json")
     loader: Any = AutoModelForCausalLM
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # CPUs emulate bfloat16 at a hundredth of the speed
     try:
-        model = loader.from_pretrained(folder, local_files_only=True, dtype=_dtype(device))
+        model = loader.from_pretrained(folder, local_files_only=True, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} holds no model that transformers can load: {error}") from error
     return model.to(device).eval()
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    """CPUs emulate bfloat16 at a hundredth of the speed."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32

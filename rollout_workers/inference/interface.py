@@ -60,7 +60,11 @@ class Inference(ABC):
         self, prompt: Prompt, args: GenerationArgs | None = None, **keywords: Unpack[GenerationKeywords]
     ) -> Completion:
         """Sample one continuation from another thread (`asyncio.to_thread`). Raises RuntimeError on the loop's own thread."""
-        if _running_loop() is self._loop:
+        try:
+            blocks_loop = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs on this thread
+            blocks_loop = False
+        if blocks_loop:
             raise RuntimeError("generate_blocking would wait for the very loop that it blocks: use `await generate(...)` here")
         return asyncio.run_coroutine_threadsafe(self._generate(prompt, overlay(args, keywords)), self._loop).result()
 
@@ -101,10 +105,3 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if messages := [item for item in prompt if isinstance(item, Message)]:
         return tokenizer.render(messages)
     return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -18,24 +18,11 @@ from pydantic import ValidationError
 
 from async_rl.config.evaluation import OpenAIPolicy
 from async_rl.errors import ConfigError
-from async_rl.protocols import (
-    ContextOverflow,
-    GenerationArgs,
-    Prompt,
-    Returns,
-    Tokenizer,
-)
+from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion
 from rollout_workers.inference.interface import Inference, prompt_ids
-from rollout_workers.inference.openai.messages import (
-    MalformedResponse,
-    ResponseChoice,
-    ResponseMessage,
-    ServedModels,
-    body_of,
-    first_choice,
-)
+from rollout_workers.inference.openai.messages import MalformedResponse, ServedModels, body_of, first_choice
 from rollout_workers.inference.openai.retrying_client import RetryingClient, ServerRefusal, ServerUnavailable
 from rollout_workers.inference.transcript import Transcript, read
 
@@ -83,8 +70,8 @@ class OpenAIText(Inference):
             raise
 
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
-        choice = first_choice(await self._client.post("/completions", {**body, "prompt": self.tokenizer.decode(token_ids)}))
-        return choice.completion(text_of(choice), (), end_id=None)
+        choice = first_choice(await self._client.ask("/completions", {**body, "prompt": self.tokenizer.decode(token_ids)}))
+        return choice.completion(choice.text, (), end_id=None)
 
 
 class OpenAITokens(OpenAIText):
@@ -96,10 +83,10 @@ class OpenAITokens(OpenAIText):
     not_offered = ()
 
     async def _ask(self, token_ids: list[int], body: Mapping[str, Any]) -> Completion:
-        choice = first_choice(await self._client.post("/completions", {**body, "prompt": token_ids}))
+        choice = first_choice(await self._client.ask("/completions", {**body, "prompt": token_ids}))
         if choice.token_ids is None:
             raise MalformedResponse(f"the server at {self._client.url} returned token ids at first and does not any more")
-        return choice.completion(text_of(choice), choice.token_ids, end_id=self.tokenizer.end_id)
+        return choice.completion(choice.text, choice.token_ids, end_id=self.tokenizer.end_id)
 
 
 class OpenAILogprobs(OpenAITokens):
@@ -117,19 +104,14 @@ class OpenAIChat(OpenAIText):
         request = {**body, "messages": conversation.messages}
         if conversation.tools:
             request["tools"] = conversation.tools
-        choice = first_choice(await self._client.post("/chat/completions", request))
-        said = choice.message if choice.message is not None else ResponseMessage()
-        answer = self.tokenizer.answer(said.content if said.content is not None else "", said.calls)
+        choice = first_choice(await self._client.ask("/chat/completions", request))
+        answer = self.tokenizer.answer(choice.message.content, choice.message.calls)
         return choice.completion(self.tokenizer.decode(answer), answer, end_id=None)
-
-
-def text_of(choice: ResponseChoice) -> str:
-    return choice.text if choice.text is not None else ""
 
 
 async def _only_model(client: RetryingClient) -> str:
     try:
-        names = [model.id for model in ServedModels.model_validate(await client.get("/models")).data]
+        names = [model.id for model in ServedModels.model_validate(await client.ask("/models")).data]
     except ValidationError as error:
         raise MalformedResponse("its /models is not a list of models") from error
     if len(names) != 1:
@@ -140,7 +122,7 @@ async def _only_model(client: RetryingClient) -> str:
 async def _probe(client: RetryingClient, model: str, tokenizer: Tokenizer) -> type[OpenAIText]:
     body = {"model": model, "prompt": tokenizer.render(PROBE), "max_tokens": 1, **OpenAITokens.asks_for}
     try:
-        choice = first_choice(await client.post("/completions", body))
+        choice = first_choice(await client.ask("/completions", body))
     except ServerRefusal as refused:
         if refused.status in (401, 403):
             raise

@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, StopReason, ToolCall, VersionSpan
 
 
 class _Wire(BaseModel):
+    """A field that is null counts as absent."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, fields: Any) -> Any:
+        return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
 
 
 class ResponseFunction(_Wire):
@@ -26,13 +33,11 @@ class ResponseToolCall(_Wire):
 
 
 class ResponseMessage(_Wire):
-    content: str | None = None
-    tool_calls: tuple[ResponseToolCall, ...] | None = None
+    content: str = ""
+    tool_calls: tuple[ResponseToolCall, ...] = ()
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        if self.tool_calls is None:
-            return ()
         return tuple(ToolCall(name=call.function.name, arguments=call.function.arguments) for call in self.tool_calls)
 
 
@@ -41,33 +46,24 @@ class ResponseLogprobs(_Wire):
     """Those of /completions. /chat/completions has another form, which is not used."""
 
 
-class ResponseSpan(_Wire):
-    version: int
-    start: int
-    stop: int
-
-
 class ResponseChoice(_Wire):
     """One continuation, from either endpoint."""
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """vLLM only: the stop string or token that ended it, if any."""
-    text: str | None = None
-    message: ResponseMessage | None = None
+    text: str = ""
+    message: ResponseMessage = ResponseMessage()
     token_ids: tuple[int, ...] | None = None
-    logprobs: ResponseLogprobs | None = None
-    versions: tuple[ResponseSpan, ...] | None = None
+    logprobs: ResponseLogprobs = ResponseLogprobs()
+    versions: tuple[VersionSpan, ...] = ()
 
     def completion(self, text: str, token_ids: Sequence[int], *, end_id: int | None) -> Completion:
         """Convert to a Completion. `end_id` None means that the ids do not show how it ended."""
         return Completion(
             token_ids=np.array(token_ids, np.int32),
-            logprobs=np.array(self.logprobs.token_logprobs if self.logprobs is not None else (), np.float32),
-            versions=tuple(
-                VersionSpan(version=span.version, start=span.start, stop=span.stop)
-                for span in (self.versions if self.versions is not None else ())
-            ),
+            logprobs=np.array(self.logprobs.token_logprobs, np.float32),
+            versions=self.versions,
             stop_reason=self._stop_reason(token_ids, end_id),
             text=text,
         )

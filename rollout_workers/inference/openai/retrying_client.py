@@ -6,13 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from async_rl.config.evaluation import OpenAIPolicy
-from async_rl.errors import ConfigError
+from async_rl.config.exposure import read_token
 
 CONNECT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
@@ -69,25 +68,23 @@ class RetryingClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, config: OpenAIPolicy) -> AsyncGenerator[RetryingClient]:
-        headers = {"Authorization": f"Bearer {_key(config.api_key_file)}"} if config.api_key_file is not None else {}
+        key = read_token(config.api_key_file, key="api_key_file")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         connections = aiohttp.TCPConnector(limit=config.max_in_flight)
         # The deadline below covers all attempts, including the wait for a free connection.
         patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connections, headers=headers, timeout=patience) as session:
             yield cls(session, config)
 
-    async def get(self, path: str) -> Mapping[str, Any]:
-        return await self._ask("GET", path, None)
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """GET without a body, else POST.
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._ask("POST", path, body)
-
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Raises ServerRefusal, ServerUnavailable, or TimeoutError when all attempts together took too long."""
+        Raises ServerRefusal, ServerUnavailable, or TimeoutError when all attempts together took too long.
+        """
         deadline = asyncio.timeout(self._timeout_s)
         try:
             async with deadline:
-                return await self._attempt_until_answered(method, path, body)
+                return await self._attempt_until_answered("GET" if body is None else "POST", path, body)
         except TimeoutError:
             if deadline.expired():
                 raise TimeoutError(f"{self.url}{path} gave no answer within {self._timeout_s:g} s") from None
@@ -131,10 +128,3 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     """The Retry-After header in seconds. A date, which model servers do not send, counts as unset."""
     said = headers.get("Retry-After", "")
     return min(float(said), LONGEST_PAUSE_S) if said.replace(".", "", 1).isdecimal() else 0.0
-
-
-def _key(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror}") from error

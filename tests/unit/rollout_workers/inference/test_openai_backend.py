@@ -175,7 +175,7 @@ async def test_a_keyword_that_does_not_exist_is_refused_by_name() -> None:
     ("settings", "sentence"),
     [
         ({"url": "http://127.0.0.1:9/v1", "attempts": 1}, "cannot be used"),
-        ({"api_key_file": Path("/nowhere/key")}, "cannot read /nowhere/key"),
+        ({"api_key_file": Path("/nowhere/key")}, "api_key_file: /nowhere/key cannot be read"),
     ],
     ids=["nobody listens", "no key"],
 )
