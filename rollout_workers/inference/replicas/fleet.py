@@ -99,12 +99,11 @@ class EngineFleet(Inference):
         self._memory_users: Sequence[asyncio.Future[Any]] = []
         """Running writes and reads of the shared memory, also those of a cancelled swap."""
         self._replicas: list[Replica] = []
-        self._is_closed = False
-        self._failure: AsyncRLError | None = None
 
     async def __aenter__(self) -> EngineFleet:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Done once the fleet is closed or broken."""
         self._folder = TemporaryDirectory(prefix=FOLDER_PREFIX, dir=self._parent)
         self._weights = SharedWeights(self.specs)
         self._replicas = [
@@ -124,8 +123,8 @@ class EngineFleet(Inference):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._close()
-        if self._failure is not None and error is None:
-            raise self._failure
+        if error is None:
+            self._ended.result()
 
     async def watch(self) -> None:
         """Service: return when the fleet is closed, raise ServiceStopped when one of its processes has ended."""
@@ -213,8 +212,7 @@ class EngineFleet(Inference):
 
     def _lost(self, failure: AsyncRLError) -> None:
         """Stop all engines: an engine needs all its ranks, and the worker is restarted as a whole."""
-        if self._failure is None:
-            self._failure = failure
+        if not self._ended.done():
             self._ended.set_exception(failure)
             self._ended.exception()  # retrieved: without `watch` it is raised by generate and __aexit__
             self._end_processes()
@@ -225,17 +223,17 @@ class EngineFleet(Inference):
             replica.release(self._stopped())
 
     async def _close(self) -> None:
-        self._is_closed = True
-        self._end_processes()
-        await asyncio.wait([self._running])
         if not self._ended.done():
             self._ended.set_result(None)
+        self._end_processes()
+        await asyncio.wait([self._running])
         self._weights.close()
         self._folder.cleanup()
 
     def _raise_if_stopped(self) -> None:
-        if self._is_closed or self._failure is not None:
+        if self._ended.done():
             raise self._stopped()
 
-    def _stopped(self) -> AsyncRLError:
-        return self._failure if self._failure is not None else ServiceStopped("the inference engine is closed")
+    def _stopped(self) -> BaseException:
+        failure = self._ended.exception()
+        return failure if failure is not None else ServiceStopped("the inference engine is closed")

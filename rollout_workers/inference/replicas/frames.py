@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -99,26 +100,24 @@ class WeightsLoaded:
 
 _KINDS: tuple[type[Any], ...] = (
     Generate, Swap, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit, StepOrder, WeightsLoaded,
-    GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, frozenset,
+    GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, np.ndarray,
 )  # fmt: skip
 _CODES: Mapping[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
-_ARRAY = 127
-_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 16
 
 
-def frame(message: object) -> bytes:
-    """Encode a message with its length."""
-    body = _pack(message)
-    return _LENGTH.pack(len(body)) + body
+def pack(message: object) -> bytes:
+    return msgpack.packb(message, default=_extension, strict_types=True)  # pyright: ignore[reportReturnType]
 
 
-async def receive(reader: asyncio.StreamReader) -> Any:
-    """Read the next message; None once the peer has closed."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return _unpack(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
+    """Yield the messages until the peer has closed."""
+    unpacker = msgpack.Unpacker(ext_hook=_rebuild, use_list=False)
+    with suppress(ConnectionError):
+        while data := await reader.read(_CHUNK):
+            unpacker.feed(data)
+            for message in unpacker:
+                yield message
 
 
 class SocketPipe:
@@ -126,48 +125,33 @@ class SocketPipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._unpacker = msgpack.Unpacker(SimpleNamespace(read=end.recv), ext_hook=_rebuild, use_list=False)
 
     def send(self, message: object) -> None:
-        self._end.sendall(frame(message))
+        self._end.sendall(pack(message))
 
     def receive(self) -> Any:
-        head = self._end.recv(_LENGTH.size, socket.MSG_WAITALL)
-        if len(head) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack(head)
-        body = self._end.recv(length, socket.MSG_WAITALL)
-        return _unpack(body) if len(body) == length else None
-
-
-def _pack(value: object) -> bytes:
-    return msgpack.packb(value, default=_extension, strict_types=True)  # pyright: ignore[reportReturnType]
-
-
-def _unpack(body: bytes) -> Any:
-    return msgpack.unpackb(body, ext_hook=_rebuild, use_list=False)
+        """The next message; None once the peer has closed."""
+        return next(self._unpacker, None)
 
 
 def _extension(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)  # pyright: ignore[reportUnknownArgumentType]
-    if isinstance(value, np.ndarray):
-        return msgpack.ExtType(_ARRAY, _pack([value.dtype.str, value.tobytes()]))
-    return msgpack.ExtType(_CODES[type(value)], _pack(_inside(value)))
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, Enum):
-        return [value.value]
-    if isinstance(value, frozenset):
-        return [list(value)]  # pyright: ignore[reportUnknownArgumentType]
-    return [getattr(value, field.name) for field in fields(value)]
+    match value:
+        case tuple():
+            return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case np.ndarray():
+            inside = [value.dtype.str, value.tobytes()]
+        case Enum():
+            inside = [value.value]
+        case _:
+            inside = [getattr(value, field.name) for field in fields(value)]
+    return msgpack.ExtType(_CODES[type(value)], pack(inside))
 
 
 def _rebuild(code: int, body: bytes) -> Any:
-    inside = _unpack(body)
-    if code == _ARRAY:
+    kind, inside = _KINDS[code], msgpack.unpackb(body, ext_hook=_rebuild, use_list=False)
+    if kind is np.ndarray:
         return np.frombuffer(inside[1], dtype=inside[0])
-    kind = _KINDS[code]
-    if not is_dataclass(kind):
-        return kind(*inside)
-    return kind(**{field.name: own for field, own in zip(fields(kind), inside, strict=True)})
+    if is_dataclass(kind):
+        return kind(**{field.name: own for field, own in zip(fields(kind), inside, strict=True)})
+    return kind(*inside)

@@ -27,7 +27,7 @@ from async_rl.supervision import run_with, signs_of_life, work_limit
 from async_rl.telemetry import configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.replicas.frames import Broken, EngineReady, SocketPipe, frame
+from rollout_workers.inference.replicas.frames import Broken, EngineReady, SocketPipe, pack
 from rollout_workers.inference.replicas.lockstep import LeadingCore, LockstepCore, follow
 from rollout_workers.inference.replicas.server import EngineServer
 from rollout_workers.inference.replicas.setup import RankSetup
@@ -91,11 +91,11 @@ async def lead(setup: RankSetup, worker: socket.socket, followers: Sequence[Sock
     try:
         async with engine:
             server = EngineServer(engine, weights, writer)
-            writer.write(frame(EngineReady(kernel=engine.kernel)))
+            writer.write(pack(EngineReady(kernel=engine.kernel)))
             await run_with(lambda: server.serve(reader), engine=engine.watch, metrics=server.report)
     except Exception as error:
         cause = ours if (ours := find_async_rl_error(error)) is not None else error
-        writer.write(frame(Broken(kind=type(cause).__name__, reason=str(cause))))
+        writer.write(pack(Broken(kind=type(cause).__name__, reason=str(cause))))
         await writer.drain()
         raise
     finally:

@@ -21,8 +21,8 @@ from rollout_workers.inference.replicas.frames import (
     Refusal,
     RequestDone,
     Swap,
-    frame,
-    receive,
+    messages,
+    pack,
 )
 from rollout_workers.inference.replicas.setup import RankSetup
 
@@ -79,14 +79,14 @@ class Replica:
         """Send a request. The future holds its answer, or a refusal as an exception."""
         waiting: asyncio.Future[RequestDone] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = waiting
-        self._writer.write(frame(request))
+        self._writer.write(pack(request))
         return waiting
 
     def cancel(self, request: Generate) -> None:
         if self._waiting.pop(request.id, None) is not None and not self._is_killed:
-            self._writer.write(frame(CancelRequest(id=request.id)))
+            self._writer.write(pack(CancelRequest(id=request.id)))
 
-    def release(self, error: Exception) -> None:
+    def release(self, error: BaseException) -> None:
         """Fail all unanswered requests with `error`."""
         for waiting in (self.ready, *self._waiting.values()):
             if not waiting.done():
@@ -115,7 +115,7 @@ class Replica:
         consumes: messages of rank 0   waits for:    a message
         produces: answers (ask)        unblocked by: rank 0, also by ending
         """
-        while (message := await receive(reader)) is not None:
+        async for message in messages(reader):
             match message:
                 case RequestDone() | Refusal():
                     self._settle(message)

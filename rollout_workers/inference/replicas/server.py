@@ -17,8 +17,8 @@ from rollout_workers.inference.replicas.frames import (
     Refusal,
     RequestDone,
     Swap,
-    frame,
-    receive,
+    messages,
+    pack,
 )
 
 
@@ -35,7 +35,7 @@ class EngineServer:
         produces: answers, refusals  unblocked by: the worker, also by ending
         """
         async with asyncio.TaskGroup() as tasks:
-            while (request := await receive(reader)) is not None:
+            async for request in messages(reader):
                 match request:
                     case CancelRequest() if (task := self._working.get(request.id)) is not None:
                         task.cancel()
@@ -68,5 +68,5 @@ class EngineServer:
         return None
 
     async def _send(self, message: object) -> None:
-        self._writer.write(frame(message))
+        self._writer.write(pack(message))
         await self._writer.drain()
