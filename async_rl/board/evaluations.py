@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
+from async_rl.board.inbox import BoardMessage
 from async_rl.types import VersionRecord
 
 EVALUATIONS = "evaluations"
 """The board's topic."""
 
 
-class EvaluationDone(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EvaluationDone(BoardMessage):
     record: VersionRecord
     """The weights that were evaluated."""
     metrics: dict[str, float]

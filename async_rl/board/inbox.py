@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -51,9 +50,6 @@ class Inbox(Generic[M]):
         entries = await self._board.read(self._topic, self._position, _READ_WAIT_S)
         if entries:
             self._position = entries[-1][0]
-        return self._valid(entries)
-
-    def _valid(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[M]:
         found: list[M] = []
         for position, raw in entries:
             try:

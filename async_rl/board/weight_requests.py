@@ -9,9 +9,9 @@ import asyncio
 import uuid
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from async_rl.board.inbox import Inbox
+from async_rl.board.inbox import BoardMessage, Inbox, post
 from async_rl.protocols import Board
 from async_rl.types import VersionRecord
 
@@ -22,9 +22,7 @@ ANSWERS = "weight-answers"
 WeightAction = Literal["status", "push", "pin", "unpin", "roll back"]
 
 
-class _WeightMessage(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _WeightMessage(BoardMessage):
     id: str
     """Identifies the request."""
 
@@ -36,9 +34,7 @@ class WeightRequest(_WeightMessage):
     """The version or step of the requested weights, for `pin` and `roll back`."""
 
 
-class LastPush(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class LastPush(BoardMessage):
     record: VersionRecord
     at: float
     """When it went live, in seconds since 1970."""
@@ -50,10 +46,8 @@ class LastPush(BaseModel):
     """Member id -> why it did not get the version."""
 
 
-class WeightsState(BaseModel):
+class WeightsState(BoardMessage):
     """The learner's view."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int
     step: int
@@ -70,17 +64,8 @@ class WeightAnswer(_WeightMessage):
     state: WeightsState
 
 
-_REQUEST = TypeAdapter(WeightRequest)
-_ANSWER = TypeAdapter(WeightAnswer)
-
-
-async def open_requests(board: Board) -> Inbox[WeightRequest]:
-    """An inbox for requests from now on."""
-    return await Inbox[WeightRequest].open(board, REQUESTS, _REQUEST)
-
-
-async def post_answer(board: Board, answer: WeightAnswer) -> None:
-    await board.post(ANSWERS, answer.model_dump(mode="json"))
+REQUEST_MESSAGES: TypeAdapter[WeightRequest] = TypeAdapter(WeightRequest)
+ANSWER_MESSAGES: TypeAdapter[WeightAnswer] = TypeAdapter(WeightAnswer)
 
 
 async def ask(
@@ -88,8 +73,8 @@ async def ask(
 ) -> WeightAnswer | None:
     """Post a request and wait for the answer; None when no learner answers within `within_s`."""
     request = WeightRequest(id=uuid.uuid4().hex, action=action, version=version, step=step)
-    inbox = await Inbox[WeightAnswer].open(board, ANSWERS, _ANSWER)
-    await board.post(REQUESTS, request.model_dump(mode="json"))
+    inbox = await Inbox.open(board, ANSWERS, ANSWER_MESSAGES)
+    await post(board, REQUESTS, request)
     try:
         async with asyncio.timeout(within_s):
             while True:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
+
+from async_rl.board.inbox import BoardMessage
 
 NOTES, BLOCKED = "worker-notes", "worker-blocked"
 """The board's topics."""
 
 
-class WorkerNote(BaseModel):
+class WorkerNote(BoardMessage):
     """A cause of failures, reported when it has occurred 1, 10, 100, ... times in a worker."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     worker: str
     environment: str
@@ -22,10 +22,8 @@ class WorkerNote(BaseModel):
     times: int
 
 
-class WorkerBlocked(BaseModel):
+class WorkerBlocked(BoardMessage):
     """A worker's event loop is blocked, and with it everything that the worker does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     worker: str
     environment: str

@@ -28,10 +28,12 @@ WEIGHT = "weight"
 _CHUNK = 1 << 24
 
 
-class Layout(BaseModel):
-    """The parallel layout of the ranks that wrote a checkpoint. Other layouts can read it too."""
-
+class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Layout(_Record):
+    """The parallel layout of the ranks that wrote a checkpoint. Other layouts can read it too."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -46,19 +48,15 @@ class Layout(BaseModel):
         return " x ".join(f"{name} {size}" for name, size in divided.items()) if divided else "a single rank"
 
 
-class FileFacts(BaseModel):
+class FileFacts(_Record):
     """Size and digest of a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: int
     xxh3: str
 
 
-class ModelFacts(BaseModel):
+class ModelFacts(_Record):
     """One model of a checkpoint."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     updates: int
     """Optimizer updates so far, which position the learning rate schedule."""
@@ -66,9 +64,7 @@ class ModelFacts(BaseModel):
     """Full shapes by canonical name."""
 
 
-class Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class Manifest(_Record):
     format: int
     step: int
     layout: Layout

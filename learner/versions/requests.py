@@ -6,7 +6,16 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.board.weight_requests import LastPush, WeightAnswer, WeightRequest, WeightsState, open_requests, post_answer
+from async_rl.board.inbox import Inbox, post
+from async_rl.board.weight_requests import (
+    ANSWERS,
+    REQUEST_MESSAGES,
+    REQUESTS,
+    LastPush,
+    WeightAnswer,
+    WeightRequest,
+    WeightsState,
+)
 from async_rl.checkpoints.manifest import DamagedCheckpoint, candidates, read_manifest
 from async_rl.errors import CheckpointError
 from async_rl.protocols import Board
@@ -44,7 +53,7 @@ class WeightRequests:
         consumes: requests (the board)      waits for:    a request
         produces: answers, pending pushes   unblocked by: an operator
         """
-        inbox = await open_requests(self._board)
+        inbox = await Inbox.open(self._board, REQUESTS, REQUEST_MESSAGES)
         while True:
             for request in await inbox.read():
                 try:
@@ -53,9 +62,8 @@ class WeightRequests:
                     text, is_refusal = str(refusal), True
                 if request.action != "status":
                     log.info(f"asked to {request.action} weights: {text}")
-                await post_answer(
-                    self._board, WeightAnswer(id=request.id, text=text, is_refusal=is_refusal, state=self._state())
-                )
+                answer = WeightAnswer(id=request.id, text=text, is_refusal=is_refusal, state=self._state())
+                await post(self._board, ANSWERS, answer)
 
     async def _handle(self, request: WeightRequest) -> str:
         publisher = self._publisher
