@@ -28,9 +28,7 @@ class PolicySampling(Section):
 
     @property
     def generation_args(self) -> GenerationArgs:
-        return GenerationArgs(
-            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=self.stop
-        )
+        return GenerationArgs(**self.model_dump())
 
 
 class OpenAIPolicy(Section):

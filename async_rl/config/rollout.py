@@ -66,14 +66,7 @@ class SamplingConfig(Section):
 
     @property
     def generation_args(self) -> GenerationArgs:
-        return GenerationArgs(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-        )
+        return GenerationArgs(**self.model_dump())
 
 
 class GatewayConfig(Section):

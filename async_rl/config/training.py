@@ -114,19 +114,11 @@ class TrainingConfig(Section):
 
     def seen_from_anywhere(self) -> TrainingConfig:
         """Return the same configuration with absolute paths, for processes with another working directory."""
-        tree = self.model_dump()
-        tree["run"]["folder"] = self.run_folder.parent
-        for section, key in self._folders():
-            if path := tree[section].get(key):
-                tree[section][key] = Path(path).absolute()
+        tree = self.with_absolute_paths()
         tree["data"]["path"] = _absolute(self.data)
         if self.data.held_out is not None:
             tree["data"]["held_out"]["path"] = _absolute(self.data.held_out)
         return type(self).model_validate(tree)
-
-    def _folders(self) -> tuple[tuple[str, str], ...]:
-        """(section, key) of the settings that hold a folder."""
-        return (("model", "folder"), ("tokenizer", "folder"))
 
 
 def _absolute(table: TableConfig) -> str:
@@ -179,9 +171,6 @@ class DpoTraining(TrainingConfig):
     method: Literal["dpo"] = "dpo"  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
     dpo: DpoSection = DpoSection()
 
-    def _folders(self) -> tuple[tuple[str, str], ...]:
-        return (*super()._folders(), ("dpo", "reference"))
-
 
 class RewardModelTraining(TrainingConfig):
     head: ClassVar[Literal["tokens", "scalar"]] = "scalar"
@@ -213,9 +202,6 @@ class Distillation(TrainingConfig):
                 "learner.parallel.pipeline to 1 and use learner.parallel.tensor instead"
             )
         return self
-
-    def _folders(self) -> tuple[tuple[str, str], ...]:
-        return (*super()._folders(), ("distill", "teacher"))
 
 
 METHODS: dict[Method, type[TrainingConfig]] = {

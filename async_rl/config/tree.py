@@ -366,24 +366,11 @@ class Config(Section):
 
     def seen_from_anywhere(self) -> Config:
         """Return the same configuration with absolute paths, for processes with another working directory."""
-        tree = self.model_dump()
-        tree["run"]["folder"] = self.run_folder.parent
-        redis_files = (("redis", name) for name in ("password_file", "ca_file", "cert_file", "key_file"))
-        token = ("metrics", "prometheus_token_file")
-        for section, key in (("model", "folder"), ("tokenizer", "folder"), token, *redis_files):
-            if path := tree[section].get(key):
-                tree[section][key] = Path(path).absolute()
-        for policy in tree["policies"].values():
-            for section, key in ((policy, "folder"), (policy, "api_key_file"), (policy.get("tokenizer"), "folder")):
-                if section and section.get(key):
-                    section[key] = Path(section[key]).absolute()
+        tree = self.with_absolute_paths()
         tree["environments"] = [environment.seen_from_anywhere() for environment in self.environments]
         tree["environments_from"] = [
             str(Path(place).absolute()) if "/" in place or place.endswith(".py") else place for place in self.environments_from
         ]
-        for key in ("critic", "reference", "teacher"):
-            if (section := tree["learner"][key]) and section.get("folder"):
-                section["folder"] = Path(section["folder"]).absolute()
         if self.learner.objective.endswith((".yaml", ".yml")):
             tree["learner"]["objective"] = str(Path(self.learner.objective).absolute())
         else:
