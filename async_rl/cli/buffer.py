@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from async_rl.cli import env, weights
-from async_rl.cli.grammar import CommandLine, Option, Verb
+from async_rl.cli.grammar import CommandLine, Option, Verb, aligned, find_verb, unknown_verb
 from async_rl.cli.role_process import become, in_buffer
 from async_rl.config.loading import load_named
 from async_rl.errors import ConfigError
@@ -18,33 +17,20 @@ FAMILY = "buffer "
 
 def find(words: Sequence[str]) -> tuple[Verb, Sequence[str]]:
     """The verb of the buffer's process that a line begins with (`buffer ` is left out), and the rest of the line."""
-    for verb in (*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS):
-        own = verb.words.removeprefix(FAMILY).split()
-        if list(words[: len(own)]) == own:
-            return verb, words[len(own) :]
-    raise ConfigError(_unknown_verb([word for word in words[:2] if not word.startswith(("-", "@"))]))
+    if found := find_verb((*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS), words, family=FAMILY):
+        return found
+    raise ConfigError(
+        unknown_verb(BUFFER_VERBS, [word for word in words[:2] if not word.startswith(("-", "@"))], family=FAMILY)
+    )
 
 
 def listing() -> str:
     """All verbs, one line each."""
     usages = {f"{verb.words.removeprefix(FAMILY)} {verb.operands}".rstrip(): verb.help for verb in BUFFER_VERBS}
-    width = max(map(len, usages))
-    lines = "\n".join(f"  {usage:<{width}}  {help}" for usage, help in usages.items())
     return (
-        f"async-rl buffer VERB @ run/config.yaml\n\n{lines}\n\n"
+        f"async-rl buffer VERB @ run/config.yaml\n\n{aligned(usages)}\n\n"
         "`async-rl buffer VERB --help` prints details. If the run has ended, its server is started for the command."
     )
-
-
-def _unknown_verb(words: Sequence[str]) -> str:
-    known = [verb.words.removeprefix(FAMILY) for verb in BUFFER_VERBS]
-    asked = " ".join(words)
-    starting = [verb for verb in known if words and verb.startswith(f"{words[0]} ")]
-    found = get_close_matches(asked, starting, n=1) or starting or get_close_matches(asked, known, n=1)
-    found = found if found else get_close_matches(words[0] if words else "", known, n=1)
-    if not found:
-        return f"there is no verb 'buffer {asked}'; `async-rl buffer --help` lists them"
-    return f"there is no verb 'buffer {asked}'; did you mean {' or '.join(f'`async-rl buffer {verb}`' for verb in found)}?"
 
 
 def list_verbs(line: CommandLine) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -111,10 +111,34 @@ def read(verb: Verb, words: Sequence[str]) -> CommandLine:
 
 def manual(verb: Verb) -> str:
     """The `--help` text."""
-    flags = [(f"--{option.name} {option.value}".rstrip(), _option_help(option)) for option in verb.options]
-    width = max((len(flag) for flag, _ in flags), default=0)
-    options = "\n".join(f"  {flag:<{width}}  {text}" for flag, text in flags)
+    options = aligned({f"--{option.name} {option.value}".rstrip(): _option_help(option) for option in verb.options})
     return "\n\n".join(part for part in (verb.usage, verb.help, verb.details, options) if part)
+
+
+def find_verb(verbs: Iterable[Verb], words: Sequence[str], *, family: str = "") -> tuple[Verb, Sequence[str]] | None:
+    """The verb that a line begins with, where `family` (`buffer `) is left out, and the rest of the line."""
+    for verb in verbs:
+        own = verb.words.removeprefix(family).split()
+        if list(words[: len(own)]) == own:
+            return verb, words[len(own) :]
+    return None
+
+
+def unknown_verb(verbs: Iterable[Verb], words: Sequence[str], *, family: str = "") -> str:
+    """Say that there is no such verb, with the most similar ones; `words` are the first of the line, without `family`."""
+    known = [verb.words.removeprefix(family) for verb in verbs]
+    starting = [verb for verb in known if words and verb.startswith(f"{words[0]} ")]
+    asked = " ".join(words if starting or family else words[:1])
+    found = get_close_matches(asked, starting, n=1) or starting or get_close_matches(asked, known, n=1)
+    if not (found := found or get_close_matches("".join(words[:1]), known, n=1)):
+        return f"there is no verb '{family}{asked}'; `async-rl {family}--help` lists them"
+    return f"there is no verb '{family}{asked}'; did you mean {' or '.join(f'`async-rl {family}{verb}`' for verb in found)}?"
+
+
+def aligned(texts: Mapping[str, str]) -> str:
+    """Indented lines of a name and its text, in two columns."""
+    width = max(map(len, texts), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
 
 
 def nearest(asked: str, known: Sequence[str]) -> str:

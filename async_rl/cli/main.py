@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
 
 import async_rl
 from async_rl.cli import audit, buffer, checkpoints, config, env, eval, model, reward, run, train, weights
-from async_rl.cli.grammar import manual, read
+from async_rl.cli.grammar import aligned, find_verb, manual, read, unknown_verb
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 
@@ -43,36 +42,23 @@ def dispatch(args: Sequence[str]) -> int:
     if args[0] in ("-V", "--version"):
         print(f"async-rl {async_rl.__version__}")
         return 0
-    for verb in VERBS:
-        words = verb.words.split()
-        if list(args[: len(words)]) == words:
-            rest = args[len(words) :]
-            if any(word in HELP for word in rest):
-                print(manual(verb))
-                return 0
-            return verb.run(read(verb, rest))
-    raise ConfigError(_unknown(args))
+    found = find_verb(VERBS, args)
+    if found is None:
+        raise ConfigError(unknown_verb(VERBS, args[:2]))
+    verb, rest = found
+    if any(word in HELP for word in rest):
+        print(manual(verb))
+        return 0
+    return verb.run(read(verb, rest))
 
 
 def usage() -> str:
-    width = max(len(verb.words) for verb in VERBS)
-    verbs = "\n".join(f"  {verb.words:<{width}}  {verb.help}" for verb in VERBS)
     return f"""\
 async-rl VERB [@ FILE]... [--KEY VALUE]...
 
-{verbs}
+{aligned({verb.words: verb.help for verb in VERBS})}
 
   @ FILE         a YAML file; several are merged in order
   --KEY VALUE    one value by its dotted key, for example: --staleness.max_age 4
 
 To begin: async-rl run @ configs/quickstart.yaml"""
-
-
-def _unknown(args: Sequence[str]) -> str:
-    known = [verb.words for verb in VERBS]
-    asked = " ".join(args[:2]) if any(words.startswith(f"{args[0]} ") for words in known) else args[0]
-    starting = [words for words in known if words.startswith(f"{args[0]} ")]
-    nearest = get_close_matches(asked, known, n=1) or starting
-    if not nearest:
-        return f"there is no verb {asked!r}; `async-rl --help` lists them"
-    return f"there is no verb {asked!r}; did you mean {' or '.join(f'`async-rl {words}`' for words in nearest)}?"
