@@ -1,28 +1,13 @@
 """The typed configuration of a run: `tree.py` first; `loading.py` builds it from YAML files and a command line."""
 
-from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
-from async_rl.config.tree import (
-    HEARTBEAT_S,
-    BatchConfig,
-    Config,
-    ExpertsSize,
-    MetricsConfig,
-    ModelConfig,
-    ModelSize,
-    RunConfig,
-    WireConfig,
-)
-
-__all__ = [
-    "HEARTBEAT_S",
-    "BatchConfig",
-    "CharacterTokenizer",
-    "Config",
-    "ExpertsSize",
-    "MetricsConfig",
-    "ModelConfig",
-    "ModelSize",
-    "RunConfig",
-    "TokenizerConfig",
-    "WireConfig",
-]
+from async_rl.config.tokenizer import CharacterTokenizer as CharacterTokenizer
+from async_rl.config.tokenizer import TokenizerConfig as TokenizerConfig
+from async_rl.config.tree import HEARTBEAT_S as HEARTBEAT_S
+from async_rl.config.tree import BatchConfig as BatchConfig
+from async_rl.config.tree import Config as Config
+from async_rl.config.tree import ExpertsSize as ExpertsSize
+from async_rl.config.tree import MetricsConfig as MetricsConfig
+from async_rl.config.tree import ModelConfig as ModelConfig
+from async_rl.config.tree import ModelSize as ModelSize
+from async_rl.config.tree import RunConfig as RunConfig
+from async_rl.config.tree import WireConfig as WireConfig

@@ -1,63 +1,35 @@
 """The only place where services and child processes are started, watched and stopped."""
 
-from async_rl.supervision.liveness.pauses import keep_pauses_short
-from async_rl.supervision.liveness.service_thread import ServiceThread
-from async_rl.supervision.liveness.sign_of_life import signs_of_life
-from async_rl.supervision.liveness.watchdog import LoopStall, end_process, ends_after, stall_watchdog, watched
-from async_rl.supervision.liveness.whereabouts import CodeLocation, frame_of_thread, is_importing, is_in_package, location_of
-from async_rl.supervision.liveness.work import work_limit, working
-from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
-from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
-from async_rl.supervision.processes.piped_process import PipedProcess, ProcessEnded
-from async_rl.supervision.processes.process_tree import (
-    children_of,
-    children_of_this_thread,
-    descendants_of,
-    kill_each,
-    kill_tree,
-)
-from async_rl.supervision.processes.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, RestartPolicy, decide
-from async_rl.supervision.processes.signals import Drain, drain_flag, drain_on_signals
-from async_rl.supervision.services import forever, run_with
-
-__all__ = [
-    "FATAL_EXIT_CODES",
-    "Child",
-    "ChildSpec",
-    "CodeLocation",
-    "Drain",
-    "FatalExit",
-    "Finish",
-    "GiveUp",
-    "LoopStall",
-    "PipedProcess",
-    "ProcessEnded",
-    "Restart",
-    "RestartPolicy",
-    "ServiceThread",
-    "adopt_orphans",
-    "children_of",
-    "children_of_this_thread",
-    "decide",
-    "descendants_of",
-    "die_with_parent",
-    "drain_flag",
-    "drain_on_signals",
-    "end_process",
-    "ends_after",
-    "forever",
-    "frame_of_thread",
-    "how_it_ended",
-    "is_importing",
-    "is_in_package",
-    "keep_pauses_short",
-    "kill_each",
-    "kill_tree",
-    "location_of",
-    "run_with",
-    "signs_of_life",
-    "stall_watchdog",
-    "watched",
-    "work_limit",
-    "working",
-]
+from async_rl.supervision.liveness.pauses import keep_pauses_short as keep_pauses_short
+from async_rl.supervision.liveness.service_thread import ServiceThread as ServiceThread
+from async_rl.supervision.liveness.sign_of_life import signs_of_life as signs_of_life
+from async_rl.supervision.liveness.watchdog import LoopStall as LoopStall
+from async_rl.supervision.liveness.watchdog import ends_after as ends_after
+from async_rl.supervision.liveness.watchdog import stall_watchdog as stall_watchdog
+from async_rl.supervision.liveness.whereabouts import frame_of_thread as frame_of_thread
+from async_rl.supervision.liveness.whereabouts import is_importing as is_importing
+from async_rl.supervision.liveness.whereabouts import is_in_package as is_in_package
+from async_rl.supervision.liveness.whereabouts import location_of as location_of
+from async_rl.supervision.liveness.work import work_limit as work_limit
+from async_rl.supervision.liveness.work import working as working
+from async_rl.supervision.processes.children import Child as Child
+from async_rl.supervision.processes.children import ChildSpec as ChildSpec
+from async_rl.supervision.processes.children import FatalExit as FatalExit
+from async_rl.supervision.processes.children import how_it_ended as how_it_ended
+from async_rl.supervision.processes.orphans import die_with_parent as die_with_parent
+from async_rl.supervision.processes.piped_process import PipedProcess as PipedProcess
+from async_rl.supervision.processes.piped_process import ProcessEnded as ProcessEnded
+from async_rl.supervision.processes.process_tree import children_of as children_of
+from async_rl.supervision.processes.process_tree import children_of_this_thread as children_of_this_thread
+from async_rl.supervision.processes.process_tree import descendants_of as descendants_of
+from async_rl.supervision.processes.process_tree import kill_each as kill_each
+from async_rl.supervision.processes.restarts import FATAL_EXIT_CODES as FATAL_EXIT_CODES
+from async_rl.supervision.processes.restarts import Finish as Finish
+from async_rl.supervision.processes.restarts import GiveUp as GiveUp
+from async_rl.supervision.processes.restarts import Restart as Restart
+from async_rl.supervision.processes.restarts import RestartPolicy as RestartPolicy
+from async_rl.supervision.processes.restarts import decide as decide
+from async_rl.supervision.processes.signals import Drain as Drain
+from async_rl.supervision.processes.signals import drain_flag as drain_flag
+from async_rl.supervision.processes.signals import drain_on_signals as drain_on_signals
+from async_rl.supervision.services import run_with as run_with
