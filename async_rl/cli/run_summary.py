@@ -1,7 +1,4 @@
-"""The summary of a run: summary.json, curves.png and text on the terminal.
-
-`reward_first` and `reward_last` are means over the first and the last EDGE steps.
-"""
+"""The summary of a run: summary.json, curves.png and text on the terminal."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_rows
 
 EDGE = 3
+"""Number of first and last steps over which values are averaged."""
 AGE_PREFIX = "staleness/age_"
 
 
@@ -71,12 +69,14 @@ def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | 
         return None
     evaluations = read_evaluations(folder / "metrics.jsonl")
     summary = summarise(rows, evaluations, run=config.run.name, max_age=config.limits.age_bound, wall_s=wall_s)
-    path = folder / "summary.json"
-    with report_write_error(path, console.print):
-        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
+    path = write_json(summary, folder, console)
     _print_samples(read_samples(folder / "samples.jsonl"), console)
     _print_summary(summary, console)
-    _draw(rows, summary, folder / "curves.png", console)
+    if can_draw(console):
+        from async_rl.cli.curves import draw
+
+        with report_write_error(folder / "curves.png", console.print):
+            draw(rows, folder / "curves.png", title=summary.run, max_age=summary.max_age)
     if summary.steps < config.learner.steps:
         going_on = (
             f"Stopped after step {summary.steps} of {config.learner.steps}. Continue with: async-rl run @ {folder}/config.yaml"
@@ -181,11 +181,17 @@ def _print_summary(summary: RunSummary, console: Console) -> None:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _draw(rows: Sequence[MetricRow], summary: RunSummary, path: Path, console: Console) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        console.print("No curves.png: it needs pip install 'async-rl[plot]'.", markup=False)
-        return
-    from async_rl.cli.curves import draw
-
+def write_json(summary: Any, folder: Path, console: Console) -> Path:
+    """Write summary.json and return its path; a disk that refuses it is reported."""
+    path = folder / "summary.json"
     with report_write_error(path, console.print):
-        draw(rows, path, title=summary.run, max_age=summary.max_age)
+        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
+    return path
+
+
+def can_draw(console: Console) -> bool:
+    """Whether matplotlib is installed; says how to install it if not."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    console.print("No curves.png: it needs pip install 'async-rl[plot]'.", markup=False)
+    return False

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from async_rl.cli.run_summary import EDGE, can_draw, write_json
 from async_rl.config.training import TrainingConfig
 from async_rl.durable.best_effort import report_write_error
-from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.rows import MetricRow, read_rows
 
-EDGE = 3
-"""Number of first and last steps over which losses are averaged."""
 HELD_OUT = "held_out/"
 
 
@@ -50,13 +46,9 @@ def write_summary(config: TrainingConfig, console: Console, *, wall_s: float) ->
         console.print("No step was trained, so there is no summary.")
         return None
     summary = summarise(rows, trained, config, wall_s=wall_s)
-    path = folder / "summary.json"
-    with report_write_error(path, console.print):
-        write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
+    path = write_json(summary, folder, console)
     _print(summary, console)
-    if importlib.util.find_spec("matplotlib") is None:
-        console.print("No curves.png: it needs pip install 'async-rl[plot]'.", markup=False)
-    else:
+    if can_draw(console):
         from async_rl.cli.curves import draw_training
 
         with report_write_error(folder / "curves.png", console.print):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.console import Console, Group
@@ -22,27 +21,21 @@ from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluation
 BARS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    metric: str
-    label: str
-    form: str
-
-
 COLUMNS = (
-    Column(metric="reward/mean", label="reward", form="{:.3f}"),
-    Column(metric="rollout/reward", label="of all", form="{:.3f}"),
-    Column(metric="train/loss", label="loss", form="{:.4f}"),
-    Column(metric="train/accuracy", label="accuracy", form="{:.3f}"),
-    Column(metric="held_out/loss", label="held out", form="{:.4f}"),
-    Column(metric="held_out/accuracy", label="accuracy", form="{:.3f}"),
-    Column(metric="staleness/mean", label="age", form="{:.2f}"),
-    Column(metric="staleness/max", label="oldest", form="{:.0f}"),
-    Column(metric="weights/version", label="version", form="{:.0f}"),
-    Column(metric="perf/tok_s", label="tok/s", form="{:,.0f}"),
-    Column(metric="optim/grad_norm", label="grad", form="{:.2f}"),
-    Column(metric="time/step", label="s/step", form="{:.2f}"),
+    ("reward/mean", "reward", "{:.3f}"),
+    ("rollout/reward", "of all", "{:.3f}"),
+    ("train/loss", "loss", "{:.4f}"),
+    ("train/accuracy", "accuracy", "{:.3f}"),
+    ("held_out/loss", "held out", "{:.4f}"),
+    ("held_out/accuracy", "accuracy", "{:.3f}"),
+    ("staleness/mean", "age", "{:.2f}"),
+    ("staleness/max", "oldest", "{:.0f}"),
+    ("weights/version", "version", "{:.0f}"),
+    ("perf/tok_s", "tok/s", "{:,.0f}"),
+    ("optim/grad_norm", "grad", "{:.2f}"),
+    ("time/step", "s/step", "{:.2f}"),
 )
+"""Metric, label and format."""
 
 
 def open_console(config: AnyRun) -> MetricsSink:
@@ -86,9 +79,7 @@ class StepLines:
         self._pace = ProgressClock(steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        cells = [
-            f"{column.label} {column.form.format(metrics[column.metric])}" for column in COLUMNS if column.metric in metrics
-        ]
+        cells = [f"{label} {form.format(metrics[name])}" for name, label, form in COLUMNS if name in metrics]
         if cells:
             cells += [pace] if (pace := self._pace.text(step, metrics)) else []
             self._console.print("  ".join([_of(step, self._steps), *cells]), highlight=False, soft_wrap=True)
@@ -128,10 +119,10 @@ class LivePanel:
 
     def _panel(self) -> Panel:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        shown = [column for column in COLUMNS if column.metric in self._newest]
-        for column in shown:
-            table.add_column(column.label, justify="right", header_style="dim")
-        table.add_row(*(column.form.format(self._newest[column.metric]) for column in shown))
+        shown = [column for column in COLUMNS if column[0] in self._newest]
+        for _, label, _ in shown:
+            table.add_column(label, justify="right", header_style="dim")
+        table.add_row(*(form.format(self._newest[name]) for name, _, form in shown))
         curve = Text(sparkline([self._curve[step] for step in sorted(self._curve)], width=72), style="cyan")
         evaluated = [Text(line) for line in self._evaluation.lines] if self._evaluation is not None else []
         title = f"[bold]{self._run}[/]  {_of(self._step, self._steps)}  {self._elapsed}".rstrip()

@@ -15,6 +15,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.table import UnknownMetric, find_metric
+from async_rl.telemetry.writer_thread import WriterThread
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,8 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
         if wanted.tensorboard:
             from async_rl.telemetry.tensorboard import TensorBoardSink
 
-            sinks.append(TensorBoardSink(config.run_folder / "tensorboard", resumed_after=resumed_after))
+            events = TensorBoardSink(config.run_folder / "tensorboard", resumed_after=resumed_after)
+            sinks.append(WriterThread("tensorboard", events))
         if wanted.prometheus_port:
             from async_rl.telemetry.prometheus import open_prometheus
 
@@ -83,7 +85,7 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
         if wanted.wandb_project:
             from async_rl.telemetry.wandb import WandbSink
 
-            sinks.append(WandbSink(config))
+            sinks.append(WriterThread("wandb", WandbSink(config)))
         opened.pop_all()
     return Sinks(sinks)
 

@@ -7,15 +7,8 @@ from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from async_rl.telemetry.writer_thread import WriterThread
 
-
-class TensorBoardSink(WriterThread):
-    def __init__(self, folder: Path, *, resumed_after: int) -> None:
-        super().__init__("tensorboard", _Events(folder, resumed_after=resumed_after))
-
-
-class _Events:
+class TensorBoardSink:
     def __init__(self, folder: Path, *, resumed_after: int) -> None:
         self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1)
 

@@ -7,17 +7,11 @@ from typing import Any
 
 from async_rl.config.loading import to_show
 from async_rl.config.training import AnyRun
-from async_rl.telemetry.writer_thread import WriterThread
 
 
-class WandbSink(WriterThread):
-    """Logs to W&B on the writer thread, including the login."""
+class WandbSink:
+    """Logs to W&B; the first row logs in."""
 
-    def __init__(self, config: AnyRun) -> None:
-        super().__init__("wandb", _WandbRun(config))
-
-
-class _WandbRun:
     def __init__(self, config: AnyRun) -> None:
         self._config = config
         self._run: Any = None
