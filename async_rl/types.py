@@ -324,16 +324,6 @@ class BufferPosition:
     mark: str = field(default="", compare=False)
     """A random mark written into the buffer with this position; a buffer without it has lost writes or is another one."""
 
-    def __post_init__(self) -> None:
-        # JSON turns tuples into lists
-        object.__setattr__(self, "redo", tuple(PendingTask(*pending) for pending in self.redo))
-        object.__setattr__(self, "outstanding", tuple(_outstanding(*ticket) for ticket in self.outstanding))
-        object.__setattr__(self, "mix", tuple(MixChange(*change) for change in self.mix))
-
-
-def _outstanding(number: int, task_index: int, attempt: int, failures: int, steps: Sequence[int] = ()) -> OutstandingTicket:
-    return OutstandingTicket(number, task_index, attempt, failures, tuple(steps))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -46,7 +46,7 @@ def _open(file: Path, path: str, split: str) -> Rows:
     if file.suffix == ".jsonl":
         return JsonLines(file)
     if file.suffix == ".parquet":
-        return ParquetRows(file)
+        return _parquet(file)
     return _hugging_face(path, split)
 
 
@@ -84,44 +84,33 @@ class JsonLines:
         return f"{self._file}:{before + 1}"
 
 
-class ParquetRows:
-    """A memory-mapped Parquet file."""
+class LibraryRows:
+    """Rows that a library reads, which has no line numbers."""
 
-    def __init__(self, file: Path) -> None:
-        try:
-            parquet: Any = import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
-        self._file = file
-        try:
-            self._table: Any = parquet.read_table(file, memory_map=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"dataset {file} cannot be read: {error}") from error
+    def __init__(self, num_rows: int, read: Callable[[int], Row], path: str | Path) -> None:
+        self._num_rows, self._read, self._path = num_rows, read, path
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        return self._num_rows
 
     def __getitem__(self, number: int, /) -> Row:
-        return self._table.slice(number, 1).to_pylist()[0]
-
-    def place(self, number: int) -> str:
-        return f"row {number} of {self._file}"
-
-
-class HuggingFaceRows:
-    """A dataset opened by the library `datasets`."""
-
-    def __init__(self, dataset: Any, path: str) -> None:
-        self._dataset, self._path = dataset, path
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, number: int, /) -> Row:
-        return self._dataset[number]
+        return self._read(number)
 
     def place(self, number: int) -> str:
         return f"row {number} of {self._path}"
+
+
+def _parquet(file: Path) -> Rows:
+    """Open a Parquet file, which is memory-mapped."""
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
+    try:
+        table: Any = parquet.read_table(file, memory_map=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"dataset {file} cannot be read: {error}") from error
+    return LibraryRows(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0], file)
 
 
 def _hugging_face(path: str, split: str) -> Rows:
@@ -136,7 +125,9 @@ def _hugging_face(path: str, split: str) -> Rows:
     try:
         if any((saved / name).is_file() for name in ("state.json", "dataset_dict.json")):
             found: Any = datasets.load_from_disk(path)
-            return HuggingFaceRows(found[split] if isinstance(found, datasets.DatasetDict) else found, path)
-        return HuggingFaceRows(datasets.load_dataset(path, split=split), path)
+            dataset: Any = found[split] if isinstance(found, datasets.DatasetDict) else found
+        else:
+            dataset = datasets.load_dataset(path, split=split)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"dataset {path!r} has no split {split!r} that can be opened: {error}") from error
+    return LibraryRows(len(dataset), dataset.__getitem__, path)

@@ -123,35 +123,21 @@ async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
 def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     """The processes of the run, in the order in which they start."""
     args = ["@", str(config.run_folder / "config.yaml")]
-    logs = config.run_folder / "logs"
-    shared, policy = _environment(config, inherited), config.supervision.policy
-    server = ChildSpec(
-        name="buffer", command=command("buffer", ["serve", *args]), environment=shared, log=logs / "buffer.log", policy=policy
-    )
-    workers = [
-        ChildSpec(
-            name=f"worker-{index}",
-            command=command("rollout_workers", args),
-            environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(index)},
-            log=logs / f"worker-{index}.log",
-            policy=policy,
-            grace_s=config.worker.drain_s + DRAIN_GRACE_S,
-        )
-        for index in range(config.worker.processes)
-    ]
-    evaluator = ChildSpec(
-        name="evaluator",
-        command=command("rollout_workers.evaluation", [SCHEDULED, *args]),
-        environment=shared if computes_on_cpu(config) else {**shared, WORKER_INDEX: str(config.worker.processes)},
-        log=logs / "evaluator.log",
-        policy=policy,
-        grace_s=DRAIN_GRACE_S,
-    )
+    shared, processes = _environment(config, inherited), config.worker.processes
+
+    def child(name: str, command: list[str], *, place: int | None = None, grace_s: float = 60.0) -> ChildSpec:
+        """`place`: its number among the processes that divide the GPUs."""
+        own = shared if place is None or computes_on_cpu(config) else {**shared, WORKER_INDEX: str(place)}
+        log, policy = config.run_folder / "logs" / f"{name}.log", config.supervision.policy
+        return ChildSpec(name=name, command=command, environment=own, log=log, policy=policy, grace_s=grace_s)
+
+    worker, grace_s = command("rollout_workers", args), config.worker.drain_s + DRAIN_GRACE_S
+    evaluator = command("rollout_workers.evaluation", [SCHEDULED, *args])
     return [
-        *([] if config.redis.url else [server]),
+        *([] if config.redis.url else [child("buffer", command("buffer", ["serve", *args]))]),
         _learner("learner", config, shared),
-        *workers,
-        *([evaluator] if config.evaluation.every else []),
+        *(child(f"worker-{index}", worker, place=index, grace_s=grace_s) for index in range(processes)),
+        *([child("evaluator", evaluator, place=processes, grace_s=DRAIN_GRACE_S)] if config.evaluation.every else []),
     ]
 
 

@@ -15,6 +15,8 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import write_whole
 from async_rl.replay_protocol import Limits, ReplayBuffer
@@ -196,4 +198,6 @@ def load(folder: Path) -> Saved:
     """Return the newest checkpoint."""
     found = newest(folder)
     position = found.get("position")
-    return Saved(**{**found, "position": BufferPosition(**position) if position is not None else None})
+    return Saved(
+        **{**found, "position": TypeAdapter(BufferPosition).validate_python(position) if position is not None else None}
+    )

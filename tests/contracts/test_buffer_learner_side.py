@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.replay_protocol import ReplayBuffer
@@ -303,7 +304,7 @@ async def test_a_position_survives_json(run: Run):
     position = await buffer.position(fence, 0)
     assert len(position.redo) == 1
     assert len(position.outstanding) == 2
-    assert BufferPosition(**json.loads(json.dumps(asdict(position)))) == position
+    assert TypeAdapter(BufferPosition).validate_python(json.loads(json.dumps(asdict(position)))) == position
 
 
 async def test_beside_an_empty_server_no_task_is_skipped_or_repeated(run: Run):

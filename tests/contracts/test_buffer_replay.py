@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from pydantic import TypeAdapter
 
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import BufferPosition
@@ -29,7 +30,9 @@ async def take(buffer: ReplayBuffer, fence: int, step: int, num_groups: int = 2,
 async def resumed(buffer: ReplayBuffer, fence: int, position: BufferPosition | None, **changed: object) -> int:
     await buffer.resign(fence)
     fence = await buffer.acquire("next", limits(**changed))
-    saved = BufferPosition(**json.loads(json.dumps(asdict(position)))) if position is not None else None
+    saved = (
+        TypeAdapter(BufferPosition).validate_python(json.loads(json.dumps(asdict(position)))) if position is not None else None
+    )
     await buffer.recover(fence, saved)
     return fence
 

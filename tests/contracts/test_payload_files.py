@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from async_rl.durable import failpoints
 from async_rl.errors import FleetMismatch
@@ -347,7 +348,7 @@ def _read_book(book: Path) -> tuple[BufferPosition | None, list[str]]:
     if not book.exists():
         return None, []
     position, trained = json.loads(book.read_text())
-    return BufferPosition(**position), trained
+    return TypeAdapter(BufferPosition).validate_python(position), trained
 
 
 async def _ended(process: SpawnProcess) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from async_rl.errors import FenceLost, ServerRewound
 from async_rl.replay_protocol import ReplayBuffer
@@ -168,7 +168,7 @@ class BufferTwins(RuleBasedStateMachine):
         step = self.step - back
         position = self.all_as_learner(lambda buffer, fence: buffer.position(fence, step))
         if isinstance(position, BufferPosition):
-            self.position = BufferPosition(**json.loads(json.dumps(asdict(position))))
+            self.position = TypeAdapter(BufferPosition).validate_python(json.loads(json.dumps(asdict(position))))
         if durable:
             self.all_as_learner(lambda buffer, fence: buffer.checkpoint(fence, step))
 

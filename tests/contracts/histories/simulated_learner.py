@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from async_rl.config import Config
 from async_rl.errors import FenceLost, ServerRewound
 from async_rl.replay_protocol import Limits
@@ -141,7 +143,7 @@ class SimulatedLearner:
     def save(self) -> None:
         """Save a durable checkpoint in a JSON file."""
         position = self._ask(self._buffer.position(self.fence, self.step))
-        self.position = BufferPosition(**json.loads(json.dumps(asdict(position))))
+        self.position = TypeAdapter(BufferPosition).validate_python(json.loads(json.dumps(asdict(position))))
 
     def checkpoint(self) -> None:
         if self.position is not None and self.position.step > self._told:
