@@ -1,4 +1,4 @@
-"""Fakes for tests of agents and environments: no model, no clock, no network."""
+"""Fakes for tests of agents and environments: no model, no network."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion, Message, Rollout, Sample, Status, StopReason, Task, VersionSpan, spans_of
 
 DIGITS_AND_LETTERS = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
-
-
-class ManualClock:
-    """A clock that only `advance` moves."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        if seconds < 0:
-            raise ValueError(f"a clock never goes back, got {seconds}")
-        self._now += seconds
 
 
 AnswerFunction = Callable[[str], str | Awaitable[str]]

@@ -6,13 +6,14 @@ state. An unreadable row is skipped and named in `damage`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from async_rl.durable.row_file import rows_of
 from async_rl.types import UndoneGroup
 
 FILE = "trained.jsonl"
@@ -129,20 +130,13 @@ def read_trained(run_folder: Path) -> TrainedSteps | None:
         return None
     lives: dict[str, LearnerLife] = {}
     damage: list[str] = []
-    for number, line in _lines(path):
+    for number, line in enumerate(rows_of(path), start=1):
         try:
-            row = _ROW.validate_json(line)
-            _enter(row, lives)
+            if line.strip():
+                _enter(_ROW.validate_json(line), lives)
         except (ValidationError, LookupError):
             damage.append(f"row {number} of {FILE} cannot be read")
     return TrainedSteps(lives=list(lives.values()), damage=damage)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n") and line.strip():
-                yield number, line
 
 
 def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife]) -> None:

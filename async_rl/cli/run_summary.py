@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config import Config
-from async_rl.durable.best_effort import read_best_effort, report_write_error
+from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
-from async_rl.telemetry.rows import MetricRow, read_rows
+from async_rl.telemetry.rows import MetricRow, read_objects, read_rows
 
 EDGE = 3
 """Number of first and last steps over which values are averaged."""
@@ -123,13 +123,7 @@ def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
 
 def read_samples(path: Path) -> list[SampleRow]:
     """Sampled rollouts in order of their steps, including those of superseded attempts of a step."""
-    found: list[SampleRow] = []
-    for line in read_best_effort(path):
-        try:
-            row: Any = json.loads(line)
-        except ValueError:  # a partial row
-            continue
-        found.append(SampleRow(step=row["step"], prompt=row["prompt"], text=row["text"], reward=row["reward"], age=row["age"]))
+    found = (SampleRow(**{name: row[name] for name in SampleRow.__slots__}) for row in read_objects(path))
     return sorted(found, key=lambda sample: sample.step)
 
 

@@ -24,6 +24,7 @@ from async_rl.config.loading import load_file, to_yaml
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.durable.best_effort import explain_write_error, report_write_error
 from async_rl.durable.private_files import keep_files_private
+from async_rl.durable.row_file import rows_of
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from async_rl.launch.commands import SCHEDULED, WORKER_INDEX, command, computes_on_cpu, environment, ranks_command
@@ -98,13 +99,10 @@ def begin_anew(config: Config) -> None:
 
 
 def _has_trained(folder: Path) -> bool:
-    journal, checkpoints = folder / "trained.jsonl", folder / "checkpoints"
+    checkpoints = folder / "checkpoints"
     if checkpoints.exists() and any(checkpoints.iterdir()):
         return True
-    if not journal.exists():
-        return False
-    with journal.open("rb") as rows:
-        return any(b'"groups"' in row for row in rows)
+    return any(b'"groups"' in row for row in rows_of(folder / "trained.jsonl"))
 
 
 async def run(config: Config, inherited: Mapping[str, str]) -> int:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.megatron.parallel import tensor_group
+from async_rl.megatron.parallel import all_reduced, tensor_group
 
 Direction = Literal["forward", "reverse", "mixed"]
 REVERSE_SHARE: dict[Direction, float] = {"forward": 0.0, "reverse": 1.0, "mixed": 0.5}
@@ -39,8 +39,8 @@ class _Divergence(torch.autograd.Function):
         log_p, log_q = (_log_softmax(logits * scale, padding, group) for logits in (student, teacher))
         p, q = log_p.exp(), log_q.exp()
         apart = (log_p - log_q).masked_fill_(padding, 0.0)
-        backwards = _sum(p * apart, group)
-        forwards = _sum(q * -apart, group)
+        backwards = all_reduced((p * apart).sum(dim=-1), group)
+        forwards = all_reduced((q * -apart).sum(dim=-1), group)
         slope = (1 - reverse) * (p - q) + reverse * p * (apart - backwards[:, None])
         ctx.save_for_backward(slope.mul_(scale).to(student.dtype))
         return (1 - reverse) * forwards + reverse * backwards
@@ -54,15 +54,6 @@ class _Divergence(torch.autograd.Function):
 def _log_softmax(logits: Tensor, padding: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Log-softmax over all ranks, at least in float32; padding has probability 0."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(padding, -torch.inf)
-    largest = wide.amax(dim=-1)
-    if group.size() > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    largest = all_reduced(wide.amax(dim=-1), group, dist.ReduceOp.MAX)
     shifted = wide - largest[:, None]
-    return shifted - _sum(shifted.exp(), group).log()[:, None]
-
-
-def _sum(columns: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = columns.sum(dim=-1)
-    if group.size() > 1:
-        dist.all_reduce(total, group=group)
-    return total
+    return shifted - all_reduced(shifted.exp().sum(dim=-1), group).log()[:, None]

@@ -20,10 +20,17 @@ from async_rl.megatron.compat import (
     get_num_layers_to_build,
     get_transformer_layer_offset,
 )
-from async_rl.megatron.norm import Norm
 from async_rl.models.shape import Experts, ModelShape
 
 LayerSpec = Literal["local", "transformer_engine"]
+
+
+class Norm(nn.RMSNorm):
+    """torch's RMSNorm, marked for sequence parallelism so that Megatron sums its gradients over tensor ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: object) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def block_spec(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from async_rl.megatron.parallel import tensor_group
+from async_rl.megatron.parallel import all_reduced, tensor_group
 from async_rl.megatron.truncation import truncate
 
 
@@ -59,16 +59,16 @@ class _Choice(torch.autograd.Function):
             assert group.size() == 1, "top_k and top_p need the whole vocabulary on one tensor rank"
             scaled = truncate(scaled, torch.full_like(targets, top_k), scaled.new_full(targets.shape, top_p), always=targets)
 
-        largest = _reduce(scaled.amax(dim=-1), dist.ReduceOp.MAX, group)
+        largest = all_reduced(scaled.amax(dim=-1), group, dist.ReduceOp.MAX)
         shifted = scaled - largest[:, None]
         is_here = (targets >= first) & (targets < first + columns)
         column = (targets - first).clamp(0, columns - 1).long()
         own = torch.where(is_here, shifted.gather(-1, column[:, None])[:, 0], 0.0)
-        chosen = _reduce(own, dist.ReduceOp.SUM, group)
+        chosen = all_reduced(own, group)
         probabilities = shifted.exp_()
-        total = _reduce(probabilities.sum(dim=-1), dist.ReduceOp.SUM, group)
+        total = all_reduced(probabilities.sum(dim=-1), group)
         probabilities.div_(total[:, None])
-        entropies = _reduce(torch.special.entr(probabilities).sum(dim=-1), dist.ReduceOp.SUM, group) if with_entropies else None
+        entropies = all_reduced(torch.special.entr(probabilities).sum(dim=-1), group) if with_entropies else None
 
         ctx.save_for_backward(probabilities, column, is_here, entropies)
         ctx.set_materialize_grads(False)
@@ -89,9 +89,3 @@ class _Choice(torch.autograd.Function):
             toward_logits -= probabilities * of_logprobs[:, None]
             toward_logits.scatter_add_(-1, column[:, None], torch.where(is_here, of_logprobs, 0.0)[:, None])
         return (toward_logits / ctx.temperature).to(ctx.dtype), None, None, None, None, None, None
-
-
-def _reduce(values: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Tensor:
-    if group.size() > 1:
-        dist.all_reduce(values, operation, group=group)
-    return values

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import HashStore, Store, get_node_local_rank  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.errors import ConfigError
@@ -143,6 +144,13 @@ def context_group() -> dist.ProcessGroup:
 def data_group() -> dist.ProcessGroup:
     """The data-parallel group: ranks with the same part of the model and different rows."""
     return cast("dist.ProcessGroup", parallel_state.get_data_parallel_group())
+
+
+def all_reduced(values: Tensor, group: dist.ProcessGroup, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce `values` in place over the ranks of a group, and return them."""
+    if group.size() > 1:
+        dist.all_reduce(values, operation, group=group)
+    return values
 
 
 def _join(device: torch.device, rendezvous: Rendezvous | None) -> None:

@@ -57,11 +57,8 @@ class PrometheusSink(Collector):
         ).start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._newest = {
-            **self._newest,
-            "step": step,
-            **metrics,
-        }  # replaced, not modified: a scrape runs on another thread
+        # Replaced, not modified: a scrape runs on another thread.
+        self._newest = {**self._newest, "step": step, **metrics}
 
     def close(self) -> None:
         self._thread.stop()

@@ -55,14 +55,20 @@ class JsonlSink:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, float]]:
-    """The rows in file order, without non-numbers. A partial line is skipped."""
+    """The rows in file order, without non-numbers."""
+    for row in read_objects(path):
+        yield {name: value for name, value in row.items() if value is not None}
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a best-effort row file, in file order. A partial line is skipped."""
     for line in read_best_effort(path):
         try:
             parsed: Any = json.loads(line)
         except ValueError:
             continue
         if isinstance(parsed, dict):
-            yield {name: value for name, value in cast("dict[str, float | None]", parsed).items() if value is not None}
+            yield cast("dict[str, Any]", parsed)
 
 
 def read_rows(path: Path) -> list[MetricRow]:

@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeVar
 from redis.asyncio import Redis
 
 from async_rl.replay_protocol import Limits, ReplayBuffer
-from async_rl.testing import ManualClock
 from buffer import keys
 from buffer.redis_buffer import RedisBuffer
 from buffer.reference.memory_buffer import MemoryBuffer
 from buffer.rules.limits_text import read_limits
 from buffer.server.client import Server
+from tests.support.manual_clock import ManualClock
 
 T = TypeVar("T")
 Copy = Mapping[bytes, bytes]

@@ -69,7 +69,7 @@ def test_a_constructor_that_takes_neither_name_nor_seed_gets_neither(tmp_path: P
         ("async_rl.testing:EchoAgnet", {}, "did you mean 'EchoAgent'"),
         ("nowhere.to.be.found:Agent", {}, "module 'nowhere.to.be.found' cannot be imported"),
         ("missing/file.py:Agent", {}, "there is no file missing/file.py"),
-        ("async_rl.testing:ManualClock", {}, "has no method task.index."),
+        ("tests.support.manual_clock:ManualClock", {}, "has no method task.index."),
         ("rollout_workers.agents:RewardOnlyAgent", {}, "cannot be made: .*abstract"),
     ],
 )

@@ -16,13 +16,14 @@ from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.errors import FailureBudgetSpent, find_async_rl_error
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import CommitResult, Drop, Limits
-from async_rl.testing import EchoAgent, ManualClock, ScriptedInference
+from async_rl.testing import EchoAgent, ScriptedInference
 from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.limits.concurrency import EngineLoad
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
+from tests.support.manual_clock import ManualClock
 
 LIMITS = Limits(max_age=2, groups_per_step=2, lease_s=30.0, max_attempts=2)
 
