@@ -89,13 +89,13 @@ def _row(each: CheckedCheckpoint) -> tuple[str, ...]:
 
 
 def _checked(path: Path, check: Callable[[Path, Manifest], None]) -> CheckedCheckpoint:
-    manifest = None
+    manifest, problem = None, ""
     try:
         manifest = read_manifest(path)
         check(path, manifest)
     except (DamagedCheckpoint, CheckpointError) as error:
-        return CheckedCheckpoint(path=path, manifest=manifest, problem=str(error))
-    return CheckedCheckpoint(path=path, manifest=manifest)
+        problem = str(error)
+    return CheckedCheckpoint(path=path, manifest=manifest, problem=problem)
 
 
 def _check_bytes(path: Path, manifest: Manifest) -> None:

@@ -104,7 +104,8 @@ def read(verb: Verb, words: Sequence[str]) -> CommandLine:
         elif word.startswith("--") and _is_setting(verb, name):
             config += [word, *([] if equals else _following(rest))]
         else:
-            raise ConfigError(_unknown_option(verb, word))
+            known = [f"--{option.name}" for option in verb.options]
+            raise ConfigError(f"{verb.words} has no option {word}{nearest(word, known)}")
     _check_operands(verb, operands)
     return CommandLine(verb=verb, words=tuple(words), config=tuple(config), operands=tuple(operands), chosen=chosen)
 
@@ -189,8 +190,3 @@ def _check_operands(verb: Verb, operands: Sequence[str]) -> None:
     if len(operands) > most:
         flags = " ".join(f"[--{option.name} {option.value}".rstrip() + "]" for option in verb.options)
         raise ConfigError(f"{verb.words} takes no operand {operands[most]!r}: {verb.usage} {flags}".rstrip())
-
-
-def _unknown_option(verb: Verb, word: str) -> str:
-    known = [f"--{option.name}" for option in verb.options]
-    return f"{verb.words} has no option {word}{nearest(word, known)}"

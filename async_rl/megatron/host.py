@@ -26,6 +26,9 @@ def is_needed() -> bool:
     return not torch.cuda.is_available()
 
 
+def _nothing(*_: object, **__: object) -> None: ...
+
+
 class HostEvent:
     """A torch.cuda.Event that is complete at once."""
 
@@ -35,9 +38,7 @@ class HostEvent:
     def record(self, *_: object) -> None:
         self._at = time.perf_counter()
 
-    def synchronize(self) -> None: ...
-
-    def wait(self, *_: object) -> None: ...
+    synchronize = wait = _nothing
 
     def query(self) -> bool:
         return True
@@ -51,17 +52,10 @@ class HostStream:
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
-    def wait_stream(self, *_: object) -> None: ...
-
-    def wait_event(self, *_: object) -> None: ...
-
-    def synchronize(self) -> None: ...
+    wait_stream = wait_event = synchronize = _nothing
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
         return event if event is not None else HostEvent()
-
-
-def _nothing(*_: object, **__: object) -> None: ...
 
 
 def _no_memory_stats(*_: object, **__: object) -> dict[str, int]:

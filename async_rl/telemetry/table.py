@@ -23,10 +23,6 @@ class Metric:
     unit: str
     help: str
 
-    @property
-    def is_family(self) -> bool:
-        return "{" in self.name
-
 
 _TABLE = """\
 reward/mean: mean reward of the trained rollouts; dropped groups without signal do not count
@@ -189,9 +185,9 @@ METRICS: tuple[Metric, ...] = tuple(
     Metric(name=name, unit=unit, help=help) for name, unit, help in re.findall(r"^(\S+?)(?: \[(.+?)\])?: (.+)$", _TABLE, re.M)
 )
 
-_EXACT = {metric.name: metric for metric in METRICS if not metric.is_family}
+_EXACT = {metric.name: metric for metric in METRICS}
 _FAMILIES = [
-    (re.compile(re.sub(r"\\{.*?\\}", r"[^/]+", re.escape(metric.name))), metric) for metric in METRICS if metric.is_family
+    (re.compile(re.sub(r"\\{.*?\\}", r"[^/]+", re.escape(metric.name))), metric) for metric in METRICS if "{" in metric.name
 ]
 
 

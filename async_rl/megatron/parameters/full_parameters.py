@@ -149,17 +149,19 @@ def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless `tensors` are exactly this model's parameters."""
     wanted = {row.name: row.shape for row in table(shape)}
-    found = tensors.sizes if isinstance(tensors, StoredWeights) else _sizes(tensors)
-    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        first = wrong[0]
-        raise ValueError(
-            f"{len(wrong)} parameters do not fit the model, the first is {first}: "
-            f"expected {wanted.get(first, 'none')}, found {found.get(first, 'none')}"
-        )
+    is_stored = isinstance(tensors, StoredWeights)
+    found = tensors.sizes if is_stored else {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if difference := difference_of(wanted, found):
+        raise ValueError(f"these parameters do not fit the model: {difference}")
 
 
-def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def difference_of(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
+    """How many parameters differ in shape, and which is the first; "" if none."""
+    wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    if not wrong:
+        return ""
+    expected, shape = (sizes.get(wrong[0], "none") for sizes in (wanted, found))
+    return f"{len(wrong)} parameters differ, the first is {wrong[0]}: expected {expected}, found {shape}"
 
 
 def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:

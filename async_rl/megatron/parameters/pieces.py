@@ -23,7 +23,7 @@ from torch import Tensor
 
 from async_rl.checkpoints.manifest import WEIGHT, DamagedCheckpoint, Manifest, ModelFacts
 from async_rl.errors import CheckpointError
-from async_rl.megatron.parameters.full_parameters import join, slice_for
+from async_rl.megatron.parameters.full_parameters import difference_of, join, slice_for
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, table
 from async_rl.models.shape import ModelShape
 
@@ -155,12 +155,9 @@ def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelSh
             found.pop(name, None)
         elif name not in found and head_may_lack:
             del wanted[name]
-    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        first = wrong[0]
+    if difference := difference_of(wanted, found):
         raise CheckpointError(
-            f"checkpoint {checkpoint} belongs to another model: {len(wrong)} parameters differ, the first is {first}: "
-            f"expected {wanted.get(first, 'none')}, found {found.get(first, 'none')}; use its `model` section, "
-            "or another run.name"
+            f"checkpoint {checkpoint} belongs to another model: {difference}; use its `model` section, or another run.name"
         )
 
 
