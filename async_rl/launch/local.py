@@ -126,8 +126,8 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
     def child(name: str, command: list[str], *, place: int | None = None, grace_s: float = 60.0) -> ChildSpec:
         """`place`: its number among the processes that divide the GPUs."""
         own = shared if place is None or computes_on_cpu(config) else {**shared, WORKER_INDEX: str(place)}
-        log, policy = config.run_folder / "logs" / f"{name}.log", config.supervision.policy
-        return ChildSpec(name=name, command=command, environment=own, log=log, policy=policy, grace_s=grace_s)
+        output, policy = config.run_folder / "logs" / f"{name}.log", config.supervision.policy
+        return ChildSpec(name=name, command=command, environment=own, log=output, policy=policy, grace_s=grace_s)
 
     worker, grace_s = command("rollout_workers", args), config.worker.drain_s + DRAIN_GRACE_S
     evaluator = command("rollout_workers.evaluation", [SCHEDULED, *args])
