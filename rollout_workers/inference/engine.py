@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,8 +29,6 @@ from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve
 from rollout_workers.inference.interface import Inference, prompt_ids
-
-Value = TypeVar("Value")
 
 
 class MegatronEngine(Inference):
@@ -73,22 +69,19 @@ class MegatronEngine(Inference):
             layer_spec=layer_spec,
         )
         self._ids = itertools.count()
-        self._commands: deque[Callable[[EngineCore], None]] = deque()
-        self._wake = threading.Condition()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron-engine")
+        self._core: EngineCore | None = None
         self._is_closing = False
         self._failure: BaseException | None = None
-        self._core: EngineCore | None = None
+        self._is_step_queued = False
+        """Only the thread reads and writes it."""
         self._waiters: set[asyncio.Future[Completion]] = set()
 
     async def __aenter__(self) -> MegatronEngine:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        ready: asyncio.Future[None] = self._loop.create_future()
-        # A daemon thread does not keep the process alive if the event loop dies inside the `async with`.
-        self._thread = threading.Thread(target=self._serve, args=(ready,), name="megatron-engine", daemon=True)
-        self._thread.start()
         try:
-            await ready
+            await self._loop.run_in_executor(self._thread, self._open)
         except BaseException:
             await self._close()
             raise
@@ -99,7 +92,7 @@ class MegatronEngine(Inference):
     ) -> None:
         await self._close()
         if self._failure is not None and error is None:
-            raise ServiceStopped(f"the inference engine broke: {self._failure}") from self._failure
+            raise self._stopped()
 
     async def watch(self) -> None:
         """Service: return when the engine is closed, raise what broke its thread."""
@@ -114,14 +107,16 @@ class MegatronEngine(Inference):
             id=next(self._ids),
             prompt=token_ids,
             sampling=sampling,
-            finish=lambda completion: self._settle(done, completion, None),
+            finish=lambda completion: self._loop.call_soon_threadsafe(_resolve, done, completion),
         )
+        self._raise_if_stopped()
         self._waiters.add(done)
         try:
-            self._post(lambda core: core.submit(generation))
+            self._thread.submit(self._run, lambda core: core.submit(generation))
             return await done
         except asyncio.CancelledError:
-            self._post(lambda core: core.cancel(generation), only_if_alive=True)
+            if not self._is_closing:
+                self._thread.submit(self._run, lambda core: core.cancel(generation))
             raise
         finally:
             self._waiters.discard(done)
@@ -132,7 +127,8 @@ class MegatronEngine(Inference):
         Running generations continue on them, with the KV cache they have. Raises ValueError, and changes nothing, when the
         tensors do not fit or `version` does not exceed the one held.
         """
-        await self._call(lambda core: core.swap(version, tensors))
+        self._raise_if_stopped()
+        await self._loop.run_in_executor(self._thread, self._swap, version, tensors)
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -161,114 +157,80 @@ class MegatronEngine(Inference):
             raise ValueError(f"token id {wrong[0]} is outside the model's vocabulary of {self.shape.vocab_size}")
         return token_ids
 
-    # -- between the loop and the thread --------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------------
 
-    def _post(self, command: Callable[[EngineCore], None], *, only_if_alive: bool = False) -> None:
-        with self._wake:
-            if self._is_closing or self._failure is not None:
-                if only_if_alive:
-                    return
-                raise self._stopped() from self._failure
-            self._commands.append(command)
-            self._wake.notify()
-
-    async def _call(self, command: Callable[[EngineCore], Value]) -> Value:
-        answer: asyncio.Future[Value] = self._loop.create_future()
-
-        def run(core: EngineCore) -> None:
-            try:
-                value = command(core)
-            except Exception as error:
-                self._settle(answer, None, error)
-            else:
-                self._settle(answer, value, None)
-
-        self._waiters.add(answer)  # pyright: ignore[reportArgumentType]
-        try:
-            self._post(run)
-            return await answer
-        finally:
-            self._waiters.discard(answer)  # pyright: ignore[reportArgumentType]
-
-    def _settle(self, future: asyncio.Future[Value], value: Value | None, error: BaseException | None) -> None:
-        """Resolve a future of the event loop from the engine's thread."""
-
-        def settle() -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)  # pyright: ignore[reportArgumentType]
-
-        self._loop.call_soon_threadsafe(settle)
+    def _raise_if_stopped(self) -> None:
+        if self._is_closing or self._failure is not None:
+            raise self._stopped()
 
     def _stopped(self) -> ServiceStopped:
-        if self._failure is not None:
-            return ServiceStopped(f"the inference engine broke: {self._failure}")
-        return ServiceStopped("the inference engine is closed")
+        if self._failure is None:
+            return ServiceStopped("the inference engine is closed")
+        stopped = ServiceStopped(f"the inference engine broke: {self._failure}")
+        stopped.__cause__ = self._failure
+        return stopped
 
     async def _close(self) -> None:
-        with self._wake:
-            self._is_closing = True
-            self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
-        self._release_waiters()
-        if not self._ended.done():
-            self._ended.set_result(None)
+        self._is_closing = True
+        try:
+            await asyncio.shield(self._loop.run_in_executor(self._thread, self._retire))
+        finally:
+            self._thread.shutdown(wait=False)
+            self._release()
 
-    def _release_waiters(self) -> None:
+    def _release(self) -> None:
+        """Fail all generations, and end `watch`."""
         for waiter in self._waiters:
             if not waiter.done():
-                error = self._stopped()
-                error.__cause__ = self._failure
-                waiter.set_exception(error)
+                waiter.set_exception(self._stopped())
+        if self._ended.done():
+            return
+        if self._failure is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(self._failure)
+            self._ended.exception()  # retrieved: without `watch` it is raised by generate and __aexit__
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: asyncio.Future[None]) -> None:
-        try:
-            with working("the construction of the engine"):
-                core = self._build()
-        except BaseException as error:
-            self._settle(ready, None, error)
+    @working("the construction of the engine")
+    def _open(self) -> None:
+        self._core = self._build()
+
+    @working("new weights or requests of the engine")
+    def _run(self, command: Callable[[EngineCore], None]) -> None:
+        """Run a command, and queue a step behind the commands that came meanwhile. An exception breaks the engine."""
+        if self._core is None or self._is_closing or self._failure is not None:
             return
-        self._core = core
-        self._settle(ready, None, None)
         try:
-            while self._next_commands(core):
-                if core.can_step:
-                    with working("an engine step"):
-                        core.step()
+            command(self._core)
+            self._queue_step(self._core)
         except BaseException as error:
-            self._fail(error)
-        finally:
-            core.close()
-
-    def _next_commands(self, core: EngineCore) -> bool:
-        """Run posted commands, waiting for one while there is nothing to step. Returns False when closing.
-
-        consumes: commands (_post)     waits for:    a command, unless a generation can go on
-        produces: completions          unblocked by: generate, swap, closing
-        """
-        with self._wake:
-            self._wake.wait_for(lambda: self._commands or self._is_closing or core.can_step)
-            commands, self._commands = self._commands, deque()
-            if self._is_closing:
-                return False
-        with working("new weights or requests of the engine"):
-            for command in commands:
-                command(core)
-        return True
-
-    def _fail(self, error: BaseException) -> None:
-        with self._wake:
             self._failure = error
+            self._loop.call_soon_threadsafe(self._release)
 
-        def tell() -> None:
-            self._release_waiters()
-            if not self._ended.done():
-                self._ended.set_exception(error)
-                self._ended.exception()  # retrieved: without `watch` it is raised by generate and __aexit__
+    @working("new weights or requests of the engine")
+    def _swap(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        if self._core is None or self._is_closing or self._failure is not None:
+            raise self._stopped()
+        self._core.swap(version, tensors)
+        self._queue_step(self._core)
 
-        self._loop.call_soon_threadsafe(tell)
+    def _queue_step(self, core: EngineCore) -> None:
+        if core.can_step and not self._is_step_queued:
+            self._is_step_queued = True
+            self._thread.submit(self._run, self._step)
+
+    @working("an engine step")
+    def _step(self, core: EngineCore) -> None:
+        self._is_step_queued = False
+        core.step()
+
+    def _retire(self) -> None:
+        if self._core is not None:
+            self._core.close()
+
+
+def _resolve(done: asyncio.Future[Completion], completion: Completion) -> None:
+    if not done.done():  # its caller may have left
+        done.set_result(completion)

@@ -54,16 +54,12 @@ class EngineMetrics:
     preemptions: int = 0
     """Times a generation lost its blocks of the KV cache to others and was queued again."""
 
-    @property
-    def running_requests(self) -> int:
-        return self.active_requests - self.waiting_requests
-
     def snapshot(self) -> Mapping[str, float]:
         """The part posted for the run's metrics."""
         return {
             "kv_blocks": self.kv_blocks,
             "kv_blocks_used": self.kv_blocks_used,
-            "engine/running": self.running_requests,
+            "engine/running": self.active_requests - self.waiting_requests,
             "engine/waiting": self.waiting_requests,
             "engine/prefix_tokens_reused": self.prefix_tokens_reused,
             "engine/preemptions": self.preemptions,

@@ -75,7 +75,7 @@ class Generation:
     id: int
     prompt: Sequence[int]
     sampling: Sampling
-    finish: Callable[[Completion], None]
+    finish: Callable[[Completion], object]
     random: torch.Generator | None = None
     """Its own random generator if it has a seed."""
     token_ids: list[int] = field(default_factory=list)

@@ -36,4 +36,6 @@ def test_a_step_that_hangs_ends_the_process_with_the_name_of_its_thread() -> Non
     done = subprocess.run(line, cwd=ROOT, env=module_environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == ServiceStopped.exit_code, done.stderr
     said = done.stderr.splitlines()[-1]
-    assert "the thread 'megatron-engine' has worked on an engine step for 4 s without finishing, at <string>:10 in step" in said
+    assert (
+        "the thread 'megatron-engine_0' has worked on an engine step for 4 s without finishing, at <string>:10 in step" in said
+    )
