@@ -112,12 +112,12 @@ async def work(config: Config) -> None:
         blocking = BlockingEnvironments(
             board,
             pause_s=config.worker.breaker.pause_s,
-            pause_environment=worker.pause_environment,
+            pause_environment=worker.environment_limits.block,
             played=lambda: tasks.played,
         )
 
         def counters() -> Mapping[str, float]:
-            in_flight = {"inflight": worker.groups_in_flight}
+            in_flight = {"inflight": len(worker.tickets)}
             return {**worker.counters.snapshot(), **in_flight, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
 
         keep_pauses_short()

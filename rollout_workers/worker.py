@@ -85,10 +85,10 @@ class Worker:
         self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
         self.failures = FailureLog(parts.name)
         self._leaked_processes = LeakedProcesses(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_leak)
-        self._environment_limits = EnvironmentLimits(
+        self.environment_limits = EnvironmentLimits(
             settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: parts.tasks.played
         )
-        self._runner = GroupRunner(parts, self._environment_limits, self.counters, self.failures, self._leaked_processes)
+        self._runner = GroupRunner(parts, self.environment_limits, self.counters, self.failures, self._leaked_processes)
         self._in_flight: dict[str, GroupInFlight] = {}
         """By ticket id."""
         self._num_finished = 0
@@ -97,17 +97,9 @@ class Worker:
         self._reserving: asyncio.Timeout | None = None
 
     @property
-    def groups_in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
     def tickets(self) -> list[str]:
         """Ids of the tickets it holds."""
         return list(self._in_flight)
-
-    def pause_environment(self, environment: str, for_s: float) -> None:
-        """Start none of its groups for `for_s` seconds, unless no other is left: it blocked a worker."""
-        self._environment_limits.block(environment, for_s=for_s)
 
     @property
     def limit(self) -> int:
@@ -187,7 +179,7 @@ class Worker:
         tasks.create_task(self._work_on(group), name=f"group {ticket.id}")
 
     async def _drain(self) -> None:
-        self._environment_limits.close()
+        self.environment_limits.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._in_flight:

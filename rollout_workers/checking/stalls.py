@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from async_rl.errors import ConfigError
-from async_rl.supervision import frame_of_thread, is_importing, is_in_package, location_of
+from async_rl.supervision import (
+    CodeLocation,
+    LoopStall,
+    frame_of_thread,
+    is_importing,
+    is_in_package,
+    location_of,
+    stall_watchdog,
+    watched,
+)
 from async_rl.supervision.processes.process_tree import children_of, command_of, kill_each
 
 BEAT_S = 0.02
@@ -35,37 +43,46 @@ class EnvironmentStall:
 
 
 @contextmanager
-def stalls_of(loop: asyncio.AbstractEventLoop, environment: str) -> Generator[list[EnvironmentStall]]:
-    """Collect the stalls of the loop while inside, on a thread that samples the loop's thread.
+def stalls_of(environment: str) -> Generator[list[EnvironmentStall]]:
+    """Collect the stalls of the running event loop while inside.
 
     A long stall is printed while it lasts, and ends the process after STUCK_S, because it could not be reported afterwards.
     """
-    found: list[EnvironmentStall] = []
-    ended, owner = threading.Event(), threading.get_ident()
+    record, threads = _StallRecord(environment), _LongThreads(environment)
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        watched(threads.look, every_s=BEAT_S),
+        stall_watchdog(STALL_S, nowhere, on_stall=record.begin, on_beat=record.go_on),
+    ):
+        yield record.stalls
 
-    def watch() -> None:
-        threads = _LongThreads(environment)
-        while not ended.wait(BEAT_S):
-            threads.look()
-            turned, asked = threading.Event(), time.monotonic()
-            loop.call_soon_threadsafe(turned.set)
-            if not turned.wait(STALL_S):
-                frame = frame_of_thread(owner)
-                if ended.is_set():  # the owner only waits for this thread to end
-                    return
-                place, once = _location(frame), is_importing(frame)
-                packaged = is_in_package(frame)
-                _wait_and_tell(turned, ended, asked, owner, environment)
-                if not once:
-                    found.append(EnvironmentStall(seconds=time.monotonic() - asked, place=place, is_in_package=packaged))
 
-    watcher = threading.Thread(target=watch, name="stalls", daemon=True)
-    watcher.start()
-    try:
-        yield found
-    finally:
-        ended.set()
-        watcher.join()
+class _StallRecord:
+    """Callbacks for `stall_watchdog`, made on the thread of the event loop."""
+
+    def __init__(self, environment: str) -> None:
+        self.stalls: list[EnvironmentStall] = []
+        self._environment, self._thread = environment, threading.get_ident()
+        self._is_counted = self._is_told = False
+
+    def begin(self, stall: LoopStall) -> None:
+        self._is_counted, self._is_told = not stall.is_importing, False
+        if self._is_counted:
+            packaged = is_in_package(frame_of_thread(self._thread))
+            self.stalls.append(EnvironmentStall(seconds=stall.seconds, place=str(stall.place), is_in_package=packaged))
+
+    def go_on(self, stall: LoopStall) -> None:
+        if self._is_counted:
+            self.stalls[-1] = replace(self.stalls[-1], seconds=stall.seconds)
+        if stall.is_importing or stall.seconds < (STUCK_S if self._is_told else TELL_S):
+            return
+        place = _with_path(stall.place)
+        said = f"environment {self._environment!r} has blocked the event loop for {stall.seconds:.0f} s, at {place}"
+        if self._is_told:
+            _tell(f"{said}: it does not seem to end")
+            os._exit(ConfigError.exit_code)
+        _tell(f"{said}; waiting and long computations belong on a thread (asyncio.to_thread)")
+        self._is_told = True
 
 
 class _LongThreads:
@@ -84,7 +101,7 @@ class _LongThreads:
             if ident in self._told or time.monotonic() - since < TELL_S or is_importing(frame):
                 continue
             self._told.add(ident)
-            place = _location(frame, with_path=True)
+            place = _with_path(location_of(frame))
             _tell(f"environment {self._environment!r}: {running[ident]} has not returned for {TELL_S:.0f} s, it is at {place}")
 
 
@@ -96,28 +113,8 @@ def _tell(sentence: str) -> None:
     print(f"async-rl env check: {sentence}", file=sys.stderr, flush=True)
 
 
-def _wait_and_tell(turned: threading.Event, ended: threading.Event, since: float, owner: int, environment: str) -> None:
-    """Report the stall until the loop runs again."""
-    is_told = False
-    while not (turned.wait(BEAT_S) or ended.is_set()):
-        seconds = time.monotonic() - since
-        frame = frame_of_thread(owner)
-        if seconds < (STUCK_S if is_told else TELL_S) or is_importing(frame):
-            continue
-        place = _location(frame, with_path=True)
-        said = f"environment {environment!r} has blocked the event loop for {seconds:.0f} s, at {place}"
-        if is_told:
-            _tell(f"{said}: it does not seem to end")
-            os._exit(ConfigError.exit_code)
-        _tell(f"{said}; waiting and long computations belong on a thread (asyncio.to_thread)")
-        is_told = True
-
-
-def _location(frame: FrameType | None, *, with_path: bool = False) -> str:
-    found = location_of(frame)
-    if found is None:
-        return "an unknown place"
-    return found.with_path if with_path else str(found)
+def _with_path(place: CodeLocation | None) -> str:
+    return place.with_path if place is not None else "an unknown place"
 
 
 @contextmanager

@@ -70,8 +70,7 @@ async def try_environment(
         seen.leaked += [f"the task {name}" for name in names]
 
     # Only tasks that the environment starts count as leaks, not those of the gateway's connections.
-    loop = asyncio.get_running_loop()
-    with processes_left() as processes, stalls_of(loop, section.label) as seen.stalls, track_episode_tasks(note):
+    with processes_left() as processes, stalls_of(section.label) as seen.stalls, track_episode_tasks(note):
         agent = build_agent(section, settings.seed)
         await run_episode(_play_tasks(seen, agent, settings, count, answerers), environment=section.label, name=section.label)
     seen.leaked += processes

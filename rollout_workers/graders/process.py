@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from async_rl.config.references import load_reference
 from async_rl.supervision.processes.piped_process import ChildPipe, encode
 from async_rl.supervision.processes.process_tree import children_of
 from rollout_workers.episodes.rewards import Score
@@ -59,20 +57,10 @@ def _described(error: BaseException) -> str:
 
 @functools.cache
 def _find(reference: str) -> Callable[..., Any]:
+    """Import a function; unlike other references, it may be nested in a class."""
     module, _, name = reference.rpartition(":")
-    found: Any = _load_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"async_rl_grader_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    outer, *inner = name.split(".")
+    return functools.reduce(getattr, inner, load_reference(f"{module}:{outer}"))
 
 
 if __name__ == "__main__":

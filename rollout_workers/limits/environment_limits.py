@@ -86,8 +86,8 @@ class EnvironmentLimits:
         finally:
             self._record(environment.label, state, attempt)
 
-    def block(self, environment: str, *, for_s: float) -> None:
-        """Pause it although its groups did not fail: its code blocked a worker's event loop."""
+    def block(self, environment: str, for_s: float) -> None:
+        """Start none of its groups for `for_s` seconds, unless no other is left: its code blocked a worker's event loop."""
         state = self._state(environment)
         state.is_blocking = True
         state.breaker.open(_now(), for_s=for_s)

@@ -19,14 +19,14 @@ def stand_still(seconds: float) -> None:
 
 
 async def test_a_loop_that_stands_still_is_noticed_where_it_stands():
-    with stalls_of(asyncio.get_running_loop(), "mine") as stalls:
+    with stalls_of("mine") as stalls:
         stand_still(STALL_S + 5 * BEAT_S)
         await asyncio.sleep(0)
     assert [stall.place.rpartition(" in ")[2] for stall in stalls] == ["stand_still"]
 
 
 async def test_a_loop_that_is_busy_when_the_watch_ends_does_not_stand_still():
-    with stalls_of(asyncio.get_running_loop(), "mine") as stalls:
+    with stalls_of("mine") as stalls:
         stand_still(3 * BEAT_S)
     assert stalls == []
 
@@ -43,7 +43,7 @@ def written_in(file: str) -> Callable[[], None]:
 async def test_a_package_that_is_slow_to_make_something_is_told_from_code_that_blocks(is_packages: bool):
     folder = sysconfig.get_path("purelib") if is_packages else "/home/me"
     make = written_in(f"{folder}/clients/client.py")
-    with stalls_of(asyncio.get_running_loop(), "mine") as stalls:
+    with stalls_of("mine") as stalls:
         make()
         await asyncio.sleep(0)
     seen = EnvironmentTrials(section=EnvironmentConfig(type="math"), stalls=[*stalls, *stalls])

@@ -323,7 +323,7 @@ async def test_new_weights_wake_a_worker_that_was_refused():
     async with asyncio.timeout(20):
         working = asyncio.create_task(bench.worker.run(asyncio.Event()))
         await bench.buffer.asked.wait()
-        assert bench.worker.groups_in_flight == 0
+        assert bench.worker.tickets == []
         bench.inference.version = 1
         bench.worker.weights_changed()
         bench.worker.weights_changed()  # telling twice is harmless
@@ -369,7 +369,7 @@ async def test_a_draining_worker_hands_back_what_does_not_finish():
     assert bench.worker.counters.groups == {"stored": 1, "abandoned": 1}
     stats = await bench.buffer.stats()
     assert (stats.reserved, stats.dropped) == (0, {"abandoned": 1})
-    assert bench.worker.groups_in_flight == 0
+    assert bench.worker.tickets == []
 
 
 async def test_the_failure_budget_stops_the_worker_loudly():
@@ -651,7 +651,7 @@ async def test_processes_that_episodes_leave_behind_are_ended():
 async def test_an_environment_that_blocked_a_worker_is_left_alone_from_the_first_ticket_on():
     bench = Bench(PlayAgent(name="blocks"), others=[PlayAgent(name="awaits")], groups_in_flight=4)
     await bench.learn(Limits(max_age=9, groups_per_step=2, lease_s=30.0, max_attempts=99))
-    bench.worker.pause_environment("blocks", for_s=3600)
+    bench.worker.environment_limits.block("blocks", for_s=3600)
     async with bench.at_work() as stop:
         endings: Counter[str] = Counter()
         while endings["stored"] < 4:
@@ -663,6 +663,6 @@ async def test_an_environment_that_blocked_a_worker_is_left_alone_from_the_first
 async def test_an_environment_without_others_is_played_again_after_its_pause():
     bench = Bench(PlayAgent(name="blocks"))
     await bench.learn()
-    bench.worker.pause_environment("blocks", for_s=0.05)
+    bench.worker.environment_limits.block("blocks", for_s=0.05)
     async with bench.at_work():
         assert await bench.buffer.next_endings(2) == ["stored", "stored"], "its tasks wait meanwhile"
