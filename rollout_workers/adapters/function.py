@@ -31,7 +31,6 @@ class EpisodeRecord:
     """What was said in an episode so far."""
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
-    turns: int = 0
     is_cut: bool = False
     """Whether the last answer ran into a limit that the function did not set itself."""
 
@@ -42,20 +41,16 @@ class Client:
     def __init__(self, inference: InferenceInterface, record: EpisodeRecord) -> None:
         self._inference = inference
         self._record = record
-        self._dialogue: Dialogue | None = None
+        self._dialogue = Dialogue(inference)
+        record.dialogues.append(self._dialogue)
 
     async def ask(self, observation: Observation, **args: Any) -> str:
         """Ask the model: first with a prompt, later with an observation. `args` are fields of GenerationArgs.
 
         Raises ContextOverflow when there is no room for an answer.
         """
-        if self._dialogue is None:
-            self._dialogue = Dialogue(self._inference, observation)
-            self._record.dialogues.append(self._dialogue)
-        else:
-            self._dialogue.observe(observation)
+        self._dialogue.observe(observation)
         completion = await self._dialogue.generate(GenerationArgs(**args))
-        self._record.turns += 1
         self._record.is_cut = completion.stop_reason is StopReason.LENGTH and "max_tokens" not in args
         return completion.text
 
@@ -73,17 +68,18 @@ class FunctionAgent(RowTasks):
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         record = EpisodeRecord()
         output = await self.function(task, Client(inference, record))
-        if not record.turns:
+        dialogues = [dialogue for dialogue in record.dialogues if dialogue.num_turns]
+        if not dialogues:
             raise ValueError("the function never asked the model, so there is nothing to train on")
         async with scoring():
             score = as_score(output if self.reward is None else await awaited(self.reward(task, output)))
         return Rollout(
-            samples=tuple(sample for dialogue in record.dialogues for sample in dialogue.samples),
+            samples=tuple(sample for dialogue in dialogues for sample in dialogue.samples),
             reward=score.reward,
             status=Status.TRUNCATED if record.is_cut else Status.OK,
             reward_parts=score.parts,
-            metrics={"turns": record.turns},
-            conversation=max((dialogue.conversation for dialogue in record.dialogues), key=len),
+            metrics={"turns": sum(dialogue.num_turns for dialogue in dialogues)},
+            conversation=max((dialogue.conversation for dialogue in dialogues), key=len),
         )
 
 

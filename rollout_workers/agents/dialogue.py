@@ -19,26 +19,31 @@ def assistant_message(text: str) -> Message:
 
 
 class Dialogue:
-    """Call `generate` and `observe` in turn. A text prompt continues as text, messages through the chat template."""
+    """Call `generate` and `observe` in turn. A text prompt continues as text, messages through the chat template.
+
+    Without a prompt, the first observation is the prompt.
+    """
 
     def __init__(
         self,
         inference: InferenceInterface,
-        prompt: str | Sequence[Message],
+        prompt: Observation | None = None,
         *,
         tools: Sequence[Tool] = (),
         read: Callable[[str], Message] = assistant_message,
     ) -> None:
         """`read` turns an answer into a message and may parse tool calls in it."""
         self._inference = inference
-        self._row = TokenRow(inference.tokenizer.render(prompt, tools))
-        self._is_text = isinstance(prompt, str)
-        self._read = read
+        self._tools, self._read = tools, read
+        self._row = TokenRow(())
+        self._is_text = False
         self._last: Completion | None = None
         self.num_turns = 0
         self.is_full = False
         """Whether `next_answer` found the context full."""
-        self._messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+        self._messages: list[Message] = []
+        if prompt is not None:
+            self.observe(prompt)
 
     async def generate(self, args: GenerationArgs | None = None) -> Completion:
         """Sample the next answer. Raises ContextOverflow when the context is full."""
@@ -62,14 +67,18 @@ class Dialogue:
     def observe(self, observation: Observation) -> None:
         """Append an observation, which the model reads before its next answer."""
         messages = [Message(role="user", content=observation)] if isinstance(observation, str) else list(observation)
-        self._messages += messages
         tokenizer = self._inference.tokenizer
-        if self._is_text:
-            self._row.add_given(tokenizer.encode(text_of(observation)))
+        if not self._messages:
+            self._is_text = isinstance(observation, str)
+            given = tokenizer.render(observation, self._tools)
+        elif self._is_text:
+            given = tokenizer.encode(text_of(observation))
         elif self._last is not None:
-            self._row.add_given(reply_ids(tokenizer, self._last, *messages))
+            given = reply_ids(tokenizer, self._last, *messages)
         else:
             raise RuntimeError("a dialogue begins with its prompt and an answer to it: observe() comes after generate()")
+        self._row.add_given(given)
+        self._messages += messages
 
     @property
     def conversation(self) -> tuple[Message, ...]:

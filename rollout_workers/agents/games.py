@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from async_rl.protocols import EpisodeContext, GenerationArgs, InferenceInterface
+from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.types import Message, Rollout, Status, Task
 from rollout_workers.agents.dialogue import Dialogue
 from rollout_workers.agents.siblings import play_siblings
@@ -49,29 +49,6 @@ class Game(Protocol):
         ...
 
 
-class GamePlayer:
-    """One seat: its model and its dialogue so far."""
-
-    def __init__(self, inference: InferenceInterface) -> None:
-        self._inference = inference
-        self._dialogue: Dialogue | None = None
-
-    async def move(self, observation: str | tuple[Message, ...], args: GenerationArgs) -> str | None:
-        """Sample the next move; None when the context is full."""
-        if self._dialogue is None:
-            self._dialogue = Dialogue(self._inference, observation)
-        else:
-            self._dialogue.observe(observation)
-        completion = await self._dialogue.next_answer(args)
-        return completion.text.strip() if completion is not None else None
-
-    def rollout(self, seat: int, reward: float) -> Rollout:
-        """The rollout of this seat. A seat that never moved is masked: it counts for the baseline only."""
-        if self._dialogue is None:
-            return Rollout(samples=(), reward=reward, status=Status.MASKED, metrics={"seat": seat, "turns": 0})
-        return self._dialogue.rollout(Score(reward=reward), seat=seat)
-
-
 @dataclass(kw_only=True)
 class GameAgent(TaskStream):
     """Base of HeadToHeadAgent and SelfPlayAgent. Subclass one of those with `task` and `game`."""
@@ -83,19 +60,28 @@ class GameAgent(TaskStream):
     def game(self, task: Task) -> Game:
         """Return a new game of the task."""
 
-    async def play(self, task: Task, game: Game, seats: Sequence[GamePlayer]) -> list[Rollout]:
-        """Play to the end. Returns one rollout for each seat."""
-        earned = await self._earned(task, game, seats)
-        return [player.rollout(seat, reward) for seat, (player, reward) in enumerate(zip(seats, earned, strict=True))]
+    async def play(self, task: Task, game: Game, models: Sequence[InferenceInterface]) -> list[Rollout]:
+        """Play to the end with one model per seat. Returns one rollout for each."""
+        dialogues = [Dialogue(model) for model in models]
+        earned = await self._earned(task, game, dialogues)
+        return [_rollout(seat, *played) for seat, played in enumerate(zip(dialogues, earned, strict=True))]
 
-    async def _earned(self, task: Task, game: Game, seats: Sequence[GamePlayer]) -> Sequence[float]:
+    async def _earned(self, task: Task, game: Game, dialogues: Sequence[Dialogue]) -> Sequence[float]:
         while not game.is_over:
             seat = game.seat
-            move = await seats[seat].move(game.observe(), self.generation_args(task))
-            if move is None or not game.is_legal(move):
+            dialogues[seat].observe(game.observe())
+            answer = await dialogues[seat].next_answer(self.generation_args(task))
+            if answer is None or not game.is_legal(move := answer.text.strip()):
                 return [self.forfeit if other == seat else 0.0 for other in range(game.seats)]
             game.act(move)
         return game.returns()
+
+
+def _rollout(seat: int, dialogue: Dialogue, reward: float) -> Rollout:
+    """The rollout of a seat. A seat that never moved is masked: it counts for the baseline only."""
+    if not dialogue.num_turns:
+        return Rollout(samples=(), reward=reward, status=Status.MASKED, metrics={"seat": seat, "turns": 0})
+    return dialogue.rollout(Score(reward=reward), seat=seat)
 
 
 @dataclass(kw_only=True)
@@ -108,8 +94,8 @@ class HeadToHeadAgent(GameAgent):
     async def rollout(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> Rollout:
         game, opponent = self.game(task), self._opponent(inference, context)
         trained = context.sibling % game.seats
-        seats = [GamePlayer(inference if seat == trained else opponent) for seat in range(game.seats)]
-        return (await self.play(task, game, seats))[trained]
+        models = [inference if seat == trained else opponent for seat in range(game.seats)]
+        return (await self.play(task, game, models))[trained]
 
     def _opponent(self, inference: InferenceInterface, context: EpisodeContext) -> InferenceInterface:
         if not self.opponent:
@@ -147,4 +133,4 @@ class SelfPlayAgent(GameAgent):
 
     async def _table(self, task: Task, inference: InferenceInterface) -> list[Rollout]:
         game = self.game(task)
-        return await self.play(task, game, [GamePlayer(inference) for _ in range(game.seats)])
+        return await self.play(task, game, [inference] * game.seats)
