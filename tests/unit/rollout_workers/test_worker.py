@@ -32,7 +32,7 @@ class WatchedBuffer(MemoryBuffer):
     """Tells what its worker did, so that tests can wait for it."""
 
     def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
+        super().__init__(clock.now)
         self.endings: asyncio.Queue[tuple[str, CommitResult | Drop]] = asyncio.Queue()
         self.asked = asyncio.Event()
         self.renewed = asyncio.Condition()
