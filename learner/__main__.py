@@ -39,7 +39,7 @@ from async_rl.supervision import (
 )
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.processes.descriptors import enough_descriptors
-from async_rl.telemetry import configure_logs, open_sinks, read_rows
+from async_rl.telemetry import configure_logs, open_sinks, read_last_row
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import Recovery
@@ -143,7 +143,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         ranks = await parts.enter_async_context(
             RankGroupThread.open(config, run.objective, run.shape, stores, life=fence, meet=meet)
         )
-        progress, recovery = await resume(ranks, buffer, fence, config.run_folder)
+        progress, recovery = await resume(ranks, buffer, fence, config.run_folder, config.replay.max_uses)
         keep_pauses_short()
         rank_sender = await ranks.open_sender()
         sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
@@ -225,8 +225,8 @@ def open_reporter(config: Config, publisher: Publisher, progress: Progress) -> I
         closing(open_sinks(config, resumed_after=progress.step)) as sink,
         closing(BestEffortRows(config.run_folder / "samples.jsonl", max_bytes=config.metrics.max_bytes)) as samples,
     ):
-        rows = read_rows(config.run_folder / "metrics.jsonl")
-        yield Reporter(sink=sink, samples=samples, publisher=publisher, before=rows[-1].values if rows else {})
+        last = read_last_row(config.run_folder / "metrics.jsonl")
+        yield Reporter(sink=sink, samples=samples, publisher=publisher, before=last.values if last is not None else {})
 
 
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:
@@ -242,14 +242,18 @@ def describe_memory(config: Config, tokens_per_rollout: int) -> None:
         )
 
 
-async def resume(ranks: RankGroupThread, buffer: ReplayBuffer, fence: int, run_folder: Path) -> tuple[Progress, Recovery]:
+async def resume(
+    ranks: RankGroupThread, buffer: ReplayBuffer, fence: int, run_folder: Path, max_uses: int
+) -> tuple[Progress, Recovery]:
     """Load the newest checkpoint and recover the buffer; issue a version for the loaded weights in a new timeline."""
     found = await ranks.load()
-    journal = await asyncio.to_thread(read_trained, run_folder)
-    undone = journal.undone(found.step if found else 0) if journal is not None else []
+    step = found.step if found else 0
+    # Groups trained before the checkpoint matter only if they may have been trained again after it.
+    journal = await asyncio.to_thread(read_trained, run_folder, after=0 if max_uses > 1 else step)
+    undone = journal.undone(step) if journal is not None else []
     recovery = await buffer.recover(fence, found.position if found else None, undone)
     version = await buffer.issue(fence, after=max(recovery.version, Journal.highest_version(run_folder)))
-    progress = Progress(step=found.step if found else 0, version=version, timeline=uuid.uuid4().hex[:8])
+    progress = Progress(step=step, version=version, timeline=uuid.uuid4().hex[:8])
     if found or recovery.version >= 0:
         log.info(
             f"resumes from step {progress.step} as version {progress.version}",

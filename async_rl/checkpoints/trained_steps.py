@@ -123,8 +123,11 @@ class TrainedSteps:
         return steps if steps is not None else []
 
 
-def read_trained(run_folder: Path) -> TrainedSteps | None:
-    """Read the journal; None if there is none. May be called while a learner writes: a partial last row is skipped."""
+def read_trained(run_folder: Path, *, after: int = 0) -> TrainedSteps | None:
+    """Read the journal; None if there is none. May be called while a learner writes: a partial last row is skipped.
+
+    Steps up to `after` are left out.
+    """
     path = run_folder / FILE
     if not path.exists():
         return None
@@ -133,13 +136,13 @@ def read_trained(run_folder: Path) -> TrainedSteps | None:
     for number, line in enumerate(rows_of(path), start=1):
         try:
             if line.strip():
-                _enter(_ROW.validate_json(line), lives)
+                _enter(_ROW.validate_json(line), lives, after)
         except (ValidationError, LookupError):
             damage.append(f"row {number} of {FILE} cannot be read")
     return TrainedSteps(lives=list(lives.values()), damage=damage)
 
 
-def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife]) -> None:
+def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife], after: int) -> None:
     """Add a row to its life, found by timeline: a learner that lost its fence may still write after its successor started."""
     if isinstance(row, _Resumed):
         lives[row.timeline] = LearnerLife(
@@ -147,6 +150,6 @@ def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife]) -
         )
         return
     life = lives[row.timeline]
-    if isinstance(row, _Step):
+    if isinstance(row, _Step) and row.step > after:
         life.steps.append(JournaledStep(number=row.step, trained=life.newest, version=row.version, groups=row.groups))
     life.newest = row.version

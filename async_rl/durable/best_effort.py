@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
 
-from async_rl.durable.row_file import RowFile, rows_of
+from async_rl.durable.row_file import RowFile, rows_backwards, rows_of
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +61,12 @@ def read_best_effort(path: Path) -> list[bytes]:
     """The rows of both files, oldest first. May be called while they are written."""
     newer = list(rows_of(path))  # read first: if the file is rotated meanwhile, rows come twice and none is missing
     return [*rows_of(older(path)), *newer]
+
+
+def read_backwards(path: Path) -> Iterator[bytes]:
+    """The rows of both files, the last one first. Reads no more than is asked for."""
+    yield from rows_backwards(path)
+    yield from rows_backwards(older(path))
 
 
 @contextmanager

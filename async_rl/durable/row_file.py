@@ -16,7 +16,6 @@ from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import sync_folder
 
 _BLOCK = 1 << 16
-_TAIL = 4 << 20
 
 
 class RowFile:
@@ -94,12 +93,17 @@ def rows_of(path: Path) -> Iterator[bytes]:
                 yield line[:-1]
 
 
-def last_rows(path: Path, most: int) -> list[bytes]:
-    """The last `most` rows of a file, oldest first; only the last 4 MiB are searched."""
+def rows_backwards(path: Path) -> Iterator[bytes]:
+    """The whole rows of a file, the last one first. Reads no more of the file than is asked for."""
     if not path.exists():
-        return []
+        return
     with path.open("rb") as file:
-        start = max(0, path.stat().st_size - _TAIL)
-        file.seek(start)
-        rows = file.read().split(b"\n")[:-1]  # after the last line break: a partial row
-    return rows[1 if start else 0 :][-most:]
+        position, begun = end_of_rows(file.fileno(), path.stat().st_size), b""
+        while position > 0:
+            start = max(0, position - _BLOCK)
+            file.seek(start)
+            begun, *rows = (file.read(position - start) + begun).split(b"\n")
+            yield from (row for row in reversed(rows) if row)
+            position = start
+        if begun:
+            yield begun

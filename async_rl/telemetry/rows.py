@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from async_rl.durable.best_effort import BestEffortRows, older, read_best_effort
+from async_rl.durable.best_effort import BestEffortRows, older, read_backwards, read_best_effort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,20 @@ class JsonlSink:
 
 def read_lines(path: Path) -> Iterator[dict[str, float]]:
     """The rows in file order, without non-numbers."""
-    for row in read_objects(path):
-        yield {name: value for name, value in row.items() if value is not None}
+    return map(_numbers, read_objects(path))
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a best-effort row file, in file order. A partial line is skipped."""
-    for line in read_best_effort(path):
+    return _objects(read_best_effort(path))
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             parsed: Any = json.loads(line)
         except ValueError:
@@ -80,6 +87,19 @@ def read_rows(path: Path) -> list[MetricRow]:
         elif "step" in row:
             steps.setdefault(int(row["step"]), {}).update(row)
     return [_row(step, steps[step]) for step in sorted(steps)]
+
+
+def read_last_row(path: Path) -> MetricRow | None:
+    """The row of the last step, as `read_rows` has it. Its time and memory do not grow with the file."""
+    superseded, found = math.inf, dict[str, float]()
+    for row in map(_numbers, _objects(read_backwards(path))):
+        if "resumed_after" in row:
+            superseded = min(superseded, row["resumed_after"])
+        elif row.get("step", math.inf) <= superseded:
+            if row["step"] != found.get("step", row["step"]):
+                break
+            found = row | found
+    return _row(int(found["step"]), found) if found else None
 
 
 def _row(step: int, found: Mapping[str, float]) -> MetricRow:

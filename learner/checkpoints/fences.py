@@ -12,11 +12,12 @@ import fcntl
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from async_rl.checkpoints.manifest import candidates, life_of_draft, place_of
 from async_rl.durable.best_effort import explain_write_error
-from async_rl.durable.row_file import RowFile, last_rows, rows_of
+from async_rl.durable.row_file import RowFile, rows_backwards, rows_of
 from async_rl.errors import CheckpointError, FenceLost
 
 ROWS_READ = 8
@@ -31,7 +32,7 @@ class Fences:
         """Return the highest fence found in claims, checkpoints and the journal; 0 before the first learner."""
         saves = self._folder / "checkpoints"
         known = [self._claimed()]
-        known += [json.loads(row).get("fence", 0) for row in last_rows(self._folder / "trained.jsonl", ROWS_READ)]
+        known += [json.loads(row).get("fence", 0) for row in islice(rows_backwards(self._folder / "trained.jsonl"), ROWS_READ)]
         known += [place_of(checkpoint)[0] for checkpoint in candidates(saves)]
         known += [life_of_draft(draft) for draft in saves.glob(".step-*.partial")]
         return max(known)

@@ -18,13 +18,14 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
 import structlog
 
 from async_rl.durable.best_effort import explain_write_error
-from async_rl.durable.row_file import RowFile, last_rows
+from async_rl.durable.row_file import RowFile, rows_backwards
 from async_rl.errors import CheckpointError
 from async_rl.supervision import working
 from async_rl.types import VersionRecord
@@ -52,7 +53,7 @@ class Journal:
     @staticmethod
     def highest_version(run_folder: Path) -> int:
         """Return the highest version that may have been seen, -1 before the first. A restored Redis may not know it."""
-        return max((json.loads(row)["version"] for row in last_rows(run_folder / NAME, ROWS_READ)), default=-1)
+        return max((json.loads(row)["version"] for row in islice(rows_backwards(run_folder / NAME), ROWS_READ)), default=-1)
 
     def __enter__(self) -> Self:
         return self

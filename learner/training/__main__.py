@@ -21,7 +21,7 @@ from async_rl.megatron import parallel
 from async_rl.models.from_config import model_shape
 from async_rl.supervision import die_with_parent, drain_flag, signs_of_life, work_limit
 from async_rl.supervision.processes.descriptors import enough_descriptors
-from async_rl.telemetry import configure_logs, open_sinks, read_rows
+from async_rl.telemetry import configure_logs, open_sinks, read_last_row
 from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.checkpoints.checkpointer import Checkpointer
@@ -93,8 +93,8 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
 @contextmanager
 def open_report(config: TrainingConfig, table_rows: int, start: TableProgress) -> Iterator[TrainingReport]:
     with open_sinks(config, resumed_after=start.step) as sink:
-        rows = read_rows(config.run_folder / "metrics.jsonl")
-        yield TrainingReport(sink, table_rows=table_rows, before=rows[-1].values if rows else {})
+        last = read_last_row(config.run_folder / "metrics.jsonl")
+        yield TrainingReport(sink, table_rows=table_rows, before=last.values if last is not None else {})
 
 
 if __name__ == "__main__":

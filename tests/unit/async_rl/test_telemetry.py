@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import random
 import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from rich.console import Console
 from async_rl.config import Config
 from async_rl.durable import failpoints
 from async_rl.errors import ConfigError
-from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_rows
+from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_last_row, read_rows
 from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.writer_thread import WriterThread
@@ -143,6 +145,35 @@ def test_rows_are_read_across_the_two_files(tmp_path: Path) -> None:
     sink = JsonlSink(path, resumed_after=35, max_bytes=4000)
     sink.close()
     assert read_rows(path)[-1].step == 35
+
+
+def test_the_last_row_is_that_of_all_rows_whatever_resumes_came_before(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    for life in range(60):
+        path, step = tmp_path / str(life) / "metrics.jsonl", 0
+        path.parent.mkdir()
+        for _ in range(draw.randint(1, 6)):
+            sink = JsonlSink(path, resumed_after=(step := draw.randint(0, step)), max_bytes=draw.choice([3000, 10**9]))
+            for _ in range(draw.randint(0, 30)):
+                step += draw.random() < 0.8
+                sink.log(step, {f"reward/{draw.choice('ab')}/mean": draw.random(), "x" * draw.choice([1, 200]): 1})
+            sink.close()
+            rows = read_rows(path)
+            assert read_last_row(path) == (rows[-1] if rows else None)
+
+
+def test_the_last_row_costs_the_same_whatever_the_length_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "time": 0.0, "reward/mean": {step}}}\n' for step in range(100_000)))
+    tracemalloc.start()
+    last = read_last_row(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert last is not None
+    assert last.step == 99_999
+    assert most < 2**20
 
 
 # -- the writer's thread --------------------------------------------------------------------------------------------

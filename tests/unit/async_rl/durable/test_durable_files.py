@@ -17,7 +17,7 @@ import structlog
 
 from async_rl.durable import failpoints
 from async_rl.durable.best_effort import BestEffortRows, older
-from async_rl.durable.row_file import RowFile, rows_of
+from async_rl.durable.row_file import RowFile, rows_backwards, rows_of
 from async_rl.durable.whole_file import write_whole
 
 
@@ -181,3 +181,11 @@ def test_a_file_system_that_is_full(tmp_path: Path):
             return
         assert "Traceback" not in done.stderr, done.stderr
     pytest.skip("this user may not mount a file system")
+
+
+@pytest.mark.parametrize("end", [b"", b"torn", b"x" * 200_000])
+@pytest.mark.parametrize("lengths", [[], [1], [3, 70_000, 1, 65_536, 65_535, 2], [1000] * 200])
+def test_rows_are_read_from_the_end_as_from_the_beginning(tmp_path: Path, lengths: list[int], end: bytes):
+    path = tmp_path / "rows"
+    path.write_bytes(b"".join(bytes([97 + number % 26]) * length + b"\n" for number, length in enumerate(lengths)) + end)
+    assert list(rows_backwards(path)) == list(rows_of(path))[::-1]

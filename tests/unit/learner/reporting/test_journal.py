@@ -105,3 +105,7 @@ def test_the_journal_tells_what_a_resume_undoes(tmp_path: Path):
     assert found is not None
     undone = {step: [group.id for group in found.undone(step)] for step in (0, 1, 2, 3)}
     assert undone == {0: ["t0", "t1", "t2", "t4"], 1: ["t2", "t4"], 2: ["t4"], 3: []}
+    for step in (0, 3):  # the others follow steps whose groups were trained again
+        later = read_trained(tmp_path, after=step)
+        assert later is not None
+        assert later.undone(step) == found.undone(step)
