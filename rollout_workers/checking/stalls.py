@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from async_rl.errors import ConfigError
-from async_rl.supervision import LoopStall, stall_watchdog, watched
+from async_rl.supervision import LoopStall, stall_watchdog
+from async_rl.supervision.liveness.watchdog import watched
 from async_rl.supervision.liveness.whereabouts import CodeLocation, frame_of_thread, is_importing, is_in_package, location_of
 from async_rl.supervision.processes.process_tree import children_of, command_of, kill_each
 
