@@ -72,7 +72,7 @@ class Deployment:
 
     @property
     def listeners(self) -> set[Listener]:
-        return set().union(*(listeners_below(each.pid) for each in self.programs))
+        return set[Listener]().union(*(listeners_below(each.pid) for each in self.programs))
 
     @property
     def output(self) -> str:
