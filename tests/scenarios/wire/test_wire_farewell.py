@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
 
 from async_rl.board.inbox import Inbox, post
 from async_rl.config import WireConfig
 from async_rl.protocols import Member
 from async_rl.transport.messages import (
     TO_LEARNER,
+    TO_LEARNER_MESSAGES,
     TO_WORKERS,
     TO_WORKERS_MESSAGES,
     PushBegin,
+    PushCancel,
     PushFailed,
     PushOffer,
     PushReady,
     WorkerLeft,
 )
+from async_rl.transport.packed_source import PACKED_NOTE
+from async_rl.types import VersionRecord
 from tests.scenarios.wire.test_wire import Worker, running
-from tests.support.wire_board import board_of
+from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import sending, weights
 
 PATIENT = WireConfig(bucket_mb=0.25, operation_timeout_s=300)
@@ -67,3 +79,114 @@ async def test_a_push_goes_on_at_once_without_a_member_that_is_cut_off(redis_ser
                         await post(board, TO_LEARNER, PushFailed(**reply, reason="connect: timed out", is_cut_off=True))
         assert push.result().staged == ("w",)
         assert push.result().dropped == {"far": "does not reach the learner: connect: timed out"}
+
+
+class OtherBoard:
+    """A board with other answers; a worker's end of the wire is given it."""
+
+    def __init__(self, board: StageBoard) -> None:
+        self._board = board
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._board, name)
+
+
+class BehindFirewall(OtherBoard):
+    """The learner's parcels are at a port whose machine swallows packets."""
+
+    port: int
+
+    async def note(self, name: str) -> bytes | None:
+        text = await self._board.note(name)
+        if text is None or name != PACKED_NOTE:
+            return text
+        said = json.loads(zlib.decompress(text))
+        for parcels in said["versions"].values():
+            for parcel in parcels:
+                parcel["url"] = f"http://127.0.0.1:{self.port}/secret"
+        return zlib.compress(json.dumps(said).encode())
+
+
+@contextmanager
+def swallowing() -> Iterator[int]:
+    """A port with a full queue: the kernel drops further connections without an answer."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+        for each in waiting:
+            each.close()
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_a_worker_that_fails_says_whether_it_reaches_the_learners_machine(
+    redis_server: str, run_name: str, is_cut_off: bool
+) -> None:
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
+        with swallowing() as port:
+            behind = BehindFirewall(board)
+            behind.port = port
+            worker = Worker(cast("StageBoard", behind) if is_cut_off else board, "w", weights(0), PATIENT)
+            said = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+            async with asyncio.timeout(60), running(worker):
+                await sender.wait_for_members_behind(1)
+                await sender.push(1, weights(seed=1))  # from here on the learner's note names parcels
+                attempt: dict[str, Any] = {"fence": 1, "generation": 99}
+                await post(board, TO_WORKERS, PushOffer(**attempt, to=("w",), record=sender.records[1]))
+                replies: list[object] = []
+                while not any(isinstance(reply, PushReady) and reply.generation == 99 for reply in replies):
+                    replies += await said.read()
+                await post(board, TO_WORKERS, PushCancel(**attempt))
+                while not (failed := [reply for reply in replies if isinstance(reply, PushFailed)]):
+                    replies += await said.read()
+    assert [reply.is_cut_off for reply in failed] == [is_cut_off]
+
+
+class LateAnswers(OtherBoard):
+    """Holds one answer about the live version back."""
+
+    live: VersionRecord | None = None
+
+    def __init__(self, board: StageBoard) -> None:
+        super().__init__(board)
+        self.holds = False
+        self.held, self.released, self.passed_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def live_version(self) -> VersionRecord | None:
+        answer = self.live
+        if self.holds:
+            self.holds = False
+            self.held.set()
+            await self.released.wait()
+        elif self.released.is_set():
+            self.passed_on.set()
+        return answer
+
+
+async def test_an_old_answer_about_the_live_version_does_not_look_like_a_lost_run(redis_server: str, run_name: str) -> None:
+    """A learner of a new timeline publishes while the answer that names the last one's version is on its way."""
+    async with board_of(redis_server, run_name) as board, asyncio.timeout(60):
+        late = LateAnswers(board)
+        worker = Worker(cast("StageBoard", late), "w", weights(0), PATIENT)
+        async with running(worker):
+            async with sending(board, PATIENT, weights(0)) as first:
+                await first.wait_for_members_behind(1)
+                await first.push(1, weights(seed=1))
+                late.live = first.records[1]
+                await first.flip(1)
+                await worker.serves(1)
+            late.holds = True
+            await late.held.wait()
+            async with sending(board, PATIENT, weights(0), fence=2, timeline="b") as second:
+                await second.wait_for_members_behind(2)
+                await second.push(2, weights(seed=2))
+                late.live = second.records[2]
+                await second.flip(2)
+                await worker.serves(2)
+                late.released.set()
+                await late.passed_on.wait()  # a heartbeat later
+        assert [version for version, _ in worker.served] == [1, 2]
