@@ -28,6 +28,10 @@ Selector = Literal["windowed_fifo", "fifo", "freshest", "uniform", "prioritized"
 """
 
 
+ROUNDING = 1e-6
+"""A pace that was computed as groups / groups_per_step stands for that many groups."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The numbers that pace workers and learner. Stored in the buffer, so that all processes use the same ones."""
@@ -51,11 +55,20 @@ class Limits:
     """Maximum groups per step, by environment."""
     keep_steps: int = 0
     """Steps that payloads of spent groups are kept, for inspection or the archive."""
+    pace: float | None = None
+    """Steps' worth of groups that may exist at once, below what max_age allows; None: all that it allows."""
+
+    @property
+    def max_slots(self) -> int:
+        """Groups that may exist at once so that none exceeds max_age (proof in docs/buffer.md)."""
+        return floor((self.max_age + 1) * self.groups_per_step)
 
     @property
     def slots(self) -> int:
-        """Groups that may exist at once so that none exceeds max_age (proof in docs/buffer.md)."""
-        return floor((self.max_age + 1) * self.groups_per_step)
+        """Groups that may exist at once: `max_slots`, or fewer at a lower pace."""
+        if self.pace is None:
+            return self.max_slots
+        return min(self.max_slots, floor(self.pace * self.groups_per_step + ROUNDING))
 
     @property
     def age_bound(self) -> int:
@@ -183,8 +196,8 @@ class ReplayBuffer(Protocol):
         """Delete the payloads of these spent groups."""
         ...
 
-    async def set_max_age(self, fence: int, max_age: float) -> None:
-        """Change `Limits.max_age` for as long as this learner holds the run."""
+    async def set_limit(self, fence: int, name: Literal["max_age", "pace"], value: float) -> None:
+        """Change a limit for as long as this learner holds the run. Leaves a pace that operators set as it is."""
         ...
 
     async def resign(self, fence: int) -> None:
@@ -193,7 +206,7 @@ class ReplayBuffer(Protocol):
 
     # -- any process ------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
-        """Change fields of the limits, also for later learners."""
+        """Change fields of the limits, also for later learners. `pace` may be "auto": the learner decides it again."""
         ...
 
     async def mix(self) -> tuple[MixChange, ...]:

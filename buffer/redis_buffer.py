@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from async_rl.errors import LearnerAlreadyRunning
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
@@ -287,8 +287,8 @@ class RedisBuffer:
             await self._run.run_script("discard", fence, *chunk)
         await self.sweep()
 
-    async def set_max_age(self, fence: int, max_age: float) -> None:
-        await self._run.run_script("set_max_age", fence, str(max_age))
+    async def set_limit(self, fence: int, name: Literal["max_age", "pace"], value: float) -> None:
+        await self._run.run_script("set_limit", fence, name, str(value))
 
     # -- any role ---------------------------------------------------------------------------------------------------
     async def limits(self) -> Limits | None:

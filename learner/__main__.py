@@ -51,6 +51,7 @@ from learner.checkpoints.fences import Fences
 from learner.guard.actions import TrainingGuard
 from learner.loop import FinishedStep, Loop
 from learner.objective import Objective, load_objective
+from learner.pace.pacer import Pacer
 from learner.packing.cost import cost_of
 from learner.prefetch import Prefetcher
 from learner.priorities import load_priority, weigh_groups
@@ -143,6 +144,8 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         ranks = await parts.enter_async_context(
             RankGroupThread.open(config, run.objective, run.shape, stores, life=fence, meet=meet)
         )
+        pacer = Pacer(config, buffer=buffer, fence=fence)
+        await pacer.begin()
         progress, recovery = await resume(ranks, buffer, fence, config.run_folder, config.replay.max_uses)
         keep_pauses_short()
         rank_sender = await ranks.open_sender()
@@ -165,7 +168,10 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             if config.replay.max_uses > 1 and config.staleness.selector == "prioritized":
                 await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
             may_be_spent.set()
-            reporter.write(finished, await buffer.stats(), {**fleet.row(), **training_guard.row(), **evaluations.row()})
+            stats = await buffer.stats()
+            rows = {**fleet.row(), **training_guard.row(), **pacer.row(stats), **evaluations.row()}
+            reporter.write(finished, stats, rows)
+            await pacer.after(stats, unreleased_steps=finished.progress.step - publisher.released_step)
             await training_guard.after(finished.result)
 
         loop = Loop(

@@ -95,7 +95,7 @@ class Loop:
         produces: versions (publisher.offer)  unblocked by: worker commit; lease expiry; operator request; `stop`
         """
         self._checkpoints.saved_step = progress.step
-        self._publisher.progress = progress
+        self._publisher.progress, self._publisher.released_step = progress, progress.step
         await self._offer(progress)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop.wait(), name="stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -78,6 +79,10 @@ class StalenessConfig(Section):
     """Maximum age of a group when it is trained: versions between the weights being trained and the oldest weights that
     sampled one of its tokens. 0 is on-policy. The buffer holds (max_age + 1) x batch.groups_per_step groups; a fraction such
     as 0.5 gives that many slots with an age bound of 1."""
+    pace: Literal["auto", "full"] | Annotated[float, Field(ge=1)] = "auto"
+    """How many groups may be on their way, in steps' worth of groups; at most max_age + 1, which is `full`. `auto`: as few as
+    keep the learner from waiting, decided anew after every step, so that groups are younger than max_age where age buys
+    nothing. A number: that many, fixed."""
     selector: Selector = "windowed_fifo"
     """Which ready groups are taken first. `windowed_fifo`: the oldest, waiting for unfinished groups that would otherwise
     become too old; `fifo`: the oldest, dropping groups that become too old and repeating their tasks; `freshest`; `uniform`;

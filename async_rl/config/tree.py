@@ -293,9 +293,10 @@ class Config(Section):
     def _pushes_come_in_time(self) -> Config:
         every, most = self.wire.push_every_steps, self.limits.steps_between_pushes
         if every > most:
+            key = "max_age" if self.limits.slots == self.limits.max_slots else "pace"
             raise ValueError(
-                f"wire.push_every_steps ({every}) is never reached: with staleness.max_age {self.staleness.max_age:g} the "
-                f"learner can train {most} steps from one push to the next; lower it, or raise staleness.max_age"
+                f"wire.push_every_steps ({every}) is never reached: with staleness.{key} {getattr(self.staleness, key):g} the "
+                f"learner can train {most} steps from one push to the next; lower it, or raise staleness.{key}"
             )
         return self
 
@@ -339,6 +340,7 @@ class Config(Section):
                 if (quota := environment.quota(groups_per_step)) is not None
             },
             keep_steps=self.keep_steps,
+            pace=None if isinstance(self.staleness.pace, str) else self.staleness.pace,
         )
 
     @property
@@ -354,7 +356,7 @@ class Config(Section):
         """
         again = self.limits.age_bound + 1 if self.replay.max_uses > 1 else 0
         steps = 2 * self.learner.checkpoint_every + self.keep_steps + again
-        return self.limits.slots + steps * self.batch.groups_per_step
+        return self.limits.max_slots + steps * self.batch.groups_per_step
 
     def buffer_mb(self, tokens_per_rollout: int) -> float:
         """Buffer memory in MiB for `max_groups` groups of rollouts of this length, with one sample each."""

@@ -109,6 +109,8 @@ staleness/max [versions]: maximum age
 staleness/in_flight [versions]: mean part of the age gained during the rollout
 staleness/in_queue [versions]: mean part of the age gained while ready in the buffer
 staleness/age_{age} [groups]: groups of the step batch with exactly this age
+pace/target [steps]: steps' worth of groups that may be on their way (staleness.pace)
+pace/slots [groups]: groups that may be on their way
 staleness/dropped [groups]: groups dropped as too old, since the run began
 buffer/depth [groups]: groups ready for their first use
 buffer/again [groups]: groups ready for another use (replay)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
@@ -172,15 +172,19 @@ class MemoryBuffer:
         with self._change_by(fence) as machine:
             machine.discard(groups)
 
-    async def set_max_age(self, fence: int, max_age: float) -> None:
+    async def set_limit(self, fence: int, name: Literal["max_age", "pace"], value: float) -> None:
         with self._change_by(fence) as machine:
-            machine.change_limits({"max_age": max_age})
+            if not (name == "pace" and "pace" in self._overrides):
+                machine.change_limits({name: value})
 
     # -- any role ---------------------------------------------------------------------------------------------------
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
         write_changes(changes)  # raises for what cannot change
-        self._overrides |= changes
-        self._machine.change_limits(changes)
+        for name in [name for name, value in changes.items() if value == "auto"]:
+            self._overrides.pop(name, None)
+        fixed = {name: value for name, value in changes.items() if value != "auto"}
+        self._overrides |= fixed
+        self._machine.change_limits(fixed)
         self.notify()
 
     async def mix(self) -> tuple[MixChange, ...]:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from async_rl.replay_protocol import Limits
 
-CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas")
+CHANGEABLE = ("max_age", "lease_s", "max_attempts", "selector", "keep_steps", "quotas", "pace")
 """Limits that may change during a run. The others shape the learner's steps or the accounting of samples_per_insert."""
 _LIMITS = TypeAdapter(Limits)
 
@@ -38,6 +38,8 @@ def write_changes(changes: Mapping[str, Any]) -> dict[str, str]:
             raise ValueError(f"{name} cannot be changed during a run")
         if name == "lease_s":
             written["lease_ms"] = str(round(float(value) * 1000))
+        elif value is None:
+            written[name] = ""
         elif name == "quotas":
             written[name] = json.dumps(dict(value))
         else:

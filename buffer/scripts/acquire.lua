@@ -12,11 +12,8 @@ local holder = call('HGET', LEARNER, 'request')
 if holder == request then return { 1, held_by('fence') } end -- the first reply was lost
 if left > 0 then return { 0, call('HGET', LEARNER, 'owner'), held_by('renewals'), holder, left } end
 
-for index = 5, #ARGV, 2 do
-  if ARGV[index + 1] == '' then call('HDEL', STATE, ARGV[index]) else call('HSET', STATE, ARGV[index], ARGV[index + 1]) end
-end
-local overrides = call('HGETALL', OVERRIDES)
-for index = 1, #overrides, 2 do call('HSET', STATE, overrides[index], overrides[index + 1]) end
+apply_limits(ARGV, 5)
+apply_limits(call('HGETALL', OVERRIDES), 1)
 
 -- Above every fence that a learner of this run ever had: an emptied or restored server does not have them, the run's folder does.
 local fence = math.max(held_by('fence'), tonumber(ARGV[4])) + 1

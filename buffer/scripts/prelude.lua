@@ -35,13 +35,23 @@ local function step_lost(step)
   if tonumber(step) > get('step', tonumber(step)) then return redis.error_reply('REWOUND') end
 end
 
+-- Limits as name and value in turn, from `first` on; "" removes one.
+local function apply_limits(limits, first)
+  for index = first, #limits, 2 do
+    local name, value = limits[index], limits[index + 1]
+    if value == '' then call('HDEL', STATE, name) elseif value ~= 'auto' then call('HSET', STATE, name, value) end
+  end
+end
+
 -- The largest age that a group may have: max_age may be fractional (for the slots), ages are whole.
 local function age_bound()
   return math.ceil(get('max_age', 0))
 end
 
 local function slots()
-  return math.floor((get('max_age', -1) + 1) * get('groups_per_step', 0))
+  local groups, pace = get('groups_per_step', 0), get('pace', nil)
+  local most = math.floor((get('max_age', -1) + 1) * groups)
+  return pace and math.min(most, math.floor(pace * groups + 1e-6)) or most
 end
 
 local function in_training()

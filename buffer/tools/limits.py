@@ -19,6 +19,7 @@ from buffer.tools.output import console, print_json, print_table
 
 KEYS = {
     "staleness.max_age": "max_age",
+    "staleness.pace": "pace",
     "staleness.selector": "selector",
     "leases.ticket_s": "lease_s",
     "leases.max_attempts": "max_attempts",
@@ -40,10 +41,19 @@ def _changes(line: CommandLine, in_force: Limits | None) -> Mapping[str, int | f
     """Return field of `Limits` -> new value. Raises ConfigError naming a key that is wrong."""
     wanted = dict(_assignment(text) for text in line.operands)
     # Checked together with the limits in force, because some values are only wrong in combination.
-    present = {} if in_force is None else {key: json.dumps(getattr(in_force, field)) for key, field in KEYS.items()}
+    present = {} if in_force is None else {key: _text(in_force, field) for key, field in KEYS.items()}
     words = [word for key, text in (present | wanted).items() for word in (f"--{key}", text)]
-    changed = load([*line.config, *words]).limits
-    return {KEYS[key]: getattr(changed, KEYS[key]) for key in wanted}
+    changed = load([*line.config, *words])
+    if "staleness.pace" in wanted and changed.staleness.pace == "auto":
+        if (configured := load(line.config).staleness.pace) != "auto":
+            raise ConfigError(f"the learner of this run does not find a pace: its staleness.pace is {configured}")
+        return {KEYS[key]: getattr(changed.limits, KEYS[key]) for key in wanted} | {"pace": "auto"}
+    return {KEYS[key]: getattr(changed.limits, KEYS[key]) for key in wanted}
+
+
+def _text(limits: Limits, field: str) -> str:
+    value = getattr(limits, field)
+    return "full" if value is None else json.dumps(value)  # the pace alone may be None
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -64,6 +74,6 @@ def _show(in_force: Limits | None, configured: Limits, line: CommandLine) -> Non
     if in_force is None:
         page.print("no learner has set the limits yet; these are the configured ones")
     shown = configured if in_force is None else in_force
-    rows = [(key, getattr(shown, field), getattr(configured, field)) for key, field in KEYS.items()]
+    rows = [(key, *(_text(limits, field).strip('"') for limits in (shown, configured))) for key, field in KEYS.items()]
     print_table(page, ("limit", "in force", "configured"), rows)
     page.print(f"{shown.slots} slots: groups that may exist at once")

@@ -37,7 +37,7 @@ class TrainingGuard:
     async def begin(self) -> None:
         """Apply the state that a resumed run had reached."""
         if self._guard.max_age != self._guard.configured_max_age:
-            await self._buffer.set_max_age(self._fence, self._guard.max_age)
+            await self._set_max_age()
         self._apply()
 
     async def after(self, result: StepResult) -> None:
@@ -52,10 +52,13 @@ class TrainingGuard:
         if done:
             log.warning(done)
         if self._guard.max_age != before:
-            await self._buffer.set_max_age(self._fence, self._guard.max_age)
+            await self._set_max_age()
 
     def row(self) -> Mapping[str, float]:
         return {"guard/notches": float(self._guard.state.notches)} if self._guard.config.action != "off" else {}
+
+    async def _set_max_age(self) -> None:
+        await self._buffer.set_limit(self._fence, "max_age", self._guard.max_age)
 
     def _apply(self) -> None:
         self._ranks.learning_rate_scale = self._guard.learning_rate_scale

@@ -87,6 +87,8 @@ class Publisher:
         self.pinned = ""
         """Why versions are held back, as operators read it; empty: they are not."""
         self.last_push: CompletedPush | None = None
+        self.released_step = 0
+        """The slots of the steps up to this one have returned."""
         self.num_pushes = 0
         self.num_coalesced = 0
         """Versions that were packed, and replaced by a newer one before their push began."""
@@ -202,6 +204,7 @@ class Publisher:
         await self._sender.flip(record)
         if is_new:
             await self._buffer.release(self._fence, pending.releases)
+            self.released_step = pending.releases
             self.last_push = CompletedPush(record=record, report=report, waited_s=began - pending.at, at=time.time())
             self.num_pushes += 1
             async with self._changed:

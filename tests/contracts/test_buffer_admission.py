@@ -99,13 +99,49 @@ async def test_a_learner_sets_the_age_for_its_own_life_alone(run: Run):
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(reserved(await run.open(), 2, "other", wait_s=60))
         await until_waiting(run, 1)
-        await buffer.set_max_age(fence, 1)
+        await buffer.set_limit(fence, "max_age", 1)
     assert len(waiting.result()) == 2
     await buffer.resign(fence)
     await buffer.acquire("next", limits(max_age=0, groups_per_step=2))
     assert (await buffer.stats()).slots == 2
     with pytest.raises(FenceLost):
-        await buffer.set_max_age(fence, 1)
+        await buffer.set_limit(fence, "max_age", 1)
+
+
+async def test_the_learner_sets_the_pace_up_to_what_the_age_allows(run: Run):
+    buffer, fence = await run.start(max_age=2, groups_per_step=2)
+    await buffer.set_limit(fence, "pace", 1.5)
+    assert len(await buffer.reserve("w", version=0, count=9, wait_s=0)) == 3
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(reserved(await run.open(), 1, "other", wait_s=60))
+        await until_waiting(run, 1)
+        await buffer.set_limit(fence, "pace", 2.0)
+    assert len(waiting.result()) == 1
+    await buffer.set_limit(fence, "pace", 100.0)
+    assert (await buffer.stats()).slots == 6
+    await buffer.resign(fence)
+    await buffer.acquire("next", limits(max_age=2, groups_per_step=2))
+    assert (await buffer.stats()).slots == 6
+
+
+async def test_a_pace_that_operators_set_stays(run: Run):
+    buffer, fence = await run.start(max_age=3, groups_per_step=2)
+    await buffer.change_limits({"pace": 2.5})
+    await buffer.set_limit(fence, "pace", 1.0)
+    assert (await buffer.stats()).slots == 5
+    await buffer.change_limits({"pace": None})
+    await buffer.set_limit(fence, "pace", 1.0)
+    assert (await buffer.stats()).slots == 8
+    await buffer.change_limits({"pace": "auto"})
+    await buffer.set_limit(fence, "pace", 1.0)
+    assert (await buffer.stats()).slots == 2
+
+
+async def test_a_pace_counted_in_groups_gives_that_many_slots(run: Run):
+    buffer, fence = await run.start(max_age=8, groups_per_step=10)
+    for num_groups in range(10, 30):
+        await buffer.set_limit(fence, "pace", num_groups / 10)
+        assert (await buffer.stats()).slots == num_groups
 
 
 async def test_fewer_slots_only_make_workers_wait(run: Run):

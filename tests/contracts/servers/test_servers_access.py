@@ -33,7 +33,7 @@ LEARNER, WORKERS, OPERATORS, EVERY_ROLE = {"learner"}, {"learner", "worker"}, {"
 
 MAY_RUN: dict[str, set[str]] = {
     **dict.fromkeys(["acquire", "hold", "resign", "recover", "settle", "roll_again", "recovered"], LEARNER),
-    **dict.fromkeys(["issue", "publish", "release", "position", "mark", "checkpoint", "set_max_age"], LEARNER),
+    **dict.fromkeys(["issue", "publish", "release", "position", "mark", "checkpoint", "set_limit"], LEARNER),
     **dict.fromkeys(["take", "refuse", "prioritize", "discard", "write_note", "undo"], LEARNER),
     **dict.fromkeys(["reserve", "agree"], WORKERS),
     **dict.fromkeys(["change_limits", "change_mix"], OPERATORS),

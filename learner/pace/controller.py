@@ -1,0 +1,51 @@
+"""Decide how many groups may be on their way: as many as the learner needs in order not to wait, and no more. Pure.
+
+While slots bind, every slot beyond that number only makes the groups older: by Little's law the mean age of the trained
+groups is slots / groups_per_step - 1. What a step needs can be counted when its training ends, however many slots there are:
+
+    need = groups being rolled out + groups trained and not yet released + groups of the next step
+
+If as many groups were reserved, the next batch would be ready exactly now. Of the last steps, the second largest need counts,
+so one outlier does not make a run older. docs/decisions/pace.md has the comparison with other rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+WINDOW = 12
+"""Steps that the pace looks back."""
+RANK = 2
+"""The largest need of the window is passed over."""
+LOWEST = 2.0
+"""Steps' worth of groups: one is trained while the other is rolled out. Below it, learner and workers wait for each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceObservation:
+    """The groups on their way when a training ends."""
+
+    reserved: int
+    """Groups being rolled out."""
+    unreleased: int
+    """Groups trained whose slots have not returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceController:
+    """`pace` is in steps' worth of groups; `after` returns the controller that has seen one more step."""
+
+    groups_per_step: int
+    lowest: float = LOWEST
+    needs: tuple[int, ...] = ()
+    """Of the last steps, in groups."""
+
+    def after(self, seen: PaceObservation) -> PaceController:
+        need = seen.reserved + seen.unreleased + self.groups_per_step
+        return replace(self, needs=(*self.needs, need)[-WINDOW:])
+
+    @property
+    def pace(self) -> float:
+        """Return the pace without its upper bound, which the buffer knows: max_age + 1."""
+        need = sorted(self.needs)[-min(RANK, len(self.needs))] if self.needs else 0
+        return max(self.lowest, need / self.groups_per_step)

@@ -1,0 +1,37 @@
+"""Apply the pace that the controller decides: tell the buffer after every step how many groups may be on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from async_rl.config import Config
+from async_rl.replay_protocol import BufferStats, ReplayBuffer
+from learner.pace.controller import LOWEST, PaceController, PaceObservation
+
+
+class Pacer:
+    """Sets the pace if `staleness.pace` is `auto`. A fixed pace is one of the limits that the learner acquired the run with."""
+
+    def __init__(self, config: Config, *, buffer: ReplayBuffer, fence: int) -> None:
+        groups_per_step = config.batch.groups_per_step
+        lowest = max(LOWEST, config.wire.push_every_steps + 1, config.replay.min_groups / groups_per_step)
+        self._controller = PaceController(groups_per_step=groups_per_step, lowest=lowest)
+        self._is_auto = config.staleness.pace == "auto"
+        self._buffer, self._fence = buffer, fence
+
+    async def begin(self) -> None:
+        """Begin with the lowest pace: the first steps show how much more is needed."""
+        await self._apply()
+
+    async def after(self, stats: BufferStats, *, unreleased_steps: int) -> None:
+        """Decide anew after a step. `unreleased_steps`: those trained whose slots have not returned."""
+        unreleased = unreleased_steps * self._controller.groups_per_step
+        self._controller = self._controller.after(PaceObservation(reserved=stats.reserved, unreleased=unreleased))
+        await self._apply()
+
+    def row(self, stats: BufferStats) -> Mapping[str, float]:
+        return {"pace/slots": float(stats.slots), "pace/target": stats.slots / self._controller.groups_per_step}
+
+    async def _apply(self) -> None:
+        if self._is_auto:
+            await self._buffer.set_limit(self._fence, "pace", self._controller.pace)

@@ -1,0 +1,90 @@
+"""The pace that the controller decides, alone and in simulated worlds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from learner.pace.controller import WINDOW, PaceController, PaceObservation
+from tests.support.pace_simulator import WORLDS, Simulation, World, mean_age, seconds_per_step, with_more_latency
+
+STEPS, SKIPPED, SEEDS = 200, 60, (1, 2)
+
+
+def after(*needs: int, lowest: float = 2.0) -> float:
+    """The pace after steps that needed so many groups beside the four of the next step."""
+    controller = PaceController(groups_per_step=4, lowest=lowest)
+    for need in needs:
+        controller = controller.after(PaceObservation(reserved=need, unreleased=0))
+    return controller.pace
+
+
+def test_the_pace_is_what_a_step_needed_in_groups():
+    assert after(8) == 3.0
+    assert PaceController(groups_per_step=4).after(PaceObservation(reserved=3, unreleased=5)).pace == 3.0
+
+
+def test_one_step_that_needed_much_more_does_not_count():
+    assert after(8, 40, 8, 8) == 3.0
+    assert after(8, 40, 40, 8) == 11.0
+
+
+def test_what_was_needed_long_ago_is_forgotten():
+    assert after(40, 40, *[8] * WINDOW) == 3.0
+
+
+def test_the_pace_stays_above_the_lowest():
+    assert after() == after(0) == 2.0
+    assert after(0, lowest=5.0) == 5.0
+
+
+def simulated(world: World, pace: float | None = None) -> tuple[float, float]:
+    """Seconds per step and mean age of a steady world. No group may exceed the bound."""
+    took, ages = list[float](), list[float]()
+    for seed in SEEDS:
+        steps = Simulation(world, seed, pace).run(STEPS)[SKIPPED:]
+        assert max(max(step.ages) for step in steps) <= world.max_age
+        took.append(seconds_per_step(steps))
+        ages.append(mean_age(steps))
+    return mean(took), mean(ages)
+
+
+@pytest.mark.parametrize(
+    ("name", "oldest"),
+    {
+        "shared cores": 1.1,
+        "shared cores, much to roll out": 1.6,
+        "workers twice as fast": 1.1,
+        "balanced": 2.3,
+        "some answers four times as long": 3.0,
+        "short tools": 4.0,
+        "long tools": 6.3,
+        "workers half as fast": 5.0,  # production is the limit: a lower pace would cost as little
+    }.items(),
+)
+def test_groups_are_younger_and_the_run_is_as_fast_as_with_every_slot(name: str, oldest: float):
+    world = WORLDS[name]
+    full_s, _ = simulated(world, pace=99)
+    took_s, age = simulated(world)
+    assert took_s <= full_s / 0.95
+    assert age <= oldest
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    {
+        "workers twice as fast": with_more_latency(WORLDS["workers twice as fast"]),
+        "balanced": replace(WORLDS["balanced"], workers=2),
+        "short tools": replace(WORLDS["short tools"], workers=8),
+        "some answers four times as long": replace(WORLDS["some answers four times as long"], learner_s=0.1),
+    }.items(),
+)
+def test_a_world_that_changes_has_its_pace_within_a_window(name: str, changed: World):
+    for seed in SEEDS:
+        steps = Simulation(WORLDS[name], seed, changes={STEPS: lambda _: changed}).run(2 * STEPS)
+        settled = mean(step.pace for step in steps[STEPS + 60 :])
+        soon = mean(step.pace for step in steps[STEPS + WINDOW + 1 : STEPS + WINDOW + 13])
+        assert abs(soon - settled) <= max(1.0, 0.25 * settled)
+        assert max(max(step.ages) for step in steps) <= changed.max_age
