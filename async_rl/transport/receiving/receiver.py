@@ -121,6 +121,8 @@ class WeightReceiver:
         self._catch_up = CatchUp(specs=wanted, device=device, wire=wire, store=store, snapshots=snapshots)
         self._retry_after_s = wire.rendezvous_timeout_s
         """Pause after a failed catch-up; meanwhile the learner's next push may bring the version."""
+        self._begin_within_s = 2 * wire.operation_timeout_s
+        """The learner waits that long for the other members, at most, before it begins."""
         self._next_catch_up_at = -math.inf
         self._lease_s = lease_s
         self._fence: int | None = None
@@ -259,7 +261,7 @@ class WeightReceiver:
             )
             await post(self._board, TO_LEARNER, ready)
             try:
-                begin = await begun
+                begin = await self._wait_for_begin(begun)
                 received = await in_daemon_thread(
                     lambda: self._parcels.receive(expected, begin, self._member.id, abandoned), name="weight-intake"
                 )
@@ -275,6 +277,12 @@ class WeightReceiver:
         else:
             self._advance(Received(offer.attempt, received=received))
             await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
+
+    async def _wait_for_begin(self, begun: asyncio.Future[PushBegin]) -> PushBegin:
+        try:
+            return await asyncio.wait_for(begun, self._begin_within_s)
+        except TimeoutError as error:
+            raise WireError(f"the transfer did not begin within {self._begin_within_s:g} s of the offer") from error
 
     async def _post_failed(self, message: PushOffer | PushCancel, reason: str) -> None:
         versions = self._source.versions.values() if self._source is not None else ()

@@ -97,6 +97,8 @@ class PushAttempt:
                 await self._collect_reports(list(ready))
                 if len(self._outcome.staged) < len(ready):
                     self._parts.groups.discard()
+            else:  # a member whose answer comes too late would wait for the transfer
+                await self._cancel()
             watch.cancel()
         return self._outcome
 
@@ -176,7 +178,7 @@ class PushAttempt:
     async def _collect_reports(self, ready: Sequence[str]) -> None:
         replies, outcome = self._replies, self._outcome
         if not all(isinstance(replies.last.get(member), PushStaged | PushFailed) for member in ready):
-            await self._post(PushCancel(fence=self._parts.fence, generation=self._generation))
+            await self._cancel()
             await replies.wait_until(lambda: replies.all_reported(ready), _GRACE_S)
         failed: dict[str, str] = {}
         for member in ready:
@@ -204,6 +206,9 @@ class PushAttempt:
     def _drop_failed(self, member: str, reason: str) -> None:
         self._parts.membership.mark_failed(member, self._record.version)
         self._outcome.dropped[member] = reason
+
+    async def _cancel(self) -> None:
+        await self._post(PushCancel(fence=self._parts.fence, generation=self._generation))
 
     async def _post(self, message: PushOffer | PushBegin | PushCancel) -> None:
         await post(self._parts.board, TO_WORKERS, message)

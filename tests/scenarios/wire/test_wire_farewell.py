@@ -25,6 +25,7 @@ from async_rl.transport.messages import (
     PushFailed,
     PushOffer,
     PushReady,
+    WorkerHello,
     WorkerLeft,
 )
 from async_rl.transport.packed_source import PACKED_NOTE
@@ -79,6 +80,41 @@ async def test_a_push_goes_on_at_once_without_a_member_that_is_cut_off(redis_ser
                         await post(board, TO_LEARNER, PushFailed(**reply, reason="connect: timed out", is_cut_off=True))
         assert push.result().staged == ("w",)
         assert push.result().dropped == {"far": "does not reach the learner: connect: timed out"}
+
+
+async def test_a_member_that_answers_too_late_is_told_that_the_attempt_is_over(redis_server: str, run_name: str) -> None:
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
+        offers = await Inbox.open(board, TO_WORKERS, TO_WORKERS_MESSAGES)
+        await board.announce(Member(id="late", host="localhost", version=-1, device="cpu"), 300)
+        told: list[object] = []
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            first = group.create_task(sender.push(1, weights(seed=1)))
+            while not first.done():  # it fails, so the next offer waits for it only a moment
+                for message in await offers.read():
+                    if isinstance(message, PushOffer):
+                        reply: dict[str, Any] = {"member": "late", "fence": message.fence, "generation": message.generation}
+                        await post(board, TO_LEARNER, PushFailed(**reply, reason="broken", is_cut_off=False))
+            await post(board, TO_LEARNER, WorkerHello(member="late"))
+            await sender.wait_for_members_behind(2)
+            report = await sender.push(2, weights(seed=2))
+            while not any(isinstance(message, PushCancel) for message in told):
+                told += await offers.read()
+        assert "did not answer the next offer" in report.dropped["late"]
+        assert [type(message) for message in told][-2:] == [PushOffer, PushCancel]
+
+
+async def test_a_worker_does_not_wait_for_ever_for_a_transfer_to_begin(redis_server: str, run_name: str) -> None:
+    wire = WireConfig(bucket_mb=0.25, operation_timeout_s=1)
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
+        said = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        async with asyncio.timeout(60), running(Worker(board, "w", weights(0), wire)):
+            await sender.wait_for_members_behind(1)
+            await sender.push(1, weights(seed=1))
+            await post(board, TO_WORKERS, PushOffer(fence=1, generation=99, to=("w",), record=sender.records[1]))
+            replies: list[object] = []
+            while not (failed := [each for each in replies if isinstance(each, PushFailed)]):
+                replies += await said.read()
+    assert [each.reason for each in failed] == ["the transfer did not begin within 2 s of the offer"]
 
 
 class OtherBoard:
