@@ -5,8 +5,8 @@ groups is slots / groups_per_step - 1. What a step needs can be counted when its
 
     need = groups being rolled out + groups trained and not yet released + groups of the next step
 
-If as many groups were reserved, the next batch would be ready exactly now. Of the last steps, the second largest need counts,
-so one outlier does not make a run older. docs/decisions/pace.md has the comparison with other rules.
+If as many groups were reserved, the next batch would be ready exactly now. Of the groups being rolled out, the second largest
+count of the last steps is used, so one outlier does not make a run older. docs/decisions/pace.md compares other rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 WINDOW = 12
 """Steps that the pace looks back."""
 RANK = 2
-"""The largest need of the window is passed over."""
+"""The largest count of the window is passed over."""
 LOWEST = 2.0
 """Steps' worth of groups: one is trained while the other is rolled out. Below it, learner and workers wait for each other."""
 
@@ -37,15 +37,16 @@ class PaceController:
 
     groups_per_step: int
     lowest: float = LOWEST
-    needs: tuple[int, ...] = ()
-    """Of the last steps, in groups."""
+    reserved: tuple[int, ...] = ()
+    """Groups being rolled out at the end of the last steps."""
+    unreleased: int = 0
+    """At the end of the last step: while versions are held back it grows with every step, and the pace with it."""
 
     def after(self, seen: PaceObservation) -> PaceController:
-        need = seen.reserved + seen.unreleased + self.groups_per_step
-        return replace(self, needs=(*self.needs, need)[-WINDOW:])
+        return replace(self, reserved=(*self.reserved, seen.reserved)[-WINDOW:], unreleased=seen.unreleased)
 
     @property
     def pace(self) -> float:
         """Return the pace without its upper bound, which the buffer knows: max_age + 1."""
-        need = sorted(self.needs)[-min(RANK, len(self.needs))] if self.needs else 0
-        return max(self.lowest, need / self.groups_per_step)
+        reserved = sorted(self.reserved)[-min(RANK, len(self.reserved))] if self.reserved else 0
+        return max(self.lowest, (reserved + self.unreleased) / self.groups_per_step + 1)

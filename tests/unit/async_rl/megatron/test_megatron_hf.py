@@ -176,7 +176,7 @@ def test_nothing_is_read_to_see_that_a_folder_is_complete(saved: tuple[PreTraine
             return len(self.sizes)
 
     check_complete(shape, Unread())
-    with pytest.raises(ValueError, match="1 parameters do not fit"):
+    with pytest.raises(ValueError, match="1 parameters differ, the first is output_layer"):
         check_complete(replace(shape, tied_embeddings=not shape.tied_embeddings), Unread())
 
 

@@ -522,12 +522,12 @@ def test_work_within_its_limit_is_left_alone_and_the_first_of_its_kind_gets_more
 
 def test_time_in_which_the_process_did_not_run_does_not_count_as_work() -> None:
     """As after a suspended laptop: only a few seconds of the pause count."""
-    line = [sys.executable, "-c", HANGS.format(before="errand(0)", seconds=10, limit_s=8.0)]
+    line = [sys.executable, "-c", HANGS.format(before="errand(0)", seconds=14, limit_s=12.0)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begins\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(9)  # longer than the limit
+        time.sleep(13)  # longer than the limit
         process.send_signal(signal.SIGCONT)
         assert process.stdout.readline() == "is done\n"
         assert process.wait(30) == 0

@@ -31,6 +31,13 @@ def test_one_step_that_needed_much_more_does_not_count():
     assert after(8, 40, 40, 8) == 11.0
 
 
+def test_the_pace_grows_with_every_step_whose_version_is_held_back():
+    controller = PaceController(groups_per_step=4)
+    for steps in range(1, 6):
+        controller = controller.after(PaceObservation(reserved=0, unreleased=4 * steps))
+        assert controller.pace == 1 + steps, "there is room for the groups of the next step"
+
+
 def test_what_was_needed_long_ago_is_forgotten():
     assert after(40, 40, *[8] * WINDOW) == 3.0
 
