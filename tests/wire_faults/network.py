@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Direction = Literal["from_learner", "to_learner"]
@@ -73,7 +74,9 @@ class Network:
         self._neighbour(name, direction, "replace", "lladdr", _UNUSED, "nud", "permanent")
 
     def heal(self, name: str, direction: Direction) -> None:
-        self._neighbour(name, direction, "del")
+        # The trial may have ended the process meanwhile, and its network with it.
+        if name in self._cables and Path(f"/proc/{self._cables[name].pid}/ns/net").exists():
+            self._neighbour(name, direction, "del")
 
     def forget(self, name: str) -> None:
         self._cables.pop(name, None)  # the kernel takes the cable away with the network at its far end
