@@ -81,6 +81,15 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
             task.cancel()
 
 
+async def deliver(sender: Sender, version: int, tensors: Mapping[str, torch.Tensor], worker: Worker) -> None:
+    """Push until the worker has the version: within a short operation timeout a busy machine may fail."""
+    while worker.name not in (await sender.push(version, tensors)).staged:
+        await sender.flip(version)
+        await sender.wait_for_members_behind(version)
+    await sender.flip(version)
+    await worker.serves(version)
+
+
 async def all_needy(sender: Sender, version: int, *workers: Worker) -> None:
     await all_behind(sender, version, [worker.name for worker in workers])
 
@@ -223,24 +232,17 @@ async def test_a_version_that_is_live_is_served_though_its_learner_died_before_t
 async def test_running_workers_follow_a_new_learner_and_no_longer_the_old_one(board: StageBoard, wire: WireConfig) -> None:
     wire = wire.model_copy(update={"operation_timeout_s": 2.0})
     worker = Worker(board, "w", weights(0), wire)
-    old, new, stale = (weights(seed=seed) for seed in (1, 2, 3))
+    old, new, stale, newest = (weights(seed=seed) for seed in (1, 2, 3, 4))
     async with running(worker), sending(board, wire, weights(0)) as first:
         await first.wait_for_members_behind(1)
-        await first.push(1, old)
-        await first.flip(1)
-        await worker.serves(1)
+        await deliver(first, 1, old, worker)
         async with sending(board, wire, weights(0), fence=2, timeline="b") as second:
             assert await second.wait_for_members_behind(2) == ["w"]
-            await second.push(2, new)
-            await second.flip(2)
-            await worker.serves(2)
+            await deliver(second, 2, new, worker)
             report = await first.push(3, stale)
             assert "did not answer" in report.dropped["w"]
             await first.flip(3)
-            newest = weights(seed=4)
-            await second.push(4, newest)
-            await second.flip(4)
-            await worker.serves(4)
+            await deliver(second, 4, newest, worker)
     assert worker.served == [(1, digest_of(old)), (2, digest_of(new)), (4, digest_of(newest))]
 
 
