@@ -67,10 +67,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs at each pace; medians are reported (default: 1)")
     parser.add_argument("--paces", nargs="+", default=["2", "3", "4", "full", "auto"])
     parser.add_argument("--max-age", type=float, default=8, help="the bound (default: 8)")
-    parser.add_argument("--json", type=Path, help="also write every run's figures there")
+    parser.add_argument("--json", type=Path, help="also write the medians there")
     parser.add_argument("--with", dest="overrides", nargs="*", default=[], help="further --KEY VALUE words for the runs")
     args = parser.parse_args()
     found: dict[str, list[Result]] = defaultdict(list)
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, args.seeds + 1):
             for pace in args.paces:
@@ -79,16 +80,16 @@ def main() -> None:
                 print(f"seed {seed}  pace {pace:>5}  {found[pace][-1]}", file=sys.stderr, flush=True)
     fastest = min(median(result.step_s for result in results) for results in found.values())
     print(f"{'pace':>5}  {'s/step':>7} {'speed':>6} {'age':>5} {'queue':>6} {'s to 0.9':>9} {'steps':>6} {'reward':>7}")
+    figures: dict[str, float] = {"seeds": args.seeds, "max_age": args.max_age, "load_before": load}
     for pace, results in found.items():
         column = {name: median(asdict(result)[name] for result in results) for name in asdict(results[0])}
         print(
             f"{pace:>5}  {column['step_s']:7.3f} {fastest / column['step_s']:6.3f} {column['age']:5.2f} "
             f"{column['age_in_queue']:6.2f} {column['target_s']:9.1f} {column['target_steps']:6.0f} {column['reward']:7.3f}"
         )
+        figures |= {f"pace_{pace}_{field}": value for field, value in column.items()}
     if args.json is not None:
-        args.json.write_text(
-            json.dumps({pace: [asdict(each) for each in results] for pace, results in found.items()}, indent=1)
-        )
+        args.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

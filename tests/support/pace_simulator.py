@@ -189,8 +189,12 @@ class Simulation:
             gone = [number for number in self._reserved if number % self.world.workers < lost]
             self._computing = [entry for entry in self._computing if entry[1] not in gone]
             heapq.heapify(self._computing)
-            self._schedule(1.0, lambda: [self._reserved.pop(number, None) for number in gone] and None)
+            self._schedule(1.0, partial(self._expire, gone))
         self.world = world
+
+    def _expire(self, gone: list[int]) -> None:
+        for number in gone:
+            self._reserved.pop(number, None)
 
 
 def seconds_per_step(steps: list[SimulatedStep]) -> float:

@@ -393,6 +393,19 @@ def test_limits_change_while_the_run_goes_on_and_for_later_learners(tools: Tools
     assert (changed["max_age"], changed["lease_s"], changed["max_attempts"]) == (4, 7.5, 2)
 
 
+def test_the_pace_changes_while_the_run_goes_on(tools: Tools) -> None:
+    async def run(buffer: RedisBuffer) -> None:
+        await buffer.resign(await started(buffer))
+
+    tools.do(run)
+    assert "6 slots" in tools("limits", "staleness.pace=full")
+    assert "4 slots" in tools("limits", "staleness.pace=2")
+    assert "staleness.pace" in tools.mistake("limits", "staleness.pace=fast")
+    assert "4 slots" in tools("limits", "staleness.pace=auto"), "until the learner's next step"
+    tools.config.write_text(tools.config.read_text() + "staleness: {pace: 1.5}\n")
+    assert "does not find a pace: its staleness.pace is 1.5" in tools.mistake("limits", "staleness.pace=auto")
+
+
 @pytest.mark.parametrize("fault", ["payload", "record"])
 def test_books_that_do_not_balance(tools: Tools, fault: str) -> None:
     tools.do(fill)
