@@ -169,9 +169,8 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
                 await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
             may_be_spent.set()
             stats = await buffer.stats()
-            rows = {**fleet.row(), **training_guard.row(), **pacer.row(stats), **evaluations.row()}
-            reporter.write(finished, stats, rows)
-            await pacer.after(stats, unreleased_steps=finished.progress.step - publisher.released_step)
+            pace = await pacer.after(stats, unreleased_steps=finished.progress.step - publisher.released_step)
+            reporter.write(finished, stats, {**fleet.row(), **training_guard.row(), **pace, **evaluations.row()})
             await training_guard.after(finished.result)
 
         loop = Loop(

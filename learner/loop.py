@@ -30,6 +30,7 @@ from learner.checkpoints.schedule import CheckpointSaver, CheckpointSchedule
 from learner.prefetch import Prefetcher, StepBatch
 from learner.progress import Progress
 from learner.step import StepResult
+from learner.step_clock import StepClock
 from learner.versions.publish import Publisher, Rollback
 
 define("learner.trained", "learner.issued", "learner.recorded", "learner.offered")
@@ -61,6 +62,8 @@ class FinishedStep:
     step_s: float
     idle_s: float
     """Seconds that the ranks waited for data before this step."""
+    idle: Mapping[str, float]
+    """Shares of the time since the last step's report, by cause (`idle/...`)."""
     checkpoint: Mapping[str, float]
     """Metrics of the last checkpoint (`checkpoint/...`)."""
 
@@ -88,6 +91,7 @@ class Loop:
             buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=config.disk_wait_s
         )
         self._bad_steps = 0
+        self._clock = StepClock()
 
     async def run(self, progress: Progress) -> Progress:
         """
@@ -102,10 +106,11 @@ class Loop:
             prefetch = tasks.create_task(self._prefetcher.fetch(progress.step + 1, progress.version), name="prefetch")
             while progress.step < self._config.steps:
                 idle_since = time.monotonic()
-                while not await self._wait_for_batch(prefetch, stopping, progress, tasks):
-                    held, progress = progress, await self._handle_request(progress)
-                    if progress != held:
-                        prefetch = await self._prefetch_again(prefetch, progress, tasks)
+                with self._clock.during("no_groups"):
+                    while not await self._wait_for_batch(prefetch, stopping, progress, tasks):
+                        held, progress = progress, await self._handle_request(progress)
+                        if progress != held:
+                            prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if self._stop.is_set():
                     break
                 idle_s, step_batch = time.monotonic() - idle_since, prefetch.result()
@@ -156,7 +161,8 @@ class Loop:
 
     async def _train(self, progress: Progress, step_batch: StepBatch, idle_s: float) -> Progress:
         started = time.monotonic()
-        result = await self._ranks.step(step_batch.packed)
+        with self._clock.during("training"):
+            result = await self._ranks.step(step_batch.packed)
         failpoint("learner.trained")
         if result.skipped:
             progress = await self._skip(progress, step_batch)
@@ -178,6 +184,7 @@ class Loop:
             result=result,
             step_s=step_s,
             idle_s=idle_s,
+            idle=self._clock.row(),
             checkpoint=self._checkpoints.row(),
         )
         await self._report(finished)
@@ -196,20 +203,23 @@ class Loop:
             )
         log.warning(f"step {step_batch.step} skipped: its loss or gradient is not finite")
         await self._offer(progress)  # the skipped step's slots are released once these weights are live
-        if await self._publisher.until_live(progress.version):
-            await self._buffer.release(self._fence, step_batch.step)
+        with self._clock.during("pushing"):
+            if await self._publisher.until_live(progress.version):
+                await self._buffer.release(self._fence, step_batch.step)
         self._publisher.progress = progress = replace(progress, step=step_batch.step)
         await self._record(progress, step_batch)
         return progress
 
     async def _save(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
         await self._offer(progress)  # the groups of a checkpoint are spent once its weights are live
-        await self._checkpoints.begin(progress, tasks)
+        with self._clock.during("checkpoint"):
+            await self._checkpoints.begin(progress, tasks)
 
     async def _offer(self, progress: Progress) -> None:
         """Pack and offer the current weights, unless they were offered already or versions are pinned."""
         if self._publisher.is_held_back:
-            digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
+            with self._clock.during("pushing"):
+                digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
             self._publisher.offer(record, releases=progress.step)
 

@@ -21,6 +21,8 @@ def draw(rows: Sequence[MetricRow], path: Path, *, title: str, max_age: int) -> 
     reward.set(title=title, ylabel="mean reward")
     age.plot(*_series(rows, "staleness/mean"), color="tab:orange", label="mean")
     age.plot(*_series(rows, "staleness/max"), color="tab:red", linewidth=0.8, label="max")
+    age.plot(*_series(rows, "staleness/in_queue"), color="tab:purple", linewidth=0.8, label="mean in the queue")
+    age.plot(*_series(rows, "staleness/in_flight"), color="tab:green", linewidth=0.8, label="mean in flight")
     age.axhline(max_age, color="gray", linestyle="--", label="bound")
     age.set(xlabel="step", ylabel="age (versions)", ylim=(0, max_age + 0.5))
     age.legend()

@@ -22,6 +22,8 @@ from async_rl.telemetry.rows import MetricRow, read_objects, read_rows
 EDGE = 3
 """Number of first and last steps over which values are averaged."""
 AGE_PREFIX = "staleness/age_"
+IDLE_CAUSES = {"no_groups": "no groups ready", "pushing": "pushing", "checkpoint": "checkpoint", "other": "other"}
+"""Suffixes of the metrics `idle/...`, and their names for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class RunSummary:
     """Duration of the command."""
     training_s: float
     """Training time of the run, including earlier lives."""
+    idle: dict[str, float]
+    """Shares of the learner's time in which it did not train, by cause."""
     evaluations: list[EvaluationRow]
     """Evaluations, ordered by step."""
 
@@ -107,6 +111,7 @@ def summarise(
         samples_trained=int(last.get("progress/samples", 0)),
         wall_s=wall_s,
         training_s=last.get("progress/wall_s", 0.0),
+        idle={cause: share for cause in IDLE_CAUSES if (share := _mean(rows, f"idle/{cause}")) is not None},
         evaluations=list(evaluations),
     )
 
@@ -167,6 +172,10 @@ def _print_summary(summary: RunSummary, console: Console) -> None:
     console.print(
         f"age of the groups when trained: mean {summary.age_mean:.2f}, max {summary.age_max}, bound {summary.max_age}"
     )
+    if summary.idle:
+        causes = ", ".join(f"{IDLE_CAUSES[cause]} {share:.1%}" for cause, share in summary.idle.items())
+        total = sum(summary.idle.values())
+        console.print(f"the learner was idle {total:.1%} of the time: {causes}", highlight=False, soft_wrap=True)
     most = max(summary.age_histogram.values(), default=0)
     for age, count in summary.age_histogram.items():
         console.print(f"  {age:>3} {'█' * max(1, round(40 * count / most))} {count}", highlight=False)

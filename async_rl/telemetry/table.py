@@ -111,6 +111,8 @@ staleness/in_queue [versions]: mean part of the age gained while ready in the bu
 staleness/age_{age} [groups]: groups of the step batch with exactly this age
 pace/target [steps]: steps' worth of groups that may be on their way (staleness.pace)
 pace/slots [groups]: groups that may be on their way
+pace/reserved [groups]: groups being rolled out when the step ended, from which the next pace is decided
+pace/unreleased [groups]: groups trained by then whose slots had not returned
 staleness/dropped [groups]: groups dropped as too old, since the run began
 buffer/depth [groups]: groups ready for their first use
 buffer/again [groups]: groups ready for another use (replay)
@@ -174,6 +176,10 @@ time/step [s]: training of the step, including the hand-over of its weights to t
 time/pack [s]: packing the step batch, concurrent with the previous step
 time/wait_data [s]: waiting for groups
 idle/learner [share]: share of the step's time spent waiting for groups
+idle/no_groups [share]: of the time since the previous step's row, the learner waited for a batch
+idle/pushing [share]: of the time since the previous step's row, training waited for weights to be packed or to become live
+idle/checkpoint [share]: of the time since the previous step's row, training waited for a checkpoint
+idle/other [share]: of the time since the previous step's row, the learner neither trained nor waited for any of these
 perf/tok_s [tokens/s]: sampled tokens trained per second
 optim/lr: learning rate
 optim/grad_norm: gradient norm before clipping

@@ -23,14 +23,21 @@ class Pacer:
         """Begin with the lowest pace: the first steps show how much more is needed."""
         await self._apply()
 
-    async def after(self, stats: BufferStats, *, unreleased_steps: int) -> None:
-        """Decide anew after a step. `unreleased_steps`: those trained whose slots have not returned."""
-        unreleased = unreleased_steps * self._controller.groups_per_step
-        self._controller = self._controller.after(PaceObservation(reserved=stats.reserved, unreleased=unreleased))
-        await self._apply()
+    async def after(self, stats: BufferStats, *, unreleased_steps: int) -> Mapping[str, float]:
+        """Decide anew after a step. Returns the slots until then and the inputs of the decision, from which it can be replayed.
 
-    def row(self, stats: BufferStats) -> Mapping[str, float]:
-        return {"pace/slots": float(stats.slots), "pace/target": stats.slots / self._controller.groups_per_step}
+        `unreleased_steps`: those trained whose slots have not returned.
+        """
+        groups_per_step = self._controller.groups_per_step
+        seen = PaceObservation(reserved=stats.reserved, unreleased=unreleased_steps * groups_per_step)
+        self._controller = self._controller.after(seen)
+        await self._apply()
+        return {
+            "pace/target": stats.slots / groups_per_step,
+            "pace/slots": float(stats.slots),
+            "pace/reserved": float(seen.reserved),
+            "pace/unreleased": float(seen.unreleased),
+        }
 
     async def _apply(self) -> None:
         if self._is_auto:

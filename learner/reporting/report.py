@@ -52,6 +52,7 @@ class Reporter:
             "time/step": finished.step_s,
             "time/wait_data": finished.idle_s,
             "idle/learner": finished.idle_s / max(finished.idle_s + finished.step_s, 1e-9),
+            **finished.idle,
             "perf/tok_s": tokens / max(finished.idle_s + finished.step_s, 1e-9),
             "progress/tokens": self._tokens,
             "progress/samples": self._rollouts,

@@ -43,6 +43,7 @@ def train(config: Config) -> None:
             ages = {"staleness/age_0": 1, "staleness/age_2": 3}
             progress = {"progress/tokens": 100 * step, "progress/samples": 8 * step, "progress/wall_s": 0.5 * step}
             progress["rollout/reward"] = step / 20
+            progress |= {"idle/no_groups": step / 100, "idle/pushing": 0.01, "idle/checkpoint": 0.02, "idle/other": 0.0}
             sinks.log(step, {"reward/mean": step / 10, "staleness/mean": 1.5, "staleness/max": 2, **ages, **progress})
             sinks.log(step, {"weights/push_s": 0.1})
         for evaluated in (5, 10):  # the last rows of a run may hold several
@@ -77,6 +78,7 @@ def test_the_summary_counts_what_was_trained(config: Config) -> None:
         "reward_all_last": pytest.approx(0.45),
         "wall_s": 17.3,
         "training_s": 5.0,
+        "idle": pytest.approx({"no_groups": 0.055, "pushing": 0.01, "checkpoint": 0.02, "other": 0.0}),
         "evaluations": [
             {
                 "step": step,
@@ -105,6 +107,7 @@ def test_the_last_printed_line_is_the_path(config: Config) -> None:
     assert "evaluation of step 10: held_out  pass@1 0.667 [0.208, 0.939]  mean@1 0.500  (3 tasks)" in text
     assert "reward of all episodes, trained or not: 0.100 -> 0.450" in text
     assert "in 10 steps, 17 s (training 5 s)" in text
+    assert "the learner was idle 8.5% of the time: no groups ready 5.5%, pushing 1.0%, checkpoint 2.0%, other 0.0%" in text
     assert "[bold]456" in text, "what a model says is shown as it is"
     assert "1=" in text
     assert "10=" in text
