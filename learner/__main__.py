@@ -171,7 +171,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             stats = await buffer.stats()
             pace = await pacer.after(stats, unreleased_steps=finished.progress.step - publisher.released_step)
             reporter.write(finished, stats, {**fleet.row(), **training_guard.row(), **pace, **evaluations.row()})
-            await training_guard.after(finished.result)
+            await training_guard.after(finished.result, waited=finished.idle["idle/no_groups"])
 
         loop = Loop(
             buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),

@@ -100,7 +100,8 @@ class GuardConfig(Section):
     patience: PositiveInt = 3
     """Consecutive steps outside of the band before the guard acts, and again before it acts once more."""
     recovery: PositiveInt = 20
-    """Consecutive steps well inside of the band before one action is undone."""
+    """Steps well inside of the band, without one in between that is not, before the guard relaxes by one: the learning rate by
+    `factor`, max_age by 1. For max_age only steps count in which the learner waits for groups."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """Distance from the bound that counts as well inside, as a share of the way from the bound to zero divergence."""
     factor: float = Field(default=0.5, gt=0, lt=1)
@@ -108,7 +109,7 @@ class GuardConfig(Section):
     lowest_scale: float = Field(default=0.05, gt=0, le=1)
     """lower_learning_rate: lower bound of the product of all factors."""
     lowest_max_age: int = Field(default=1, ge=0)
-    """tighten_max_age: each action lowers staleness.max_age by 1, down to this."""
+    """tighten_max_age: each action halves staleness.max_age, down to this. It watches the oldest tokens of each step."""
 
     @model_validator(mode="after")
     def _has_a_band(self) -> GuardConfig:

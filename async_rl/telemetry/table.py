@@ -33,7 +33,7 @@ episode/turns [turns]: mean generations per rollout
 episode/length [tokens]: mean sampled tokens per rollout
 episode/truncated [share]: rollouts cut by a length limit
 episode/failed [share]: failed rollouts, which have no reward
-guard/notches: actions of the guard in force: how many times it has lowered the learning rate or max_age
+guard/notches: how far the guard has tightened: how many times it has lowered the learning rate, or by how many versions max_age
 policy/loss: total loss
 policy/surrogate: the surrogate (advantage-weighted) part of the loss
 policy/kl_reference: estimated KL divergence from the reference policy, if the objective has one

@@ -40,12 +40,12 @@ class TrainingGuard:
             await self._set_max_age()
         self._apply()
 
-    async def after(self, result: StepResult) -> None:
+    async def after(self, result: StepResult, *, waited: float) -> None:
         """Check the metrics of a step and act on them. Raises Diverged if the action is `stop`."""
         if result.skipped:
             return
         before = self._guard.max_age
-        self._guard, done = self._guard.after(result.metrics)
+        self._guard, done = self._guard.after(result.metrics, waited=waited)
         self._apply()
         if done and self._guard.config.action == "stop":
             raise Diverged(done)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from async_rl.config.learner import GuardConfig
-from learner.guard.rule import GuardRule, GuardState
+from learner.guard.rule import STARVES, GuardRule, GuardState
 
 GOOD, BETWEEN, BAD = 0.9, 0.52, 0.3
 """Effective sample sizes well inside of a band from 0.5 on, just inside of it, and outside."""
@@ -26,10 +26,10 @@ def step(ess: float = GOOD, kl: float = 0.0, tokens: float = 10.0) -> dict[str, 
     return {"policy/ess": ess, "policy/kl_behave": kl, "policy/tokens": tokens}
 
 
-def after(watching: GuardRule, sizes: Iterable[float]) -> tuple[GuardRule, list[str]]:
+def after(watching: GuardRule, sizes: Iterable[float], *, waited: float = 0.5) -> tuple[GuardRule, list[str]]:
     verdicts: list[str] = []
     for size in sizes:
-        watching, verdict = watching.after(step(size))
+        watching, verdict = watching.after(step(size), waited=waited)
         verdicts.append(verdict)
     return watching, verdicts
 
@@ -50,7 +50,7 @@ def after(watching: GuardRule, sizes: Iterable[float]) -> tuple[GuardRule, list[
 def test_the_learning_rate_follows(sizes: list[float], scales: list[float]) -> None:
     watching, found = guard(lowest_scale=0.2), []
     for size in sizes:
-        watching, _ = watching.after(step(size))
+        watching, _ = watching.after(step(size), waited=0.0)
         found.append(watching.learning_rate_scale)
     assert found == scales
     assert watching.max_age == 4
@@ -64,11 +64,56 @@ def test_it_reports_only_when_it_acts() -> None:
     assert "multiplied by 1" in said[8]
 
 
-def test_rollouts_may_be_asked_to_be_younger() -> None:
-    watching, _ = after(guard(action="tighten_max_age", lowest_max_age=2), [BAD] * 10)
-    assert (watching.max_age, watching.learning_rate_scale) == (2, 1)
-    watching, _ = after(watching, [GOOD] * 3)
+def bounds(watching: GuardRule, sizes: Iterable[float], *, waited: float = 0.5) -> list[float]:
+    found: list[float] = []
+    for size in sizes:
+        watching, _ = watching.after(step(size), waited=waited)
+        found.append(watching.max_age)
+    return found
+
+
+def test_the_bound_on_age_is_halved_and_widened_by_one() -> None:
+    config = guard(action="tighten_max_age", patience=1, recovery=2).config
+    watching = GuardRule(config=config, configured_max_age=8)
+    assert bounds(watching, [BAD] * 4 + [GOOD] * 6) == [4, 2, 1, 1, 1, 2, 2, 3, 3, 4]
+    assert bounds(watching, [BAD] + [GOOD] * 20)[-1] == 8, "never above the configured one"
+    assert bounds(replace(watching, configured_max_age=2.5), [BAD] * 3 + [GOOD] * 6) == [1, 1, 1, 1, 1.5, 1.5, 2.5, 2.5, 2.5]
+    lowest = config.model_copy(update={"lowest_max_age": 3})
+    assert bounds(replace(watching, config=lowest), [BAD] * 3 + [GOOD] * 2) == [4, 3, 3, 3, 4]
+
+
+def test_the_bound_on_age_is_widened_only_for_a_learner_that_waits() -> None:
+    watching, _ = after(guard(action="tighten_max_age"), [BAD] * 2)
+    assert watching.max_age == 2
+    watching, _ = after(watching, [GOOD] * 50, waited=STARVES)
+    assert watching.max_age == 2
+    watching, _ = after(watching, [GOOD] * 2)
+    watching, _ = after(watching, [GOOD] * 50, waited=0.0)
+    assert watching.max_age == 2, "steps in which it does not wait say nothing"
+    watching, _ = after(watching, [GOOD])
     assert watching.max_age == 3
+    scaled, _ = after(guard(), [BAD] * 2)
+    scaled, _ = after(scaled, [GOOD] * 3, waited=0.0)
+    assert scaled.learning_rate_scale == 1, "the learning rate returns whether the learner waits or not"
+
+
+def test_the_bound_on_age_is_judged_by_the_oldest_tokens() -> None:
+    def ages(**sizes: tuple[float, float]) -> dict[str, float]:
+        return {
+            f"policy/age_{age}/{name}": value
+            for age, (tokens, ess) in sizes.items()
+            for name, value in {"tokens": tokens, "ess": ess, "kl_behave": 0.0}.items()
+        }
+
+    watching = guard(action="tighten_max_age", patience=1)
+    all_good = step(GOOD, tokens=100) | ages(**{"0": (50, GOOD), "2_3": (50, GOOD)})
+    for older, max_age in {(6, BAD): 2, (4, BAD): 4, (6, GOOD): 4}.items():
+        moved, said = watching.after(all_good | ages(**{"8_up": older}), waited=0.0)
+        assert moved.max_age == max_age
+        assert ("policy/age_8_up/ess" in said) == (max_age == 2)
+    young_is_bad = step(BAD, tokens=100) | ages(**{"0": (50, BAD), "1": (50, GOOD)})
+    assert watching.after(young_is_bad, waited=0.0)[0].max_age == 4, "a lower bound would not help"
+    assert guard(patience=1).after(young_is_bad, waited=0.0)[0].learning_rate_scale == 0.5
 
 
 def test_what_is_configured_may_be_below_the_lowest() -> None:
@@ -85,20 +130,20 @@ def test_it_may_end_the_run() -> None:
 
 def test_the_divergence_is_watched_too() -> None:
     watching = guard(min_ess=None, max_kl=0.1, patience=1)
-    watching, verdict = watching.after(step(ess=0.01, kl=0.1))
+    watching, verdict = watching.after(step(ess=0.01, kl=0.1), waited=0.0)
     assert not verdict
-    _, verdict = watching.after(step(kl=0.11))
+    _, verdict = watching.after(step(kl=0.11), waited=0.0)
     assert "policy/kl_behave 0.11 is above learner.guard.max_kl 0.1" in verdict
 
 
 def test_a_step_without_tokens_is_ignored() -> None:
-    watching, _ = guard().after(step(BAD))
-    assert watching.after(step(0.0, tokens=0.0)) == (watching, "")
+    watching, _ = guard().after(step(BAD), waited=0.0)
+    assert watching.after(step(0.0, tokens=0.0), waited=0.0) == (watching, "")
 
 
 def test_by_default_it_does_nothing() -> None:
     watching = GuardRule(config=GuardConfig(), configured_max_age=4)
-    assert watching.after(step(0.0, kl=99.0)) == (watching, "")
+    assert watching.after(step(0.0, kl=99.0), waited=0.0) == (watching, "")
 
 
 def test_a_band_is_required_by_name() -> None:
@@ -111,11 +156,15 @@ actions = st.sampled_from(["lower_learning_rate", "tighten_max_age"])
 
 
 @given(sizes=sizes, action=actions, patience=st.integers(1, 4), recovery=st.integers(1, 4))
-def test_it_moves_one_notch_at_a_time_within_its_bounds(sizes: list[float], action: str, patience: int, recovery: int) -> None:
+def test_it_tightens_by_halves_and_relaxes_by_one_notch_within_its_bounds(
+    sizes: list[float], action: str, patience: int, recovery: int
+) -> None:
     watching = guard(action=action, patience=patience, recovery=recovery)
     for size in sizes:
-        moved, verdict = watching.after(step(size))
-        assert abs(moved.state.notches - watching.state.notches) == bool(verdict)
+        moved, verdict = watching.after(step(size), waited=0.5)
+        change = moved.state.notches - watching.state.notches
+        assert bool(change) == bool(verdict)
+        assert -1 <= change <= (1 if action == "lower_learning_rate" else math.ceil(watching.max_age / 2))
         assert 1 <= moved.max_age <= 4
         assert 0.05 <= moved.learning_rate_scale <= 1
         watching = moved

@@ -42,7 +42,7 @@ async def life(buffer: MemoryBuffer, ranks: FakeRanks, action: str, *sizes: floa
     watch = TrainingGuard(guard, max_age=RUN.staleness.max_age, buffer=buffer, fence=fence, ranks=ranks)
     await watch.begin()
     for size in sizes:
-        await watch.after(step(size))
+        await watch.after(step(size), waited=0.5)
     await buffer.resign(fence)
     return (await buffer.stats()).slots
 
