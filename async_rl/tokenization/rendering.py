@@ -33,22 +33,21 @@ class RenderedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFormat:
-    """How prompts of a dataset are rendered."""
+    """How the prompts of a dataset become texts or messages."""
 
-    tokenizer: Tokenizer
     chat: bool = False
-    """Render a text as a user message."""
+    """Make a text a user message."""
     system: str = ""
     """System message before the prompt; implies `chat`."""
 
-    def prompt(self, asked: object) -> str | list[Message]:
+    def prompt(self, asked: object) -> str | tuple[Message, ...]:
         """The prompt from JSON: a text, or messages. Raises ValueError."""
         if isinstance(asked, str) and not (self.chat or self.system):
             return asked
         return self.with_system([Message(role="user", content=asked)] if isinstance(asked, str) else read_messages(asked))
 
-    def with_system(self, messages: Sequence[Message]) -> list[Message]:
-        return [*([Message(role="system", content=self.system)] if self.system else []), *messages]
+    def with_system(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        return (*([Message(role="system", content=self.system)] if self.system else []), *messages)
 
 
 def whole_text(tokenizer: Tokenizer, text: str) -> RenderedText:

@@ -22,14 +22,13 @@ from async_rl.models.from_config import model_shape
 from async_rl.supervision import die_with_parent, drain_flag, signs_of_life, work_limit
 from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import configure_logs, open_sinks, read_last_row
-from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.ranks.distributed import init_distributed
 from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rendezvous import open_local_rendezvous
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
-from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
+from learner.training.examples import ExampleReader
 from learner.training.models import build_models, check
 from learner.training.report import TrainingReport
 from learner.training.table import Table, TokenLimits
@@ -57,9 +56,7 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
     check(config, shape)
-    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
-    kind = PreferenceFormat(prompt_format=prompt_format) if config.compares else CompletionFormat(prompt_format=prompt_format)
-    read = ExampleReader(kind=kind, columns=config.data.columns)
+    read = ExampleReader.of(config.data, tokenizer, compares=config.compares)
     room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table = Table.to_train(config.data, read, room, seed=config.run.seed)
     held_out = Table.held_out(config.data, read, room)

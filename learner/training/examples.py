@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
+from async_rl.config.training import DataConfig
+from async_rl.protocols import Tokenizer
 from async_rl.tokenization.rendering import (
     PromptFormat,
     RenderedText,
@@ -18,6 +20,8 @@ from async_rl.tokenization.rendering import (
 )
 
 COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
+COMPLETION_COLUMNS = "prompt and response, or messages, or text"
+PAIR_COLUMNS = "chosen and rejected, and prompt where these do not contain it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,77 +35,59 @@ class Example:
         return sum(len(text) for text in self.texts)
 
 
-class RowFormat(Protocol):
-    """The columns of a table and how they become texts."""
-
-    @property
-    def wanted(self) -> str:
-        """The needed columns, for error messages."""
-        ...
-
-    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
-        """Return the texts of a row, None if columns are missing. Raises ValueError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReader:
     """Reads rows of a table as examples."""
 
-    kind: RowFormat
+    tokenizer: Tokenizer
+    prompt_format: PromptFormat
     columns: Mapping[str, str]
     """Our column names -> those of the table (data.columns)."""
+    compares: bool
+    """A row is a better and a worse answer, for DPO and reward models; else a text for supervised training or distillation."""
+
+    @staticmethod
+    def of(data: DataConfig, tokenizer: Tokenizer, *, compares: bool) -> ExampleReader:
+        prompt_format = PromptFormat(chat=data.chat, system=data.system)
+        return ExampleReader(tokenizer=tokenizer, prompt_format=prompt_format, columns=data.columns, compares=compares)
 
     def __call__(self, row: Mapping[str, Any]) -> Example:
         """Read a row. Raises ValueError; its message continues a sentence that begins with the row's place."""
         names = {ours: self.columns.get(ours, ours) for ours in COLUMNS}
-        texts = self.kind.texts({ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None})
+        given = {ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None}
+        texts = self._pair(given) if self.compares else self._completion(given)
         if texts is None:
-            raise ValueError(f"has the columns {', '.join(row)}; needed are {self.kind.wanted} (data.columns renames them)")
+            wanted = PAIR_COLUMNS if self.compares else COMPLETION_COLUMNS
+            raise ValueError(f"has the columns {', '.join(row)}; needed are {wanted} (data.columns renames them)")
         if any(text.num_trained == 0 for text in texts):
             raise ValueError("has no token to train on")
         return Example(texts=texts)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFormat:
-    """A text for supervised training or distillation."""
-
-    prompt_format: PromptFormat
-    wanted = "prompt and response, or messages, or text"
-
-    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
-        tokenizer = self.prompt_format.tokenizer
-        if "prompt" in row and "response" in row:
-            return (answered(tokenizer, self.prompt_format.prompt(row["prompt"]), read_answer(row["response"])),)
-        if "messages" in row:
-            return (conversation(tokenizer, self.prompt_format.with_system(read_messages(row["messages"]))),)
-        if "text" in row:
-            return (whole_text(tokenizer, _text(row["text"])),)
+    def _completion(self, given: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
+        """Return the text of a row, None if columns are missing. Raises ValueError."""
+        if "prompt" in given and "response" in given:
+            return (answered(self.tokenizer, self.prompt_format.prompt(given["prompt"]), read_answer(given["response"])),)
+        if "messages" in given:
+            return (conversation(self.tokenizer, self.prompt_format.with_system(read_messages(given["messages"]))),)
+        if "text" in given:
+            return (whole_text(self.tokenizer, _text(given["text"])),)
         return None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceFormat:
-    """A better and a worse answer, for DPO and reward models."""
-
-    prompt_format: PromptFormat
-    wanted = "chosen and rejected, and prompt where these do not contain it"
-
-    def texts(self, row: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
-        if "chosen" not in row or "rejected" not in row:
+    def _pair(self, given: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
+        """Return the better and the worse answer, None if columns are missing. Raises ValueError."""
+        if "chosen" not in given or "rejected" not in given:
             return None
-        chosen, rejected = read_answer(row["chosen"]), read_answer(row["rejected"])
+        chosen, rejected = read_answer(given["chosen"]), read_answer(given["rejected"])
         if chosen == rejected:
             raise ValueError("has the same answer as chosen and as rejected")
-        if "prompt" in row:
-            prompt = self.prompt_format.prompt(row["prompt"])
+        if "prompt" in given:
+            prompt = self.prompt_format.prompt(given["prompt"])
         elif isinstance(chosen, str) or isinstance(rejected, str):
             raise ValueError("has no prompt, so chosen and rejected must be whole conversations")
         else:
             shared = [mine for mine, _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))]
             prompt, chosen, rejected = self.prompt_format.with_system(shared), chosen[len(shared) :], rejected[len(shared) :]
-        return answered(self.prompt_format.tokenizer, prompt, chosen), answered(self.prompt_format.tokenizer, prompt, rejected)
+        return answered(self.tokenizer, prompt, chosen), answered(self.tokenizer, prompt, rejected)
 
 
 def _text(value: Any) -> str:

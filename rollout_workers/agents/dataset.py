@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from async_rl.datasets.order import Epochs
-from async_rl.datasets.rows import Row, open_rows
+from async_rl.datasets.rows import BadRow, Row, open_rows
 from async_rl.errors import ConfigError
+from async_rl.tokenization.rendering import PromptFormat
 from async_rl.types import Message, Scalar, Task
 from rollout_workers.agents.environment import RewardValue
 from rollout_workers.agents.reward_only import RewardOnlyAgent
@@ -71,21 +72,20 @@ class DatasetAgent(RewardOnlyAgent):
     def task(self, index: int) -> Task:
         number = self._order(index)
         row = self._rows[number]
+        try:
+            prompt = self.prompt_of(row)
+        except ValueError as error:
+            raise BadRow(f"{self._rows.place(number)}: {error}") from error
         return Task(
             key=f"{self.name}/{self.split}/{number}",
             environment=self.name,
-            prompt=self.prompt_of(row),
+            prompt=prompt,
             answer=self.answer_of(row),
             data={column: value if isinstance(value := row[column], Scalar) else str(value) for column in self.columns},
         )
 
     def prompt_of(self, row: Row) -> str | tuple[Message, ...]:
-        asked = row[self.prompt]
-        if isinstance(asked, str) and not (self.chat or self.system):
-            return asked
-        system = [Message(role="system", content=self.system)] if self.system else []
-        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        return (*system, *(Message(role=message["role"], content=message["content"]) for message in messages))
+        return PromptFormat(chat=self.chat, system=self.system).prompt(row[self.prompt])
 
     def answer_of(self, row: Row) -> str:
         return str(row[self.answer]) if self.answer else ""

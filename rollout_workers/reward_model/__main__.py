@@ -51,7 +51,8 @@ async def serve(config: RewardModelTraining, line: CommandLine) -> None:
 
         server = RewardServer(
             score,
-            PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system),
+            tokenizer,
+            PromptFormat(chat=config.data.chat, system=config.data.system),
             row_tokens=config.batch.bin_tokens,
             context_tokens=shape.max_positions,
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from async_rl.protocols import Tokenizer
 from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered, read_answer, read_messages
 from rollout_workers.http_server import listen, require_token, url_of
 
@@ -31,12 +32,13 @@ class RewardServer:
     def __init__(
         self,
         score: Callable[[Sequence[RenderedText]], Awaitable[list[float]]],
+        tokenizer: Tokenizer,
         prompt_format: PromptFormat,
         *,
         row_tokens: int,
         context_tokens: int,
     ) -> None:
-        self._score, self._prompt_format = score, prompt_format
+        self._score, self._tokenizer, self._prompt_format = score, tokenizer, prompt_format
         self._row, self._longest = row_tokens, min(row_tokens, context_tokens)
         self._waiting: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
@@ -82,7 +84,7 @@ class RewardServer:
         prompt = (
             self._prompt_format.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
         )
-        text = answered(self._prompt_format.tokenizer, prompt, read_answer(said["response"]))
+        text = answered(self._tokenizer, prompt, read_answer(said["response"]))
         if len(text) > self._longest:
             raise ValueError(f"the text has {len(text)} tokens, and at most {self._longest} fit")
         return text

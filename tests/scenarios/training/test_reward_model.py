@@ -14,6 +14,7 @@ from async_rl.config.loading import to_yaml
 from async_rl.errors import ConfigError
 from async_rl.megatron.model import forward_packed, pack
 from async_rl.models.from_config import model_shape
+from async_rl.protocols import Tokenizer
 from async_rl.supervision import run_with
 from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered
 from async_rl.tokenization.tokenizers import open_tokenizer
@@ -45,8 +46,8 @@ class Served:
     def __init__(self, scorer: Scorer) -> None:
         self.together: list[int] = []
         self._scorer = scorer
-        self.prompt_format = PromptFormat(tokenizer=open_tokenizer(config("rm").tokenizer))
-        self.server = RewardServer(self._score, self.prompt_format, row_tokens=ROW, context_tokens=CONTEXT)
+        self.tokenizer = open_tokenizer(config("rm").tokenizer)
+        self.server = RewardServer(self._score, self.tokenizer, PromptFormat(), row_tokens=ROW, context_tokens=CONTEXT)
 
     async def _score(self, texts: Sequence[RenderedText]) -> list[float]:
         self.together.append(len(texts))
@@ -55,8 +56,8 @@ class Served:
         return self._scorer.scores(texts)
 
 
-def alone(scorer: Scorer, prompt_format: PromptFormat, prompt: str, response: str) -> float:
-    ids = torch.tensor(answered(prompt_format.tokenizer, prompt, response).token_ids)
+def alone(scorer: Scorer, tokenizer: Tokenizer, prompt: str, response: str) -> float:
+    ids = torch.tensor(answered(tokenizer, prompt, response).token_ids)
     return forward_packed(scorer._model, *pack([ids]))[-1, 0].item()
 
 
@@ -70,14 +71,14 @@ async def test_many_ask_at_once_and_each_hears_its_own(trained: Scorer, tmp_path
         async with listening(served.server, host="127.0.0.1", port=0) as url:
             reward = ServedReward(url)
             found = await asyncio.gather(*(reward.score(*each) for each in asked))
-            assert found == pytest.approx([alone(trained, served.prompt_format, *each) for each in asked], abs=1e-5)
+            assert found == pytest.approx([alone(trained, served.tokenizer, *each) for each in asked], abs=1e-5)
             assert len(set(found)) > 10
             assert sum(served.together) == 24
             assert max(served.together) > 1  # they went together
 
             agent = DatasetAgent(name="d", path=str(table), scoring=url)
             assert await agent.reward(agent.task(0), "45") == pytest.approx(
-                alone(trained, served.prompt_format, "3=", "45"), abs=1e-5
+                alone(trained, served.tokenizer, "3=", "45"), abs=1e-5
             )
 
             said = [Message(role="user", content="3")]

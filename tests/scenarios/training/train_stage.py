@@ -17,12 +17,11 @@ from torch import Tensor
 from async_rl.config.training import METHODS, Method, TrainingConfig
 from async_rl.megatron import parallel
 from async_rl.models.from_config import model_shape
-from async_rl.tokenization.rendering import PromptFormat
 from async_rl.tokenization.tokenizers import open_tokenizer
 from learner.checkpoints.checkpointer import Checkpointer
 from learner.ranks.distributed import init_distributed
 from learner.training.checkpoints import TableProgress, TrainingCheckpoints
-from learner.training.examples import CompletionFormat, ExampleReader, PreferenceFormat
+from learner.training.examples import ExampleReader
 from learner.training.models import build_models
 from learner.training.table import Table, TokenLimits
 from learner.training.trainer import TableStep, TableTrainer
@@ -70,13 +69,7 @@ def run(config: TrainingConfig, folder: Path) -> tuple[Notes, dict[str, Tensor] 
     """All its steps, and the weights on rank 0. What `learner.training.__main__` does, but for signals and sinks."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.data.chat, system=config.data.system)
-    read = ExampleReader(
-        kind=PreferenceFormat(prompt_format=prompt_format)
-        if config.compares
-        else CompletionFormat(prompt_format=prompt_format),
-        columns={},
-    )
+    read = ExampleReader.of(config.data, tokenizer, compares=config.compares)
     room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
     table, notes = Table.to_train(config.data, read, room, seed=config.run.seed), Notes()
     device = init_distributed(config)

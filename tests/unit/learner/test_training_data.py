@@ -16,9 +16,9 @@ from async_rl.config.loading import resolve, shipped_configs
 from async_rl.config.training import METHODS, DataConfig, Method
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.tokenization.rendering import PromptFormat, RenderedText
+from async_rl.tokenization.rendering import RenderedText
 from async_rl.tokenization.tokenizers import Characters, HuggingFace
-from learner.training.examples import CompletionFormat, Example, ExampleReader, PreferenceFormat
+from learner.training.examples import Example, ExampleReader
 from learner.training.packed import pack
 from learner.training.table import Table, TokenLimits
 from tests.support.small_tokenizer import CHATML, THINKING, make_tokenizer
@@ -39,11 +39,7 @@ def read(
     row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any
 ) -> tuple[RenderedText, ...]:
     config = DataConfig(path="", **data)
-    prompt_format = PromptFormat(tokenizer=tokenizer, chat=config.chat, system=config.system)
-    return ExampleReader(
-        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
-        columns=config.columns,
-    )(row).texts
+    return ExampleReader.of(config, tokenizer, compares=pairs)(row).texts
 
 
 def said(text: RenderedText, tokenizer: Tokenizer = CHARACTERS) -> tuple[str, str]:
@@ -148,11 +144,7 @@ def test_a_bad_row_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, 
 
 def table(path: Path, *, pairs: bool = False, seed: int = 0, **data: Any) -> Table:
     config = DataConfig(path=str(path), shuffle=data.pop("shuffle", False), **data)
-    prompt_format = PromptFormat(tokenizer=CHARACTERS)
-    reader = ExampleReader(
-        kind=PreferenceFormat(prompt_format=prompt_format) if pairs else CompletionFormat(prompt_format=prompt_format),
-        columns={},
-    )
+    reader = ExampleReader.of(config, CHARACTERS, compares=pairs)
     return Table.to_train(config, reader, TokenLimits(row=20, context=15), seed=seed)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.datasets.order import shuffled
+from async_rl.datasets.rows import BadRow
 from async_rl.errors import ConfigError
 from async_rl.protocols import EpisodeContext
 from async_rl.testing import ScriptedInference
@@ -124,6 +125,21 @@ def test_a_prompt_may_be_a_conversation(tmp_path: Path):
     assert DatasetAgent(name="chat", path=path).task(0).prompt == (Message(role="user", content="1+1"),)
     told = DatasetAgent(name="chat", path=path, system="Be brief.").task(0).prompt
     assert told == (Message(role="system", content="Be brief."), Message(role="user", content="1+1"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (3, "has 3, which is neither a text nor a list of messages"),
+        ([{"role": "user"}], "both strings, but one is"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "tool_calls are not supported"),
+    ],
+)
+def test_a_prompt_that_is_neither_a_text_nor_messages_is_refused_with_its_line(tmp_path: Path, asked: object, sentence: str):
+    path = write(tmp_path / "chat.jsonl", [{"prompt": asked, "answer": "2"}])
+    with pytest.raises(BadRow, match=sentence) as caught:
+        DatasetAgent(name="chat", path=path).task(0)
+    assert str(caught.value).startswith(f"{path}:1: ")
 
 
 def test_a_text_becomes_a_message_where_a_template_is_wanted(sums: str):
