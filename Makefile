@@ -4,6 +4,8 @@ PYTHON ?= $(shell .ci/find_python $(PYTHONS))
 VENV = .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# Hundreds of processes are started: without compiled modules each takes ten seconds more to import torch.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo picture test test-fast test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
