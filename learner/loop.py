@@ -1,12 +1,13 @@
 """The training loop of the learner, on rank 0: take a step batch, train, issue a version, offer it, checkpoint.
 
-            prefetch                  step            pack             offer
-    buffer ──────────▶ step batch n+1 ┄┄▶ n ──▶ weights ──▶ packed version ──▶ publisher ──▶ workers
-       ▲             (while n computes)   │                                        │
-       └──────────── checkpoint: spent ◀──┘                    release: slots ◀────┘
+            prefetch                  step    issue, journal          pack, offer
+    buffer ──────────▶ step batch n+1 ┄┄▶ n ──────────────▶ version ──────────────▶ publisher ──▶ workers
+       ▲             (while n computes)   │                                            │
+       └──────────── checkpoint: spent ◀──┘                        release: slots ◀────┘
 
-This file fixes the order of effects; the decisions are made in pure functions elsewhere. A version is issued and recorded
-before it can be seen, and a group is marked as spent only when a durable checkpoint contains its step.
+This file fixes the order of effects; the decisions are made in pure functions elsewhere. A version is issued and written to
+the journal before it can be seen. A group is spent once a durable checkpoint contains its step, and the checkpoint's weights
+are live.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class LearnerRanks(CheckpointSaver, Protocol):
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
-    async def pack_version(self, version: int, keep: Collection[int]) -> str: ...
+    async def pack_version(self, version: int, keep: Collection[int]) -> str:
+        """Pack the current weights, keeping the versions `keep`; returns their digest."""
+        ...
 
     async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """Pack the weights of a checkpoint. Returns None if the checkpoint cannot be read."""
@@ -108,13 +111,13 @@ class Loop:
                 idle_since = time.monotonic()
                 with self._clock.during("no_groups"):
                     while not await self._wait_for_batch(prefetch, stopping, progress, tasks):
-                        held, progress = progress, await self._handle_request(progress)
-                        if progress != held:
+                        before, progress = progress, await self._handle_request(progress)
+                        if progress != before:
                             prefetch = await self._prefetch_again(prefetch, progress, tasks)
                 if self._stop.is_set():
                     break
                 idle_s, step_batch = time.monotonic() - idle_since, prefetch.result()
-                if step_batch.step < self._config.steps:
+                if step_batch.step < self._config.steps:  # for the version that this step makes, unless it is skipped
                     prefetch = tasks.create_task(
                         self._prefetcher.fetch(step_batch.step + 1, progress.version + 1), name="prefetch"
                     )
@@ -217,7 +220,7 @@ class Loop:
 
     async def _offer(self, progress: Progress) -> None:
         """Pack and offer the current weights, unless they were offered already or versions are pinned."""
-        if self._publisher.is_held_back:
+        if self._publisher.may_offer:
             with self._clock.during("pushing"):
                 digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
             record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)

@@ -1,9 +1,9 @@
 """The rollout worker: reserve tickets, roll out their groups, commit them; many groups at a time.
 
-    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      the group is ready: the learner may take it
-      ▲  (waits for a free slot,        └─▶ buffer.abandon     the ticket is handed back, its task is rolled out again
-      │   which paces the workers)          ▲
-    weights_changed()              buffer.renew keeps the leases meanwhile; a lost lease cancels its group
+    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      the group is ready for the learner, or dropped, or quarantined
+      ▲  (waits for a free slot,        └─▶ buffer.abandon     the task is rolled out again, unless it failed max_attempts times
+      │   which paces the workers)
+    weights_changed()    buffer.renew keeps the leases meanwhile; a group whose lease is lost is cancelled
 
 consumes: tickets (buffer.reserve)    waits for:    a free slot, and weights as new as the live version
 produces: groups  (buffer.commit)     unblocked by: learner release or drop; weights_changed(); a finished group; stop

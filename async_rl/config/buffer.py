@@ -88,7 +88,7 @@ class StalenessConfig(Section):
     become too old; `fifo`: the oldest, dropping groups that become too old and repeating their tasks; `freshest`; `uniform`;
     `prioritized` (by `replay.priority`)."""
     wait_deadline_s: PositiveFloat = 600.0
-    """With `windowed_fifo`: seconds that the learner waits for unfinished groups before it drops them."""
+    """With `windowed_fifo`: longest wait for unfinished groups; then the step is taken without them."""
 
 
 class ReplayConfig(Section):

@@ -1,7 +1,8 @@
 """Decides when a version is pushed, and makes it live once its push is over.
 
-    offer(version) ──▶ push to every member ──▶ all staged ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
+    offer(version) ──▶ push to the members behind ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
 
+A push is over when each member has staged the version or was dropped; dropped members delay nothing, they catch up.
 The loop reports which weights the learner holds, packs those that are due (push_policy.py) and offers them; pushing happens
 during the next step. When pushes are slower than steps, versions in between are skipped: the age bound still holds, because
 slots return only with the version that goes live.
@@ -85,7 +86,7 @@ class Publisher:
         """Wakes the loop for a new request."""
         self.live_version = -1
         self.pinned = ""
-        """Why versions are held back, as operators read it; empty: they are not."""
+        """Why nothing newer is pushed, as operators read it; empty: no pin."""
         self.last_push: CompletedPush | None = None
         self.released_step = 0
         """The slots of the steps up to this one have returned."""
@@ -106,15 +107,15 @@ class Publisher:
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     @property
-    def is_held_back(self) -> bool:
+    def may_offer(self) -> bool:
         """Whether the learner's newest weights were not offered yet, and nothing is pinned."""
         return self.progress is not None and not self.pinned and not self._was_offered(self.progress.version)
 
     @property
     def is_due(self) -> bool:
         """Whether the learner's newest weights should be packed and offered now."""
-        if not self.is_held_back or self._newest is None or isinstance(self._pending, PushNow):
-            return self.is_held_back
+        if not self.may_offer or self._newest is None or isinstance(self._pending, PushNow):
+            return self.may_offer
         assert self.progress is not None
         steps, seconds = self.progress.step - self._newest.releases, self._now() - self._newest.at
         return self._policy.is_due(steps=steps, seconds=seconds)
@@ -137,7 +138,7 @@ class Publisher:
         return rollback
 
     async def until_live(self, version: int) -> bool:
-        """Wait until the version or a newer one is live. False when it is held back, so that it may never be."""
+        """Wait until the version or a newer one is live. False when it was not offered or a pin withdrew it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.live_version >= version or not self._was_offered(version))
             return self.live_version >= version

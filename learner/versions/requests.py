@@ -117,7 +117,7 @@ class WeightRequests:
             raise RequestRefused(
                 f"the weights are pinned ({self._publisher.pinned}); `async-rl weights pin off` pushes the newest"
             )
-        if not self._publisher.is_held_back:
+        if not self._publisher.may_offer:
             raise RequestRefused("the newest version is live, or on its way")
         self._publisher.request_push()
         return "the newest weights go out after the step that is being trained"

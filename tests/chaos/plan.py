@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from async_rl.replay_protocol import Selector
 
 KILLS_PER_ROUND = 50
 WRITERS = 3
 
-Selector = Literal["windowed_fifo", "fifo", "prioritized", "freshest", "uniform"]
-SELECTORS: tuple[Selector, ...] = ("windowed_fifo", "fifo", "prioritized", "freshest", "uniform")
+SELECTORS: tuple[Selector, ...] = get_args(Selector)
 Act = Literal["kill", "kill_server", "pause_learner", "pause_writer", "poison", "set_back"]
 
 

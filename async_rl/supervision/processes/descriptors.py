@@ -9,11 +9,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from async_rl.errors import ServiceStopped
+from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.supervision.liveness.watchdog import BEAT_S, end_process, watched
+
+LEAST = 256
+"""A learner of two ranks with one worker needs more than 120."""
 
 IN_A_ROW = 3
 """Process groups that may fail in a row for want of descriptors."""
+
+RAISE_IT = "raise the system's limit (`ulimit -Hn`, LimitNOFILE= of systemd)"
 
 OUT_S = 20.0
 """Seconds without a free descriptor after which a process ends. A burst of connections is over before."""
@@ -21,8 +26,8 @@ OUT_S = 20.0
 
 @contextmanager
 def enough_descriptors(within_s: float = OUT_S) -> Generator[None]:
-    """Raise the limit to what the system allows, and end the process (ServiceStopped) when inside no descriptor was free for
-    `within_s`: it could neither connect to Redis nor build a process group, and would wait for both forever.
+    """Raise the limit to what the system allows (ConfigError below `LEAST`), and end the process (ServiceStopped) when inside
+    no descriptor was free for `within_s`: it could neither connect to Redis nor build a process group, and would wait forever.
 
     The default limit of 1,024 exists for select(), which we do not use; a learner needs tens of descriptors per process group,
     and gloo aborts a process without free ones.
@@ -30,6 +35,8 @@ def enough_descriptors(within_s: float = OUT_S) -> Generator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < LEAST:
+        raise ConfigError(f"{hard} file descriptors are too few for a process of a run, which needs {LEAST}; {RAISE_IT}")
     out_s = 0.0
 
     def check() -> None:
@@ -65,10 +72,7 @@ def many_descriptors() -> Generator[None]:
 
 def _too_few(symptom: str) -> ServiceStopped:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ServiceStopped(
-        f"{limit} file descriptors are too few for this process ({symptom}); raise the system's limit (`ulimit -Hn`, "
-        "LimitNOFILE= of systemd)"
-    )
+    return ServiceStopped(f"{limit} file descriptors are too few for this process ({symptom}); {RAISE_IT}")
 
 
 def descriptors_are_scarce() -> bool:

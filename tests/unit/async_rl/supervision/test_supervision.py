@@ -474,6 +474,14 @@ def test_a_process_without_free_descriptors_ends_with_a_sentence_that_names_the_
     assert "40 file descriptors are too few for this process (none was free for 2 s); raise the system's limit" in done.stderr
 
 
+@pytest.mark.parametrize("role", ["learner", "rollout_workers"])
+def test_a_process_that_may_not_have_enough_descriptors_says_so_before_it_starts(role: str) -> None:
+    line = ["bash", "-c", f"ulimit -n 100; exec {sys.executable} -P -m {role} @ configs/quickstart.yaml"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ConfigError.exit_code
+    assert "100 file descriptors are too few for a process of a run, which needs 256; raise the system's" in done.stderr
+
+
 HANGS = """\
 import os, signal, threading, time
 from async_rl.supervision import work_limit, working

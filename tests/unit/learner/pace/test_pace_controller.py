@@ -31,7 +31,7 @@ def test_one_step_that_needed_much_more_does_not_count():
     assert after(8, 40, 40, 8) == 11.0
 
 
-def test_the_pace_grows_with_every_step_whose_version_is_held_back():
+def test_the_pace_grows_with_every_step_whose_version_may_offer():
     controller = PaceController(groups_per_step=4)
     for steps in range(1, 6):
         controller = controller.after(PaceObservation(reserved=0, unreleased=4 * steps))

@@ -171,7 +171,7 @@ async def test_an_operator_requests_a_push():
 
     async def meddle(publisher: Publisher, _stop: asyncio.Event) -> None:
         await packer.waits.wait()
-        assert publisher.is_held_back
+        assert publisher.may_offer
         publisher.request_push()
         packer.may_go_on.set()
 

@@ -89,7 +89,7 @@ async def test_pushing_and_pinning(tmp_path: Path):
 
         assert "version 7 is not live, 0 is" in (await one.asked("pin", version=7))[1]
         assert (await one.asked("pin", version=0))[0]
-        assert not one.publisher.is_held_back
+        assert not one.publisher.may_offer
         assert "pinned already (by hand)" in (await one.asked("pin"))[1]
         assert "are pinned (by hand)" in (await one.asked("push"))[1]
         assert (await one.asked("unpin"))[0]
