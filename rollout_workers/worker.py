@@ -1,12 +1,12 @@
 """The rollout worker: reserve tickets, roll out their groups, commit them; many groups at a time.
 
-    buffer.reserve ──▶ GroupRunner.play ──▶ buffer.commit      the group is ready for the learner, or dropped, or quarantined
+    buffer.reserve ──▶ GroupRunner.run ───▶ buffer.commit      the group is ready for the learner, or dropped, or quarantined
       ▲  (waits for a free slot,        └─▶ buffer.abandon     the task is rolled out again, unless it failed max_attempts times
       │   which paces the workers)
     weights_changed()    buffer.renew keeps the leases meanwhile; a group whose lease is lost is cancelled
 
 consumes: tickets (buffer.reserve)    waits for:    a free slot, and weights as new as the live version
-produces: groups  (buffer.commit)     unblocked by: learner release or drop; weights_changed(); a finished group; stop
+produces: groups  (buffer.commit)     unblocked by: release; drop; a raised limit; weights_changed(); a finished group; stop
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Worker:
         if stop.is_set():
             await self._hand_back(ticket.id, "abandoned")
             return
-        # A server restored from an older state issues a number again.
+        # A server restored from an older state may issue a ticket id again; the older group with that id is cut.
         while (older := self._in_flight.get(ticket.id)) is not None:
             older.cut("lease_lost")
             await self._wait_for_change()
@@ -222,9 +222,9 @@ class Worker:
             group.num_playing = max(1, group.num_playing - 1)
             self._changed.set()
 
-        if not self._parts.tasks.knows(group.ticket.mix):
+        if not self._parts.tasks.knows(group.ticket.mix):  # the ticket names a mix newer than this worker's
             self._parts.tasks.follow(await self._parts.buffer.mix())
-        return await self._runner.play(group.ticket, episode_ended)
+        return await self._runner.run(group.ticket, episode_ended)
 
     async def _commit(self, group: RolloutGroup) -> None:
         """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""

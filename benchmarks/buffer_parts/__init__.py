@@ -1,0 +1,1 @@
+"""Sides and workloads of benchmarks/buffer_speed.py."""

@@ -1,0 +1,1 @@
+"""The checks of benchmarks/gpu_check.py, one file each."""

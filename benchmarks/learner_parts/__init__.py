@@ -1,0 +1,1 @@
+"""Parts of benchmarks/learner_step.py."""

@@ -1,0 +1,1 @@
+"""Sides and cases of benchmarks/packing.py."""

@@ -1,0 +1,1 @@
+"""Sides and processes of benchmarks/weights.py."""

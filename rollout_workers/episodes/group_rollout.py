@@ -41,7 +41,7 @@ class GroupRunner:
         self._deadlines: Any = {"timeout_s": settings.episode_timeout_s, "timeouts": settings.timeouts}
         self._budget = FailureBudget(settings.failure_budget)
 
-    async def play(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
+    async def run(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
         """Return the ticket's group, or the reason why there is none. Raises FailureBudgetSpent.
 
         `episode_ended` is called after each episode, except for agents that play their siblings together.
@@ -52,7 +52,7 @@ class GroupRunner:
                 self.limits.admit(source.environment) as attempt,
             ):
                 self.leaked_processes.spare_children_of(source.agent)
-                group = await self._play_group(source, attempt, ticket, episode_ended)
+                group = await self._pose_and_play(source, attempt, ticket, episode_ended)
         except EnvironmentUnavailable as missing:
             self.counters.unavailable[missing.environment] += 1
             # Leave it to another worker: handed back at once, it would be reserved here again.
@@ -65,7 +65,7 @@ class GroupRunner:
             return group if group is not None else "failed"
         return "abandoned" if ticket.attempt <= MAX_HAND_BACKS else "failed"
 
-    async def _play_group(
+    async def _pose_and_play(
         self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[], None]
     ) -> RolloutGroup | None:
         task = await pose_task(source, self.parts.settings.timeouts, attempt.task_lock)

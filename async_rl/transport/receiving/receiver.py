@@ -1,7 +1,7 @@
 """A worker's end of the weight wire.
 
 PushOffer ─▶ PushReady ─▶ PushBegin ─▶ receive parcels, verify (on threads) ─▶ PushStaged ─▶ VersionLive ─▶ swap ─▶ announce
-  │ another model            │ a failure
+  │ another model, or served │ a failure
   ▼                          ▼
 PushRefused                PushFailed: the buffers are abandoned, the next offer starts anew
 

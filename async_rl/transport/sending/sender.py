@@ -1,8 +1,9 @@
 """The learner's end of the weight wire.
 
-push:  offer ─▶ all ready? ─▶ begin ─▶ transfer ─▶ all staged? ──yes──▶ report
-         ▲                                             │ no
-         └── the surviving workers, new groups ◀── cancel   silent workers are dropped
+push:  offer ─▶ who is ready? ─▶ begin ─▶ transfer ─▶ all staged? ──yes──▶ report
+         ▲                                               │ no
+         └── those that may be retried ◀── cancel ◀──────┘   silent workers are dropped
+             (together if one was lost, else in smaller push groups; with new process groups)
 flip:  tells the workers to serve the version, once it is live
 """
 
@@ -116,7 +117,7 @@ class WeightSender:
     async def push(self, record: VersionRecord) -> PushReport:
         """Send a version to every live member that needs it; returns when each has it staged or was dropped.
 
-        The version is registered with the rank sender, which gave `record.digest`. A repeated push serves the members that
+        The ranks have packed the version: `record.digest` is what they returned. A repeated push serves the members that
         need the version by then. A member's failure is in the report, never raised.
         """
         async with self._pushing:
