@@ -21,10 +21,10 @@ from learner.advantages.config import (
     ReturnAdvantages,
     RewardConfig,
 )
-from learner.losses import Loss, policy_loss
 from learner.losses.choices import ObjectivePart
 from learner.losses.config import PolicyLossConfig, ValueLossConfig
 from learner.losses.custom import OwnLoss
+from learner.losses.functions import Loss, policy_loss
 
 
 def _own_loss(given: object) -> OwnLoss:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from async_rl.megatron.value_head import split
 from learner.batches.device_rows import DeviceRow
-from learner.losses import Loss, StepCounts, value_loss
+from learner.losses.aggregation import StepCounts
 from learner.losses.config import ValueLossConfig
 from learner.losses.diagnostics import POLICY
+from learner.losses.functions import Loss, value_loss
 from learner.losses.reports import VALUE
 from learner.losses.totals import TotalNames, Totals
 from learner.step import RowLoss

@@ -22,7 +22,7 @@ from async_rl.megatron import host
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import forward_packed
 from learner.batches.device_rows import ModelRow
-from learner.losses import Loss
+from learner.losses.functions import Loss
 from learner.losses.totals import TotalNames, Totals
 from learner.model import TrainingModel
 

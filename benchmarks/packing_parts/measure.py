@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from learner.packing import Bins
 from learner.packing.best_fit import fewest_bins
 from learner.packing.cost import TYPICAL
+from learner.packing.planner import Bins
 
 CAPACITY = 32768
 Lengths = npt.NDArray[np.int64]

@@ -13,8 +13,8 @@ from typing import Any
 
 from rivals import virtual_env
 
-from learner.packing import Bins, plan
 from learner.packing.cost import TYPICAL
+from learner.packing.planner import Bins, plan
 from packing_parts import textbook
 from packing_parts.measure import CAPACITY, Lengths, dealt
 

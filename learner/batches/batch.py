@@ -14,12 +14,10 @@ import torch
 from async_rl.types import TakenGroup
 from learner.advantages.rollouts import assign_credit
 from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffers, to_buffers
-from learner.losses import StepCounts
+from learner.losses.aggregation import StepCounts
 from learner.objective import Objective
-from learner.packing import Bins, plan
 from learner.packing.cost import TYPICAL, Cost
-
-__all__ = ["Minibatch", "PackedBatch", "PackedRow", "RankMinibatch", "pack_batch", "shard_from_bytes", "shard_to_bytes"]
+from learner.packing.planner import Bins, plan
 
 RowT = TypeVar("RowT")
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.types import Float32s, Int32s, Mask, Sample
-from learner.packing import Bins
+from learner.packing.planner import Bins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

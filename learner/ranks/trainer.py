@@ -16,8 +16,9 @@ from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
 from async_rl.megatron.parallel import data_group
 from async_rl.megatron.value_head import split
-from learner.batches.batch import PackedRow, RankMinibatch
+from learner.batches.batch import RankMinibatch
 from learner.batches.device_rows import DeviceRow
+from learner.batches.packed_rows import PackedRow
 from learner.objective import Objective
 from learner.ranks.model_set import ModelSet
 from learner.ranks.token_advantages import assign_token_credit

@@ -16,7 +16,7 @@ from async_rl.config.training import DistillSection, DpoConfig
 from async_rl.megatron.divergence import divergence
 from async_rl.megatron.logprobs import token_logprobs
 from learner.batches.device_rows import ModelRow
-from learner.losses import Loss, dpo_loss, reward_model_loss, sequence_logprobs, sft_loss
+from learner.losses.functions import Loss, dpo_loss, reward_model_loss, sequence_logprobs, sft_loss
 from learner.losses.reports import DPO, REWARD_MODEL, SFT
 from learner.losses.totals import TotalNames, Totals
 from learner.model import FrozenModel

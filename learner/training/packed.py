@@ -12,7 +12,7 @@ from async_rl.megatron.model import packed_params
 from async_rl.tokenization.rendering import RenderedText
 from learner.batches.device_rows import ModelRow
 from learner.batches.packed_rows import joined, predicted
-from learner.packing import plan
+from learner.packing.planner import plan
 from learner.training.examples import Example
 
 _NOTHING = RenderedText(token_ids=[0], trained=[False])

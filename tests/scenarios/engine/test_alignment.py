@@ -18,7 +18,8 @@ from async_rl.models.from_config import model_shape
 from async_rl.protocols import EpisodeContext
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import RolloutGroup, TakenGroup, Ticket
-from learner.batches.batch import PackedRow, pack_batch
+from learner.batches.batch import pack_batch
+from learner.batches.packed_rows import PackedRow
 from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
 from rollout_workers.agents import RewardOnlyAgent

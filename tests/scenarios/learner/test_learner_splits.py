@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from async_rl.megatron import parallel
-from learner.batches.batch import Minibatch, PackedBatch, PackedRow, pack_batch
+from learner.batches.batch import Minibatch, PackedBatch, pack_batch
+from learner.batches.packed_rows import PackedRow
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult

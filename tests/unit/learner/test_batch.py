@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from learner.batches.batch import PackedBatch, PackedRow, pack_batch, shard_from_bytes, shard_to_bytes
+from learner.batches.batch import PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
+from learner.batches.packed_rows import PackedRow
 from learner.objective import Objective
 from learner.packing.cost import Cost
 

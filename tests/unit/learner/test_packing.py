@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.models.shape import Experts, ModelShape
-from learner.packing import plan
 from learner.packing.best_fit import best_fit, fewest_bins, matched_pairs
 from learner.packing.cost import Cost, cost_of
 from learner.packing.lock_step import balanced_bins, fill_cheapest
+from learner.packing.planner import plan
 
 KINDS = ["lognormal", "uniform", "bimodal"]
 

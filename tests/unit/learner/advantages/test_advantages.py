@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.advantages import group_advantages, overlong_penalty, whiten_rollouts
 from learner.advantages.config import GroupAdvantages
+from learner.advantages.group import group_advantages, overlong_penalty, whiten_rollouts
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 2.0, 4.0]
 GROUPS = [7, 7, 7, 7, 3, 3]

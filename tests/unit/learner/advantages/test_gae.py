@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.advantages import gae, whiten
 from learner.advantages.config import GaeAdvantages, ReturnAdvantages
+from learner.advantages.gae import gae, whiten
 from learner.ranks.token_advantages import token_advantages
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_made_of_rounding(mask: list[int]) -> None:
 def test_ranks_whiten_as_if_they_were_one(tmp_path: Path) -> None:
     """Also where one of them has nothing to train on, and must still take part."""
     program = (
-        "import sys, torch, torch.distributed as dist; from learner.advantages import whiten\n"
+        "import sys, torch, torch.distributed as dist; from learner.advantages.gae import whiten\n"
         "folder, rank = sys.argv[1], int(sys.argv[2])\n"
         "dist.init_process_group('gloo', store=dist.FileStore(folder + '/store', 2), rank=rank, world_size=2)\n"
         "for first in (2, 6):\n"

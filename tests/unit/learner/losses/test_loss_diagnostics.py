@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from async_rl.telemetry import find_metric
-from learner.losses import PolicyLossConfig, policy_loss
+from learner.losses.config import PolicyLossConfig
+from learner.losses.functions import policy_loss
 from tests.unit.learner.losses.loss_batches import TRUST_MASKS, Batch, random_batch
 
 

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.losses import Loss, PolicyLossConfig, count, policy_loss
+from learner.losses.aggregation import count
+from learner.losses.config import PolicyLossConfig
 from learner.losses.diagnostics import POLICY, policy_metrics
+from learner.losses.functions import Loss, policy_loss
 from learner.losses.totals import Totals
 from tests.unit.learner.losses.loss_batches import SURROGATES, Batch, batches, every_choice, random_batch
 from tests.unit.learner.losses.naive_losses import naive_policy_loss

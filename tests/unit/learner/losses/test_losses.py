@@ -13,7 +13,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from learner.losses import PolicyLossConfig, count, policy_loss
+from learner.losses.aggregation import count
+from learner.losses.config import PolicyLossConfig
+from learner.losses.functions import policy_loss
 from learner.losses.segments import Segments
 from tests.unit.learner.losses.loss_batches import AGGREGATIONS, ANCHORS, SURROGATES, TRUST_MASKS, random_batch
 

@@ -12,21 +12,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from async_rl.config.training import DpoConfig
 from async_rl.telemetry import find_metric
 from learner.advantages.gae import distillation_advantages
-from learner.losses import (
-    DpoConfig,
-    Loss,
-    PolicyLossConfig,
-    ValueLossConfig,
-    count,
-    dpo_loss,
-    policy_loss,
-    reward_model_loss,
-    sequence_logprobs,
-    sft_loss,
-    value_loss,
-)
+from learner.losses.aggregation import count
+from learner.losses.config import PolicyLossConfig, ValueLossConfig
+from learner.losses.functions import Loss, dpo_loss, policy_loss, reward_model_loss, sequence_logprobs, sft_loss, value_loss
 from learner.losses.totals import Totals
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from async_rl.errors import ConfigError
-from learner.losses import Loss, StepCounts, count, policy_loss, sft_loss
+from learner.losses.aggregation import StepCounts, count
 from learner.losses.config import PolicyLossConfig
 from learner.losses.custom import OwnLoss
+from learner.losses.functions import Loss, policy_loss, sft_loss
 from learner.objective import Objective
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from learner.losses import count
+from learner.losses.aggregation import count
 from learner.objective import load_objective, preset_names, presets_folder
 
 NAMED = {
