@@ -7,7 +7,6 @@ buffer serve ◀── worker 0 … n        when the learner ends, workers are 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import shutil
 import signal
@@ -23,6 +22,7 @@ from async_rl.config import Config
 from async_rl.config.loading import load_file, to_yaml
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.durable.best_effort import explain_write_error, report_write_error
+from async_rl.durable.file_lock import try_lock
 from async_rl.durable.private_files import keep_files_private
 from async_rl.durable.row_file import rows_of
 from async_rl.durable.whole_file import write_whole
@@ -49,12 +49,10 @@ def sole_run(config: AnyRun) -> Generator[None]:
     keep_files_private()
     make_run_folder(config.run_folder)
     with _opened(config.run_folder / "run.lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             raise ConfigError(
                 f"run {config.run.name!r} is already running in {config.run_folder}; stop it, or choose another run.name"
-            ) from None
+            )
         for left in config.run_folder.glob("engines-*"):  # by workers that were killed
             shutil.rmtree(left, ignore_errors=True)
         yield

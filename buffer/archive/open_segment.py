@@ -6,7 +6,6 @@ does no harm, and a file without lock and index is one whose writer died.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from async_rl.durable.failpoints import define, failpoint
-from async_rl.durable.whole_file import sync_folder
+from async_rl.durable.file_lock import try_lock
+from async_rl.durable.whole_file import sync_folder, write_all
 from buffer.archive.segment import (
     GroupSummary,
     SegmentEntry,
@@ -79,11 +79,7 @@ class OpenSegment:
         return index if count else None
 
     def _put(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(self._file, rest, self.end)
-            self.end += written
-            rest = rest[written:]
+        self.end += write_all(self._file, data)
 
 
 def settle(path: Path) -> bool:
@@ -93,7 +89,7 @@ def settle(path: Path) -> bool:
     """
     file = os.open(path, os.O_RDWR)
     try:
-        if not _lock(file):
+        if not try_lock(file):
             return False
         index = scan(path)
         if not index.entries and not index.damage:
@@ -119,14 +115,6 @@ def _begin(folder: Path) -> tuple[Path, int]:
         path = segment_path(folder, number)
         with suppress(FileExistsError):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            if _lock(file) and os.fstat(file).st_nlink:  # else another writer has removed it as an empty one
+            if try_lock(file) and os.fstat(file).st_nlink:  # else another writer has removed it as an empty one
                 return path, file
             os.close(file)
-
-
-def _lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

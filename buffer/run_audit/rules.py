@@ -9,7 +9,7 @@ What cannot be checked (an emptied Redis, a journal of an older release) is list
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -49,6 +49,7 @@ def judge(evidence: Evidence) -> AuditVerdict:
     newest, redis = evidence.newest, evidence.redis
     surviving = _surviving(journal, newest)
     durable = surviving if surviving is not None else []
+    all_steps = [step for life in journal.lives for step in life.steps]
     findings = [
         *journal.damage,
         *_damaged(evidence),
@@ -59,7 +60,7 @@ def judge(evidence: Evidence) -> AuditVerdict:
         *_versions_back(journal),
         *_fences_back(journal, evidence.checkpoints),
         *_vanished_between(journal, [each for each in evidence.checkpoints if not each.problem]),
-        *_archive(evidence, journal),
+        *_archive(evidence, all_steps),
     ]
     unchecked: list[str] = []
     tasks = None
@@ -81,12 +82,11 @@ def judge(evidence: Evidence) -> AuditVerdict:
                 *_under_two_tickets(redis, settled),
                 *_not_archived(evidence, redis, settled),
             ]
-    all_steps = sum(len(life.steps) for life in journal.lives)
     return AuditVerdict(
         findings=findings,
         unchecked=unchecked,
         surviving=durable,
-        rolled_back=all_steps - len(journal.in_force()),
+        rolled_back=len(all_steps) - len(journal.in_force()),
         tasks=tasks,
     )
 
@@ -123,11 +123,7 @@ def _missing_steps(surviving: Sequence[JournaledStep]) -> list[str]:
 
 def _trained_twice(surviving: Sequence[JournaledStep], max_uses: int) -> list[str]:
     problems: list[str] = []
-    steps: dict[str, list[int]] = defaultdict(list)
-    for step in surviving:
-        for group in step.groups:
-            steps[group.id].append(step.number)
-    for group, used in steps.items():
+    for group, used in _uses(surviving).items():
         if len(set(used)) < len(used):
             problems.append(f"group {group} was trained twice by one step: {_some(used)}")
         elif len(used) > max_uses:
@@ -220,14 +216,14 @@ def _steps_gone(saved: int, newest: CheckpointEvidence | None) -> list[str]:
 
 
 def _still_alive(redis: RedisState, settled: Sequence[JournaledStep], max_uses: int) -> list[str]:
-    uses = Counter(group.id for step in settled for group in step.groups)
+    uses = _uses(settled)
     problems: list[str] = []
     for state in ("reserved", "ready", "again"):
         alive = [
             ticket
-            for ticket, times in uses.items()
+            for ticket, used in uses.items()
             if (record := redis.records.get(ticket)) is not None and record.state == state
-            if state != "again" or times >= max_uses
+            if state != "again" or len(used) >= max_uses
         ]
         if alive:
             problems.append(f"{len(alive)} groups of surviving steps are {state} in Redis: {_some(alive)}")
@@ -309,14 +305,10 @@ def _under_two_tickets(redis: RedisState, settled: Sequence[JournaledStep]) -> l
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------
-def _archive(evidence: Evidence, journal: TrainedSteps) -> list[str]:
+def _archive(evidence: Evidence, all_steps: Sequence[JournaledStep]) -> list[str]:
     if evidence.archived is None:
         return []
-    steps: dict[str, set[int]] = defaultdict(set)
-    for life in journal.lives:
-        for step in life.steps:
-            for group in step.groups:
-                steps[group.id].add(step.number)
+    steps = _uses(all_steps)
     unknown = [group for group in evidence.archived if group not in steps]
     wrong = [group for group, step in evidence.archived.items() if group in steps and step not in steps[group]]
     problems = [f"{len(unknown)} archived groups were trained by no step: {_some(unknown)}"] if unknown else []
@@ -330,16 +322,23 @@ def _not_archived(evidence: Evidence, redis: RedisState, settled: Sequence[Journ
     if not evidence.archived or redis.number("set_backs"):
         return []
     since = min(evidence.archived.values())
-    last = {group.id: step.number for step in settled for group in step.groups}
-    gone = [
-        group for group, step in last.items() if step > since and group not in evidence.archived and group not in redis.records
-    ]
+    kept = evidence.archived.keys() | redis.records.keys()
+    gone = [group for group, used in _uses(settled).items() if used[-1] > since and group not in kept]
     if len(gone) <= redis.number("expired"):
         return []
     return [f"{len(gone)} spent groups are not in the archive, {redis.number('expired')} were let go: {_some(gone)}"]
 
 
 # -- of steps ---------------------------------------------------------------------------------------------------------
+def _uses(steps: Iterable[JournaledStep]) -> Mapping[str, Sequence[int]]:
+    """Return group -> the steps that trained it, in order."""
+    uses: dict[str, list[int]] = defaultdict(list)
+    for step in steps:
+        for group in step.groups:
+            uses[group.id].append(step.number)
+    return uses
+
+
 def _ids(steps: Iterable[JournaledStep]) -> set[str]:
     return {group.id for step in steps for group in step.groups}
 

@@ -109,8 +109,7 @@ async def create_users(server: Server, run: str, *, folder: Path) -> CreatedUser
 
 async def list_users(server: Server, run: str) -> dict[str, str]:
     """Return name -> rules of the run's users, as the server shows them; passwords are hashed."""
-    redis = cast("Any", server.commands)
-    lines = [line.decode() for line in await server.ask(lambda: redis.execute_command("ACL", "LIST"))]
+    lines = [line.decode() for line in await _acl(server, "LIST")]
     known = {user_name(run, role) for role in ROLES}
     return {name: rules for _, name, rules in (line.split(" ", 2) for line in lines) if name in known}
 
@@ -149,32 +148,33 @@ def commands_of(scripts: Collection[str]) -> list[str]:
     return sorted({command.lower() for command in re.findall(r"\bcall\('([A-Z]+)'", text)})
 
 
+async def _acl(server: Server, *words: str) -> Any:
+    return await server.ask(lambda: cast("Any", server.commands).execute_command("ACL", *words))
+
+
 async def _separates_roles(server: Server) -> bool:
     """Whether the server supports read-only keys (Redis 7): tries to create a disabled user, and deletes it."""
-    redis = cast("Any", server.commands)
     trial = f"trial-{secrets.token_hex(8)}"
     try:
-        await server.ask(lambda: redis.execute_command("ACL", "SETUSER", trial, "%R~trial"))
+        await _acl(server, "SETUSER", trial, "%R~trial")
     except ResponseError:
         return False
-    await server.ask(lambda: redis.execute_command("ACL", "DELUSER", trial))
+    await _acl(server, "DELUSER", trial)
     return True
 
 
 async def _set_user(server: Server, user: str, rules: list[str]) -> list[str]:
-    redis = cast("Any", server.commands)
-    await server.ask(lambda: redis.execute_command("ACL", "SETUSER", user, *rules))
+    await _acl(server, "SETUSER", user, *rules)
     try:
-        await server.ask(lambda: redis.execute_command("ACL", "SETUSER", user, _SINCE_7_2))
+        await _acl(server, "SETUSER", user, _SINCE_7_2)
     except ResponseError:
         return rules
     return [*rules, _SINCE_7_2]
 
 
 async def _save_acl(server: Server) -> bool:
-    redis = cast("Any", server.commands)
     try:
-        await server.ask(lambda: redis.execute_command("ACL", "SAVE"))
+        await _acl(server, "SAVE")
     except ResponseError:  # the server has no `aclfile`
         return False
     return True

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from async_rl.durable.file_lock import try_lock
+
 _ON_HOST = "async-rl-weights"
 _ON_GPU = "async-rl-gpu-weights"
 
@@ -41,11 +43,11 @@ class ParcelMemory:
 
     def lock_exclusively(self) -> bool:
         """Take the writer's lock without waiting: False when there are readers. New readers are kept out until `unlock`."""
-        return self._fd is None or _lock(self._fd, fcntl.LOCK_EX)
+        return self._fd is None or try_lock(self._fd)
 
     def unlock(self) -> None:
         if self._fd is not None:
-            _lock(self._fd, fcntl.LOCK_UN)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
         if self._fd is not None:
@@ -83,10 +85,10 @@ class MappedMemory:
 
     def lock_shared(self) -> bool:
         """Take the reader's lock without waiting: False while the memory is being written."""
-        return _lock(self._fd, fcntl.LOCK_SH)
+        return try_lock(self._fd, shared=True)
 
     def unlock(self) -> None:
-        _lock(self._fd, fcntl.LOCK_UN)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
         os.close(self._fd)
@@ -136,11 +138,3 @@ def _on_gpu(fd: int, num_bytes: int, device: torch.device) -> torch.Tensor | Non
         if data is not None and len(data) == num_bytes:
             return data
     return None
-
-
-def _lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

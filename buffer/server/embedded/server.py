@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 from async_rl.config import Config
 from async_rl.durable.best_effort import report_write_error
+from async_rl.durable.file_lock import try_lock
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from buffer.server.addresses import parse_address
@@ -172,18 +172,12 @@ async def _lock(folder: Path) -> int:
     """Lock the data folder. The server process inherits the lock, so it is released exactly when the server ends."""
     descriptor = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + PREDECESSOR_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                owner = os.read(descriptor, 64).decode(errors="replace").strip()
-                os.close(descriptor)
-                raise ConfigError(
-                    f"process {owner} serves the Redis data in {folder} already; stop it, or choose another run.name"
-                ) from None
-            await asyncio.sleep(0.05)  # a file lock cannot be awaited, and this one is about to be released
+    while not try_lock(descriptor):
+        if time.monotonic() > deadline:
+            owner = os.read(descriptor, 64).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise ConfigError(f"process {owner} serves the Redis data in {folder} already; stop it, or choose another run.name")
+        await asyncio.sleep(0.05)  # a file lock cannot be awaited, and this one is about to be released
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
@@ -195,11 +189,7 @@ def is_asleep(config: Config) -> bool:
     if config.redis.url or not path.exists():
         return False
     with path.open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+        return try_lock(lock)
 
 
 def _delete_leftovers(folder: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from async_rl.durable.file_lock import try_lock
 from async_rl.errors import ConfigError
 
 PREFIX = "async-rl-"
@@ -55,10 +56,8 @@ def _remove_abandoned(folder: Path) -> None:
     with suppress(OSError):  # another user's, or no folder
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if os.fstat(lock).st_uid == os.getuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_served(folder / SOCKET):
-                    _remove(folder)
+            if os.fstat(lock).st_uid == os.getuid() and try_lock(lock) and not _is_served(folder / SOCKET):
+                _remove(folder)
         finally:
             os.close(lock)
 
