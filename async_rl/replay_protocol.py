@@ -119,9 +119,9 @@ class ReplayBuffer(Protocol):
         """
         ...
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
-        """Return a ticket. Its task is rolled out again; up to `max_attempts` times if the reason is "failed", not at all if
-        it is "detached" (its environment has left the mix)."""
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
+        """Return a ticket, for which `tokens` were generated. Its task is rolled out again; up to `max_attempts` times if the
+        reason is "failed", not at all if it is "detached" (its environment has left the mix)."""
         ...
 
     # -- the learner's side: every call carries the fence and changes nothing once a newer learner took over ----------
@@ -257,6 +257,14 @@ class BufferStats:
     """Commits wait for memory that only a checkpoint can free."""
     ready_by_version: Mapping[int, int]
     """Number of unused ready groups by their oldest version."""
+    tokens: Mapping[str, int]
+    """Tokens of ended rollouts, prompts included, since the run began: `generated`, and by fate: `trained` (spent),
+    `quarantined` or the reason of a drop. Those of a worker that lost its lease or was killed are unknown."""
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens of groups that are ready, or trained and in no checkpoint yet."""
+        return 2 * self.tokens.get("generated", 0) - sum(self.tokens.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

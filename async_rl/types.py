@@ -174,6 +174,11 @@ class Rollout:
     def num_sampled(self) -> int:
         return sum(sample.num_sampled for sample in self.samples)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, prompts included."""
+        return sum(map(len, self.samples))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutGroup:
@@ -200,7 +205,7 @@ class RolloutGroup:
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows, prompts included."""
-        return sum(len(sample) for rollout in self.rollouts for sample in rollout.samples)
+        return sum(rollout.num_tokens for rollout in self.rollouts)
 
     def _versions(self) -> Iterable[int]:
         return (span.version for rollout in self.rollouts for sample in rollout.samples for span in sample.versions)

@@ -100,7 +100,8 @@ class RedisBuffer:
 
     async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
         if not keep:
-            return _commit_result(await self._run.run_script("drop", worker, group.id, "no_signal", group.task.environment))
+            dropped = worker, group.id, "no_signal", group.task.environment, group.num_tokens
+            return _commit_result(await self._run.run_script("drop", *dropped))
         problem, payload = problem_with(group, vocab_size=self.vocab_size), b""
         try:
             payload = encode(group, compress_text=self._compress_text)
@@ -119,8 +120,8 @@ class RedisBuffer:
 
         return _commit_result(await self._run.with_room(group.id, store))
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
-        await self._run.run_script("drop", worker, ticket, reason, "")
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
+        await self._run.run_script("drop", worker, ticket, reason, "", tokens)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
     async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:

@@ -24,6 +24,7 @@ def parse_stats(reply: list[Any], fence: int) -> BufferStats:
         "starving": fields["starving"] == 1,
         "dropped": dropped,
         "ready_by_version": dict(rows(fields["ready_by_version"], 2)),
+        "tokens": {fate.decode(): tokens for fate, tokens in rows(fields["tokens"], 2) if tokens},
     }
     return BufferStats(**fields | parsed)
 

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from async_rl.replay_protocol import Drop
-from async_rl.types import RolloutGroup, Ticket
+from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.failure_log import FailureLog
 from rollout_workers.episodes.group_rollout import GroupRunner
@@ -50,6 +50,8 @@ class GroupInFlight:
     ticket: Ticket
     num_playing: int
     """Number of its episodes that have not ended; 1 while the group is being committed."""
+    tokens: int = 0
+    """Tokens of its ended episodes, prompts included."""
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
 
@@ -212,13 +214,14 @@ class Worker:
             if isinstance(ended, RolloutGroup):
                 await self._commit(ended)
             else:
-                await self._hand_back(group.ticket.id, ended)
+                await self._hand_back(group.ticket.id, ended, tokens=group.tokens)
         finally:
             del self._in_flight[group.ticket.id]
             self._changed.set()
 
     async def _roll_out(self, group: GroupInFlight) -> RolloutGroup | Drop:
-        def episode_ended() -> None:
+        def episode_ended(rollout: Rollout) -> None:
+            group.tokens += rollout.num_tokens
             group.num_playing = max(1, group.num_playing - 1)
             self._changed.set()
 
@@ -237,10 +240,10 @@ class Worker:
         if result == "quarantined":
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
 
-    async def _hand_back(self, ticket: str, reason: Drop) -> None:
+    async def _hand_back(self, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
         self.counters.groups[reason] += 1
         if reason != "lease_lost":  # then there is nothing left to hand back
-            await self._parts.buffer.abandon(self._parts.name, ticket, reason)
+            await self._parts.buffer.abandon(self._parts.name, ticket, reason, tokens=tokens)
 
     def _note_leak(self, environment: str, what: str, names: list[str]) -> None:
         self.counters.leaked[LEAK_METRICS.get(what, what)] += 1

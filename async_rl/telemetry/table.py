@@ -125,6 +125,10 @@ buffer/kept [groups]: spent groups whose payloads are retained
 buffer/lost_to_rollback [groups]: groups spent by a checkpoint that was lost; their tasks are rolled out again
 buffer/expired [groups]: spent groups deleted before they were archived or discarded
 buffer/owed [uses]: samples_per_insert x inserts - uses
+tokens/generated [tokens]: tokens of ended rollouts, prompts included, since the run began = trained + dropped + in flight
+tokens/trained [tokens]: those that trained in a step which a checkpoint contains
+tokens/dropped/{reason} [tokens]: those of groups that ended untrained for this reason
+tokens/in_flight [tokens]: those of groups that are ready, or trained in a step that no checkpoint contains yet
 rollout/inflight [groups]: groups being rolled out by all workers
 rollout/tok_s [tokens/s]: tokens sampled per second by all workers
 rollout/reward: mean reward of all episodes that ended since the previous row, including groups that are not trained

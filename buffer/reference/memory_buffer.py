@@ -85,10 +85,10 @@ class MemoryBuffer:
         self.notify()
         return result
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
         entry = self._machine.held(worker, ticket)
         if entry is not None:
-            self._machine.drop(entry, reason)
+            self._machine.drop(entry, reason, tokens=tokens)
             self.notify()
 
     # -- the learner's side -----------------------------------------------------------------------------------------
@@ -212,6 +212,7 @@ class MemoryBuffer:
             fence=self._fence,
             bytes=sum(_size(entry.group) for entry in machine.entries.values()),
             starving=False,
+            tokens=dict(machine.tokens),
             ready_by_version=dict(
                 sorted(Counter(entry.committed_group.oldest_version for entry in machine.among("ready")).items())
             ),

@@ -57,6 +57,8 @@ class TicketEntry:
     group: RolloutGroup | None = None
     version_at_commit: int = -1
     version_at_take: int = -1
+    tokens: int = 0
+    """Generated for it, prompts included."""
     steps: tuple[int, ...] = ()
     """Steps that it was taken for."""
     draw: float = 0.0
@@ -88,6 +90,8 @@ class StateMachine:
         self.versions: dict[int, VersionRecord] = {}
         self.spent = self.lost_to_rollback = self.issued = self.quarantined = self.expired = 0
         self.dropped: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        """`generated`, and by fate."""
         self.owed = 0.0
         self._debt = 0.0
         """Uses beyond samples_per_insert by groups that have ended; at most 0."""
@@ -157,7 +161,7 @@ class StateMachine:
         if entry is None:
             return self._repeated_answer(group.id)
         if not keep:
-            self.drop(entry, "no_signal")
+            self.drop(entry, "no_signal", tokens=group.num_tokens)
             return "no_signal"
         if (
             problem_with(group) is not None
@@ -166,9 +170,14 @@ class StateMachine:
             self._quarantine(entry)
             return "quarantined"
         entry.group, entry.version_at_commit = group, self.live
+        self._generate(entry, group.num_tokens)
         self._become_ready(entry)
         self._owe(self._samples_per_insert)
         return "stored"
+
+    def _generate(self, entry: TicketEntry, tokens: int) -> None:
+        entry.tokens = tokens
+        self.tokens["generated"] += tokens
 
     def _repeated_answer(self, ticket: str) -> CommitResult:
         entry = self.entries.get(ticket)
@@ -381,26 +390,31 @@ class StateMachine:
         ticket = entry.ticket.id
         entry.draw = draw(ticket, uses=len(entry.steps), weight=self._weight(ticket), time=self._draw_time)
 
-    def drop(self, entry: TicketEntry, reason: Drop) -> None:
+    def drop(self, entry: TicketEntry, reason: Drop, *, tokens: int = 0) -> None:
+        if tokens:
+            self._generate(entry, tokens)
         self.dropped[reason] += 1
-        self._end(entry, "no_signal" if reason == "no_signal" else "lease_lost" if entry.state == "reserved" else "already")
+        answer = "no_signal" if reason == "no_signal" else "lease_lost" if entry.state == "reserved" else "already"
+        self._end(entry, answer, reason)
         self._roll_again(entry, reason)
 
     def _quarantine(self, entry: TicketEntry) -> None:
         self.quarantined += 1
-        self._end(entry, "quarantined")
+        self._end(entry, "quarantined", "quarantined")
         self._roll_again(entry, None)
 
     def _spend(self, entry: TicketEntry) -> None:
         self.spent += 1
-        self._end(entry, "already")
+        self._end(entry, "already", "trained")
         if self._bounds.keep_steps and entry.group is not None:
             entry.state = "kept"
             entry.steps = entry.steps if entry.steps else (max(self._saved_step, 0),)
             self.entries[entry.ticket.id] = entry
 
-    def _end(self, entry: TicketEntry, answer: CommitResult) -> None:
+    def _end(self, entry: TicketEntry, answer: CommitResult, fate: str) -> None:
         del self.entries[entry.ticket.id]
+        if entry.tokens:
+            self.tokens[fate] += entry.tokens
         self._weights.pop(entry.ticket.id, None)
         if entry.state != "reserved":
             self._settle_debt(len(entry.steps))

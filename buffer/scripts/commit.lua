@@ -22,6 +22,7 @@ end
 
 leave(id, record)
 record.oldest, record.committed, record.tokens = oldest, live, tonumber(ARGV[5])
+count_tokens('generated', record.tokens)
 enter(id, record, 'ready', oldest)
 owe(get('samples_per_insert', 0))
 record_event('stored', id, record)

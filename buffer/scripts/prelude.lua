@@ -228,9 +228,15 @@ local function settle_debt(uses)
   owe(string.format('%.17g', new_debt - debt - unused))
 end
 
+-- Tokens by fate, prompts included. Those that were generated and have no other fate are in flight.
+local function count_tokens(fate, tokens)
+  if tokens > 0 then call('HINCRBY', STATE, 'tokens:' .. fate, tokens) end
+end
+
 -- End a ticket: what remains is its counts and, for a while, the answer to a repeated commit.
-local function close(id, record, answer)
+local function close(id, record, answer, fate)
   leave(id, record)
+  count_tokens(fate, record.tokens)
   call('HDEL', WEIGHTS, id)
   if record.state ~= 'reserved' then settle_debt(#record.steps) end
   -- reserve.lua deletes the answer of the ticket this many numbers behind; one that ends even later is not remembered.
@@ -254,7 +260,7 @@ end
 local function spend(id, record)
   call('HINCRBY', STATE, 'spent', 1)
   record_event('spent', id, record)
-  close(id, record, 'already')
+  close(id, record, 'already', 'trained')
   if get('keep_steps', 0) > 0 and call('HEXISTS', PAYLOADS, id) == 1 then
     enter(id, record, 'kept', record.steps[#record.steps] or math.max(get('saved', 0), 0))
   else
@@ -271,7 +277,7 @@ end
 local function drop(id, record, reason)
   call('HINCRBY', DROPPED, reason, 1)
   record_event('dropped:' .. reason, id, record)
-  close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already')
+  close(id, record, reason == 'no_signal' and 'no_signal' or record.state == 'reserved' and 'lease_lost' or 'already', reason)
   discard(id)
   if reason == 'no_signal' or reason == 'detached' then -- the task gets no other ticket
     call('HINCRBY', STATE, 'untrained', 1)
@@ -303,7 +309,7 @@ end
 local function quarantine(id, record, reason, payload)
   call('HINCRBY', STATE, 'quarantined', 1)
   record_event('quarantined', id, record)
-  close(id, record, 'quarantined')
+  close(id, record, 'quarantined', 'quarantined')
   discard(id)
   if call('HLEN', QUARANTINE) >= QUARANTINE_KEPT then
     local reports = call('HKEYS', QUARANTINE)

@@ -15,6 +15,7 @@ local record = {
   task = report.task, attempt = 1, failures = 0, version = oldest, oldest = oldest, committed = get('live', -1), taken = -1,
   tokens = tonumber(ARGV[4]), steps = {}, worker = report.worker, environment = report.environment,
 }
+count_tokens('generated', record.tokens)
 enter(id, record, 'ready', oldest)
 owe(get('samples_per_insert', 0))
 record_event('stored', id, record)

@@ -17,6 +17,13 @@ say('slots_used', slots_used())
 say('owed', tostring(get('owed', 0)))
 say('dropped', call('HGETALL', DROPPED))
 
+local tokens = {}
+for _, fate in ipairs({ 'generated', 'trained', 'quarantined', 'stale', 'lease_lost', 'no_signal', 'failed', 'abandoned', 'detached' }) do
+  tokens[#tokens + 1] = fate
+  tokens[#tokens + 1] = get('tokens:' .. fate, 0)
+end
+say('tokens', tokens)
+
 -- Ready groups by version: the newest 64 versions one by one, older groups together under the oldest version.
 local versions, live = {}, get('live', -1)
 local oldest = tonumber(call('ZRANGE', READY, 0, 0, 'WITHSCORES')[2])

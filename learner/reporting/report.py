@@ -179,4 +179,14 @@ def buffer_metrics(stats: BufferStats) -> dict[str, float]:
         "buffer/owed": stats.owed,
         "staleness/dropped": stats.dropped.get("stale", 0),
         **{f"buffer/dropped/{reason}": count for reason, count in stats.dropped.items()},
+        **token_metrics(stats),
     }
+
+
+def token_metrics(stats: BufferStats) -> dict[str, float]:
+    """Return the tokens generated and where they went: generated = trained + dropped + in flight."""
+    row = {"tokens/in_flight": float(stats.tokens_in_flight)}
+    for fate in ("generated", "trained"):
+        row[f"tokens/{fate}"] = float(stats.tokens.get(fate, 0))
+    dropped = {fate: tokens for fate, tokens in stats.tokens.items() if f"tokens/{fate}" not in row}
+    return row | {f"tokens/dropped/{reason}": float(tokens) for reason, tokens in dropped.items()}

@@ -41,10 +41,10 @@ class GroupRunner:
         self._deadlines: Any = {"timeout_s": settings.episode_timeout_s, "timeouts": settings.timeouts}
         self._budget = FailureBudget(settings.failure_budget)
 
-    async def run(self, ticket: Ticket, episode_ended: Callable[[], None]) -> RolloutGroup | Drop:
+    async def run(self, ticket: Ticket, episode_ended: Callable[[Rollout], None]) -> RolloutGroup | Drop:
         """Return the ticket's group, or the reason why there is none. Raises FailureBudgetSpent.
 
-        `episode_ended` is called after each episode, except for agents that play their siblings together.
+        `episode_ended` is called after each episode.
         """
         try:
             async with (
@@ -66,7 +66,7 @@ class GroupRunner:
         return "abandoned" if ticket.attempt <= MAX_HAND_BACKS else "failed"
 
     async def _pose_and_play(
-        self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[], None]
+        self, source: TaskSource, attempt: GroupAttempt, ticket: Ticket, episode_ended: Callable[[Rollout], None]
     ) -> RolloutGroup | None:
         task = await pose_task(source, self.parts.settings.timeouts, attempt.task_lock)
         if isinstance(task, Failure):
@@ -82,16 +82,21 @@ class GroupRunner:
         attempt.has_succeeded = True
         return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self.parts.name)
 
-    async def _siblings(self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[], None]) -> Sequence[Rollout]:
+    async def _siblings(
+        self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[Rollout], None]
+    ) -> Sequence[Rollout]:
         if isinstance(agent, GroupAgent):
             contexts = [self._context(ticket, sibling) for sibling in range(self.parts.batch.group_size)]
             rollouts = await play_group(agent, task, self.parts.inference, contexts, **self._deadlines)
-            return [self._recorded(task, trainable(rollout)) for rollout in rollouts]
+            recorded = [self._recorded(task, trainable(rollout)) for rollout in rollouts]
+            for rollout in recorded:
+                episode_ended(rollout)
+            return recorded
         refills = iter(range(self.parts.settings.refills))
 
         async def sibling(number: int) -> Rollout:
             rollout = await self._sibling(agent, task, ticket, number, refills)
-            episode_ended()
+            episode_ended(rollout)
             return rollout
 
         async with asyncio.TaskGroup() as siblings:

@@ -98,6 +98,27 @@ async def test_only_the_owner_may_renew_commit_or_abandon(run: Run):
     assert await buffer.commit("owner", group("t000000099")) == "lease_lost"
 
 
+async def test_every_token_that_was_generated_has_one_fate(run: Run):
+    buffer, fence = await run.start(max_age=1, groups_per_step=2)
+    first, second, third, last = await buffer.reserve("w", version=0, count=4, wait_s=0)
+    each = group(first).num_tokens
+    await buffer.commit("w", group(third), keep=False)
+    await buffer.commit("w", group(third), keep=False)
+    await buffer.abandon("w", last.id, "failed", tokens=5)
+    await buffer.abandon("w", last.id, "failed", tokens=5)
+    await buffer.commit("w", group(first))
+    await buffer.commit("w", group(second))
+    stats = await buffer.stats()
+    assert stats.tokens == {"generated": 3 * each + 5, "no_signal": each, "failed": 5}
+    assert stats.tokens_in_flight == 2 * each
+    await buffer.take(fence, step=1, version=0, num_groups=2, wait_s=0)
+    assert (await buffer.stats()).tokens_in_flight == 2 * each
+    await buffer.checkpoint(fence, 1)
+    stats = await buffer.stats()
+    assert stats.tokens["trained"] == 2 * each
+    assert stats.tokens_in_flight == 0
+
+
 async def test_a_commit_is_stored_once_whatever_became_of_it_since(run: Run):
     buffer, fence = await run.start(groups_per_step=1)
     [ticket] = await buffer.reserve("w", version=0, count=1, wait_s=0)

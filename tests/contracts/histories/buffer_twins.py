@@ -35,7 +35,7 @@ from tests.contracts.histories.stages import Stage
 
 COMPARED = (
     *("reserved", "ready", "again", "taken", "kept", "spent", "dropped", "quarantined", "issued", "expired"),
-    *("slots", "slots_used", "owed", "version", "ready_by_version"),
+    *("slots", "slots_used", "owed", "version", "ready_by_version", "tokens"),
 )
 """Statistics that are not compared: only a server counts the bytes of payloads, and fences may differ."""
 
@@ -122,7 +122,7 @@ class BufferTwins(RuleBasedStateMachine):
     def abandon(self, worker: str, which: int, reason: Literal["failed", "abandoned", "no_signal"]) -> None:
         if self.tickets:
             ticket = self.tickets[which % len(self.tickets)].id
-            self.all(lambda buffer: buffer.abandon(worker, ticket, reason))
+            self.all(lambda buffer: buffer.abandon(worker, ticket, reason, tokens=7 * which))
 
     @rule(worker=Workers)
     def renew(self, worker: str) -> None:

@@ -46,8 +46,8 @@ class WatchedBuffer(MemoryBuffer):
         self.endings.put_nowait((group.id, result))
         return result
 
-    async def abandon(self, worker: str, ticket: str, reason: Drop) -> None:
-        await super().abandon(worker, ticket, reason)
+    async def abandon(self, worker: str, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
+        await super().abandon(worker, ticket, reason, tokens=tokens)
         self.endings.put_nowait((ticket, reason))
 
     async def renew(self, worker: str, tickets: object) -> set[str]:
