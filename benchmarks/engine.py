@@ -3,6 +3,7 @@
 Both have their turn in every round. The engine also returns log-probabilities and versions, which `generate` does not.
 
     python benchmarks/engine.py --rounds 9 --json result.json
+    python benchmarks/engine.py --host            # the host's time of a step instead
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import yaml
+from engine_parts.host_time import host_time
 from torch import Tensor
 
 from async_rl.config import Config
@@ -182,6 +184,18 @@ async def compare(config: Config, load: EngineLoad, rounds: int) -> Result:
     )
 
 
+def measure_host(path: Path | None) -> None:
+    times = [host_time(batch, 96, Endless("0123456789=")) for batch in (64, 256)]
+    print("ms of thread CPU       decode step   turnover step   one layer   nn.Linear   decode step / nn.Linear")
+    for each in times:
+        print(
+            f"batch {each.batch:<16} {each.decode_ms:11.2f} {each.turnover_ms:15.2f} {each.layer_ms:11.2f} "
+            f"{each.linear_ms:11.4f} {each.decode_ms / each.linear_ms:25.0f}"
+        )
+    if path:
+        path.write_text(json.dumps([asdict(each) for each in times], indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs" / "quickstart.yaml", help="whose model to use")
@@ -190,9 +204,13 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=8)
     parser.add_argument("--answer-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1, help="of both sides; small matrices gain nothing from more")
+    parser.add_argument("--host", action="store_true", help="measure the thread CPU time of a step outside the layers instead")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.host:
+        measure_host(args.json)
+        return
     config = Config.model_validate(yaml.safe_load(args.config.read_text()))
     load = EngineLoad(batch=args.batch, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
     result = asyncio.run(compare(config, load, args.rounds))

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/engine.py`: the host's time of a decode step."""
