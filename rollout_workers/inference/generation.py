@@ -85,11 +85,6 @@ class Generation:
     submitted_at: float = 0.0
     """Time of time.perf_counter()."""
 
-    def extend(self, token: int, logprob: float, version: int) -> None:
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-
     def stop_reason(self, tokenizer: Tokenizer) -> StopReason | None:
         """The reason why the last token ends it; None if it continues."""
         token = self.token_ids[-1]

@@ -37,7 +37,7 @@ class Endless(Characters):
 
 
 class Gate(Endless):
-    """Holds the engine's thread in the middle of a step, once it has looked at `after` tokens."""
+    """Holds the engine's thread in the middle of the step with number `after`, counted from 1."""
 
     def __init__(self, after: int) -> None:
         super().__init__(ALPHABET)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from async_rl.models.shape import ModelShape
 with host.importing():
     from megatron.core.inference.contexts import DynamicInferenceContext, dynamic_context
     from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import GPTInferenceWrapper
-    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +95,30 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
 
 def _without_autograd(model: GPTModel) -> None:
     """Replace the autograd functions of Megatron's linear layers, whose Python overhead exceeds the matrix product."""
+    has_one_rank = model.config.tensor_model_parallel_size == 1
     for layer in model.modules():
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
             layer._forward_impl = _product
+            if has_one_rank and type(layer) in (ColumnParallelLinear, RowParallelLinear):
+                layer.forward = partial(_linear, layer)
+        elif has_one_rank and isinstance(layer, VocabParallelEmbedding):
+            layer.forward = partial(_embedding, layer)
 
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
     return functional.linear(input, weight, bias)
+
+
+def _linear(layer: Any, input_: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, Tensor | None]:
+    """Forward of a linear layer that has nothing to gather or to reduce. Returns the bias if the caller adds it."""
+    weight = weight if weight is not None else layer.weight
+    if layer.skip_bias_add:
+        return functional.linear(input_, weight), layer.bias
+    return functional.linear(input_, weight, layer.bias), None
+
+
+def _embedding(layer: Any, input_: Tensor) -> Tensor:
+    return functional.embedding(input_, layer.weight)
 
 
 def _has_inference_config() -> bool:

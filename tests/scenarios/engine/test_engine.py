@@ -115,7 +115,7 @@ async def test_weights_flip_under_running_generations() -> None:
     """Each token carries the version that sampled it, and until the flip it is exactly what that version says."""
     asked = prompts(20, longest=12)
     old, new = weights(1), weights(2)
-    gate = Gate(after=5 * len(asked) + 3)
+    gate = Gate(after=6)
     async with engine(tokenizer=gate) as running:
         await running.swap(3, old)
         async with asyncio.TaskGroup() as tasks:

@@ -202,7 +202,7 @@ async def test_nobody_begins_with_the_keys_of_other_weights(kv: str) -> None:
 async def test_recomputing_gives_the_new_weights_own_keys(chunk: int) -> None:
     """From the swap on every log-probability is what the new weights say of the whole row; with `keep` it would not be."""
     asked = prompts(10, longest=30)
-    gate = Gate(after=100)
+    gate = Gate(after=10)
     async with engine(tokenizer=gate, worker=settings(kv_on_swap="recompute", prompt_tokens_per_step=chunk)) as running:
         await running.swap(OLD, weights(1))
         generations = [asyncio.ensure_future(running.generate(prompt, GenerationArgs(max_tokens=25))) for prompt in asked]
