@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.errors import ConfigError
@@ -99,10 +100,8 @@ def _without_autograd(model: GPTModel) -> None:
     for layer in model.modules():
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
             layer._forward_impl = _product
-            if has_one_rank and type(layer) in (ColumnParallelLinear, RowParallelLinear):
-                layer.forward = partial(_linear, layer)
-        elif has_one_rank and isinstance(layer, VocabParallelEmbedding):
-            layer.forward = partial(_embedding, layer)
+        if has_one_rank and (forward := _FORWARDS_OF_ONE_RANK.get(type(layer))) is not None:
+            layer.forward = partial(forward, layer)
 
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
@@ -111,14 +110,21 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any
 
 def _linear(layer: Any, input_: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, Tensor | None]:
     """Forward of a linear layer that has nothing to gather or to reduce. Returns the bias if the caller adds it."""
-    weight = weight if weight is not None else layer.weight
+    own = weight if weight is not None else layer.weight
     if layer.skip_bias_add:
-        return functional.linear(input_, weight), layer.bias
-    return functional.linear(input_, weight, layer.bias), None
+        return functional.linear(input_, own), layer.bias
+    return functional.linear(input_, own, layer.bias), None
 
 
 def _embedding(layer: Any, input_: Tensor) -> Tensor:
     return functional.embedding(input_, layer.weight)
+
+
+_FORWARDS_OF_ONE_RANK: dict[type[nn.Module], Callable[..., Any]] = {
+    ColumnParallelLinear: _linear,
+    RowParallelLinear: _linear,
+    VocabParallelEmbedding: _embedding,
+}
 
 
 def _has_inference_config() -> bool:
