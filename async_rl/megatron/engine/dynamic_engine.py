@@ -66,12 +66,17 @@ class Controller(TextGenerationController):
 
     def _dynamic_step_sample_logits(self, logits: Tensor | None = None) -> None:
         context: Any = self.inference_wrapped_model.inference_context
-        requests = _complete(context, context.request_ids[context.paused_request_count : context.total_request_count].tolist())
+        requests = context.request_ids[context.paused_request_count : context.total_request_count].tolist()
         # Some versions pass the logits, others store them here.
         logits = logits if logits is not None else self._all_logits_cuda  # pyright: ignore[reportAttributeAccessIssue]
+        tokens = self.sample(logits, requests)
+        self._sampled_tokens_cuda[: len(tokens)] = tokens
+
+    def sample(self, logits: Tensor, requests: list[int]) -> Tensor:
+        """Sample a token for each of the requests of the step whose prompt is complete."""
+        complete = _complete(self.inference_wrapped_model.inference_context, requests)
         # The vocabulary is padded for tensor ranks; padding must not be sampled.
-        tokens = self.sampler.sample(logits[0, : len(requests), : self.vocab_size], requests)
-        self._sampled_tokens_cuda[: len(requests)] = tokens
+        return self.sampler.sample(logits[0, : len(complete), : self.vocab_size], complete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,4 +170,5 @@ def retire(engine: Engine) -> None:
 
 def _complete(context: Any, requests: list[int]) -> list[int]:
     """Requests whose whole prompt was computed. Megatron also samples for a partly computed one, which is ignored."""
-    return [request for request in requests if request != context.chunked_prefill_request_id]
+    partial = context.chunked_prefill_request_id
+    return requests if partial == -1 else [request for request in requests if request != partial]

@@ -9,12 +9,13 @@ The caller submits preempted requests again with their tokens so far (EngineStep
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.engine.dynamic_engine import Context, Engine, KVCacheUsage
@@ -29,9 +30,48 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         own = self.block_allocator
         self.block_allocator = SharedBlocks(self, own.total_count, own.paused_count)
 
+        self._steps_in_blocks = 0
+        """Steps that all requests can still take in the blocks they have."""
+        self._is_continued = False
+        """Whether `continue_all` did all the bookkeeping of the last step."""
+
     def initialize_attention_state(self, **arguments: Any) -> None:
         self._rotation: Rotation | None = None
-        super().initialize_attention_state(**arguments)
+        if self._is_continued and self.is_decode_only():
+            self._lengthen(self.active_attn_metadata["mha_metadata"].state_data)
+        else:
+            super().initialize_attention_state(**arguments)
+        self._is_continued = False
+
+    def _lengthen(self, state: dict[str, Any]) -> None:
+        """Attention metadata of a step that differs from the last one by one more token in all requests."""
+        lengths = state["kv_seq_lengths"].add_(1)
+        torch.cumsum(lengths, 0, dtype=torch.int32, out=state["cu_kv_seq_lengths"][1:])
+        state["max_seqlen_k"] += 1
+        state["block_table"] = state["block_table"][:]  # another object, because the attention's plan of a step is kept on it
+
+    def update_requests(self, active_requests_mask: Tensor, new_tokens: Tensor) -> None:
+        super().update_requests(active_requests_mask, new_tokens)
+        offsets = self.request_last_kv_block_offset[: self.total_request_count]
+        self._steps_in_blocks = self.block_size_tokens - 1 - int(offsets.max()) if len(offsets) else 0
+
+    def continue_all(self, tokens: Tensor) -> bool:
+        """What `update_requests` would do with `tokens` if all requests decode, stay, and need no block. False: they do not."""
+        if not self.is_decode_only() or self._steps_in_blocks == 0:
+            return False
+        self._steps_in_blocks -= 1
+        self._is_continued = True
+        rows = slice(self.total_request_count)
+        self.token_to_input_ids[rows] = tokens
+        for counted in (
+            self.request_kv_length_offsets,
+            self.request_last_kv_block_offset,
+            self.token_to_pos_ids,
+            self.token_to_position_in_request,
+            self.token_to_local_position_within_kv_block,
+        ):
+            counted[rows].add_(1)
+        return True
 
     def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, *_: Any, **__: Any) -> Tensor:
         return self._rotation_of_step(query, query_emb).turn(query)
@@ -61,9 +101,6 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         request.remaining_prompt_tokens = request.prompt_tokens[request.finished_chunk_token_count :]
 
 
-Value = TypeVar("Value")
-
-
 @dataclass(slots=True)
 class _Prefix:
     """The hashes of a request's blocks."""
@@ -71,6 +108,8 @@ class _Prefix:
     epoch: int
     """Weights that it started with; after a change of weights its blocks are not shared."""
     names: list[BlockHash]
+    sampled: list[int] = field(default_factory=list)
+    """Tokens whose keys and values are computed, without those of the prompt."""
 
 
 class SchedulingEngine(Engine):
@@ -124,14 +163,25 @@ class SchedulingEngine(Engine):
 
     def advance(self) -> list[int]:
         self.schedule_waiting_requests()
-        self._leaving = set()
-        result = _run(self.controller.async_generate_output_tokens_dynamic_batch())
-        for request, token in zip(result["active_request_ids"].tolist(), result["sample"].tolist(), strict=True):
-            if request in self._leaving:
-                del self.requests[request]
-            elif request != self.context.chunked_prefill_request_id:
-                self.get_request(request).generated_tokens.append(token)
-        return list(self._leaving)
+        context = self.context
+        context.initialize_attention_state()
+        token_ids, positions = context.current_input_and_position_ids()
+        model = self.controller.inference_wrapped_model.model
+        logits = model(token_ids, positions, None, inference_context=context, runtime_gather_output=True)
+        requests = context.request_ids[: context.total_request_count].tolist()
+        tokens = self.controller.sample(logits, requests)
+        leaving = self.finished(requests)
+        if leaving or not context.continue_all(tokens):
+            stays = torch.tensor([request not in leaving for request in requests], dtype=torch.uint8, device=tokens.device)
+            # A partly computed prompt, in the last row, has no token yet.
+            context.update_requests(stays, functional.pad(tokens, (0, len(requests) - len(tokens))))
+        if self._reuse_prefixes:
+            for request, token in zip(requests, tokens.tolist(), strict=False):
+                if request not in leaving:
+                    self._prefixes[request].sampled.append(token)
+        for request in leaving:
+            del self.requests[request]
+        return list(leaving)
 
     # -- before a step --------------------------------------------------------------------------------------------------
 
@@ -190,7 +240,7 @@ class SchedulingEngine(Engine):
 
     def finished(self, requests: list[int]) -> set[int]:
         leaving = super().finished(requests)
-        rows = {request: row for row, request in enumerate(requests)}
+        rows = dict(zip(requests, range(len(requests)), strict=True))
         for request in leaving:
             self._release(request, rows.pop(request))
         while self._blocks_needed(rows) > self.context.block_allocator.total_avail:
@@ -202,7 +252,6 @@ class SchedulingEngine(Engine):
             if youngest == self.context.chunked_prefill_request_id:
                 self.context.chunked_prefill_request_id = -1
                 self.waiting_request_ids.popleft()
-        self._leaving = leaving
         return leaving
 
     def _blocks_needed(self, rows: Mapping[int, int]) -> int:
@@ -224,16 +273,7 @@ class SchedulingEngine(Engine):
         if self._reuse_prefixes and prefix.epoch == self._epoch and request != self.context.chunked_prefill_request_id:
             known: Any = self.get_request(request)
             # Without the token just sampled, whose keys and values are not computed yet.
-            computed = [*known.prompt_tokens.tolist(), *known.generated_tokens]
+            computed = [*known.prompt_tokens.tolist(), *prefix.sampled]
             prefix.names = block_hashes(computed, self.context.block_size_tokens, prefix.names)
             self._name_blocks(prefix, row, len(computed))
         self.context.release_memory_blocks_from_request_indexes(torch.tensor([row]))
-
-
-def _run(coroutine: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine that never waits to its end, without the cost of an event loop."""
-    try:
-        while True:
-            coroutine.send(None)
-    except StopIteration as ended:
-        return ended.value
