@@ -6,12 +6,11 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ import yaml
 from async_rl.config import Config
 from buffer.tools.open_run import open_run
 from tests.support.waiting import PATIENCE_S, until
+from tests.support.warm_programs import ASYNC_RL as ASYNC_RL
+from tests.support.warm_programs import start
 
-ASYNC_RL = Path(sys.executable).with_name("async-rl")
 TASKS = Path(__file__).with_name("run_tasks.py")
 
 
@@ -55,13 +55,10 @@ def read_config(path: Path) -> Config:
 class Program:
     """One `async-rl` process; what it prints is in a file."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self._process = process
+    def __init__(self, process: BaseProcess, output: Path) -> None:
+        assert process.pid is not None
+        self._process, self.pid = process, process.pid
         self._output = output
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def output(self) -> str:
@@ -71,36 +68,32 @@ class Program:
         until(lambda: text in self.output, f"{text!r} is printed", while_alive=self)
 
     def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        assert not self.has_ended(), self.output
+        os.kill(self.pid, number)
 
     def has_ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._process.exitcode is not None
 
     def exit_code(self) -> int:
-        try:
-            return self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end; it said:\n{self.output}") from None
+        self._process.join(PATIENCE_S)
+        code = self._process.exitcode
+        assert code is not None, f"it does not end; it said:\n{self.output}"
+        return code
 
 
 @contextmanager
-def program(folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ) -> Iterator[Program]:
-    """`async-rl ARGUMENTS`, gone at the end with all that it started."""
+def program(
+    folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ, warm: bool = True
+) -> Iterator[Program]:
+    """`async-rl ARGUMENTS`, gone at the end with all that it started. Not `warm`: executed, as a shell would."""
     output = folder / f"output-{time.monotonic_ns()}.txt"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [ASYNC_RL, *map(str, arguments)],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**environment, "TORCH_CPP_LOG_LEVEL": "ERROR"},
-        )
+    given = {**environment, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    process = start(arguments, folder=folder, environment=given, output=output, errors=output, warm=warm)
     try:
         yield Program(process, output)
     finally:
         process.kill()
-        process.wait()
+        process.join()
 
 
 def pid_of(config: Config, name: str) -> int:

@@ -8,14 +8,15 @@ import runpy
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.repository import ROOT
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ def run_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float 
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / str(rank) for rank in range(ranks)]
         processes = [
-            _CONTEXT.Process(
+            CONTEXT.Process(
                 target=_run, args=(module, [*map(str, arguments), str(rank)], environment, str(log)), name=log.name, daemon=True
             )
             for rank, log in enumerate(logs)
@@ -65,5 +66,8 @@ def _run(module: str, arguments: Sequence[str], environment: dict[str, str], log
     os.dup2(output, 2)
     os.chdir(ROOT)
     os.environ.update(environment)
+    warnings.simplefilter("error")
+    # Where a library keeps a thread, Python 3.12 warns of each fork.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

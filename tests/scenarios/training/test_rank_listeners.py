@@ -41,7 +41,7 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
     run = {"name": "two", "folder": str(tmp_path / "runs")}
     learner = {"steps": NEVER, "parallel": {"processes": 2}}
     path = write(tmp_path, config("sft", run=run, learner=learner, metrics={"console": True}))
-    with program(tmp_path, "train", "sft", "@", path) as training:
+    with program(tmp_path, "train", "sft", "@", path, warm=False) as training:
         training.until_says("step 2/")
         parent = json.loads((tmp_path / "runs" / "two" / "processes.json").read_text())["learner"]
         ranks = children_of(parent)

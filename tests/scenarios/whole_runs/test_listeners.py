@@ -98,10 +98,10 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Ite
         )
         config = read_config(path)
         with ExitStack() as started:
-            running = started.enter_context(program(folder, "run", "@", path))
+            running = started.enter_context(program(folder, "run", "@", path, warm=False))
             servers = (
-                started.enter_context(program(folder, "env", "serve", "counting")),
-                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder))),
+                started.enter_context(program(folder, "env", "serve", "counting", warm=False)),
+                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=False)),
             )
             for server in servers:
                 server.until_says("is served")

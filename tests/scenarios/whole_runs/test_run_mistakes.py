@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from async_rl.errors import BufferUnreachable, ConfigError, FailureBudgetSpent
 from async_rl.launch.local import sole_run
 from async_rl.telemetry import read_rows
 from tests.support.repository import ROOT
-from tests.support.run_processes import ASYNC_RL, program, read_config, write_config
+from tests.support.run_processes import program, read_config, write_config
 from tests.support.waiting import PATIENCE_S
+from tests.support.warm_programs import start
 
 
 @pytest.mark.timeout(600)
@@ -50,12 +51,16 @@ BAD = ROOT / "tests" / "support" / "bad_environments.py"
 NOBODY = "redis://somebody@127.0.0.1:1/0"  # port 1 refuses
 
 
-def refused(*arguments: object) -> tuple[int, str]:
+def refused(folder: Path, *arguments: object, warm: bool = True) -> tuple[int, str]:
     """The exit code, and the one line on stderr."""
-    done = subprocess.run([ASYNC_RL, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert not done.stdout or done.stdout.startswith("run "), "a learner first says which run it is of"
-    (sentence,) = done.stderr.splitlines()
-    return done.returncode, sentence
+    output, errors = folder / "stdout.txt", folder / "stderr.txt"
+    process = start(arguments, folder=folder, environment=os.environ, output=output, errors=errors, warm=warm)
+    process.join(PATIENCE_S)
+    assert process.exitcode is not None, f"{arguments} does not end"
+    printed = output.read_text()
+    assert not printed or printed.startswith("run "), "a learner first says which run it is of"
+    (sentence,) = errors.read_text().splitlines()
+    return process.exitcode, sentence
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_a_wrong_configuration_is_named_before_anything_starts(tmp_path: Path, m
 @pytest.mark.parametrize("verb", ["run", "learner", "worker", "buffer serve"])
 def test_a_wrong_configuration_is_one_sentence_and_exit_code_2(tmp_path: Path, verb: str) -> None:
     path = write_config(tmp_path, "wrong")
-    code, sentence = refused(*verb.split(), "@", path, "--learner.stepps", 3)
+    code, sentence = refused(tmp_path, *verb.split(), "@", path, "--learner.stepps", 3)
     assert code == ConfigError.exit_code
     assert "learner.stepps" in sentence
     assert "learner.steps" in sentence
@@ -90,7 +95,7 @@ def test_a_wrong_configuration_is_one_sentence_and_exit_code_2(tmp_path: Path, v
 def test_a_folder_that_cannot_be_written_in_is_one_sentence(tmp_path: Path, verb: str) -> None:
     path = write_config(tmp_path, "nowhere", evaluation={"every": 5})
     (tmp_path / "file").touch()
-    code, sentence = refused(verb, "@", path, "--run.folder", tmp_path / "file" / "runs")
+    code, sentence = refused(tmp_path, verb, "@", path, "--run.folder", tmp_path / "file" / "runs")
     assert code == ConfigError.exit_code
     assert f"the run's folder {tmp_path}/file/runs/nowhere cannot be written in: Not a directory" in sentence
     assert "choose another run.folder" in sentence
@@ -111,7 +116,7 @@ def test_a_file_of_bottomless_values_is_one_sentence(tmp_path: Path, opening: st
 @pytest.mark.parametrize("verb", ["learner", "worker", "buffer audit"])
 def test_an_unreachable_redis_is_named_without_its_password(tmp_path: Path, verb: str) -> None:
     path = write_config(tmp_path, "alone", redis={"url": NOBODY, "connect_timeout_s": 1})
-    code, sentence = refused(*verb.split(), "@", path)
+    code, sentence = refused(tmp_path, *verb.split(), "@", path, warm=False)
     assert code == BufferUnreachable.exit_code
     assert "redis://127.0.0.1:1/0" in sentence
     assert "secret" not in sentence
@@ -128,6 +133,6 @@ def test_a_run_without_its_redis_gives_up_with_the_same_code(tmp_path: Path) -> 
 def test_a_run_that_is_going_on_is_not_started_beside_itself(tmp_path: Path) -> None:
     path = write_config(tmp_path, "once")
     with sole_run(load(["@", str(path)])):
-        code, sentence = refused("run", "@", path)
+        code, sentence = refused(tmp_path, "run", "@", path)
     assert code == ConfigError.exit_code
     assert "run 'once' is already running" in sentence

@@ -1,0 +1,127 @@
+"""`async-rl` and the roles that it starts as forks of a process that has imported torch and Megatron.
+
+    forkserver ── fork ──▶ async-rl run ── fork ──▶ learner        importing takes five seconds of CPU in each process
+                                        ── fork ──▶ worker         that is executed, and a whole run has four
+
+They are processes as in a real run: each has its own id, parent, session, environment, descriptors and exit code. Only where
+Python would execute itself, to run one of our modules, the fork runs the module without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+from async_rl.cli.main import main
+from async_rl.supervision.liveness.leaving import leave_at_once
+from tests.support.warm_processes import CONTEXT
+
+ASYNC_RL = Path(sys.executable).with_name("async-rl")
+_ITSELF = [sys.executable, "-P", "-m"]
+"""How a command begins that a fork can do."""
+
+
+def start(
+    arguments: Iterable[object], *, folder: Path, environment: Mapping[str, str], output: Path, errors: Path, warm: bool
+) -> BaseProcess:
+    """Start `async-rl ARGUMENTS` in a folder; what it and its roles print goes to two files. Not `warm`: execute it."""
+    for file in (output, errors):
+        file.touch()
+    process = CONTEXT.Process(
+        target=_async_rl, args=(list(map(str, arguments)), str(folder), dict(environment), str(output), str(errors), warm)
+    )
+    process.start()
+    return process
+
+
+def _async_rl(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str, warm: bool) -> NoReturn:
+    streams = os.open(os.devnull, os.O_RDONLY), *(os.open(file, os.O_WRONLY | os.O_APPEND) for file in (output, errors))
+    _redirect(streams, keep=())
+    os.chdir(folder)
+    if not warm:
+        os.execve(ASYNC_RL, [str(ASYNC_RL), *arguments], environment)
+    vars(subprocess)["_fork_exec"] = partial(_fork_exec, vars(subprocess)["_fork_exec"])
+    vars(os)["execve"] = partial(_execve, os.execve)
+    _run(main, ["async-rl", *arguments], environment)
+
+
+def _execve(execute: Callable[..., NoReturn], path: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """As `os.execve`."""
+    if command[:3] != _ITSELF:
+        execute(path, command, environment)
+    _run_module(command, environment)
+
+
+def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *more: Any) -> int:
+    """As `_posixsubprocess.fork_exec`, which `Popen` and asyncio call."""
+    _, _, keep, folder, environment, stdin, _, _, stdout, _, stderr, _, errors, _, new_session, *_, prepare, _ = more
+    words = [os.fsdecode(word) for word in command]
+    if words[:3] != _ITSELF or not _is_alone():
+        return execute(command, *more)
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        _redirect((stdin, stdout, stderr), keep=set(keep) - {errors})
+        if folder is not None:
+            os.chdir(folder)
+        if new_session:
+            os.setsid()
+        if prepare is not None:
+            prepare()
+        _run_module(words, dict(os.fsdecode(pair).split("=", 1) for pair in environment))
+    finally:
+        os._exit(1)
+
+
+def _is_alone() -> bool:
+    """Whether no other thread may hold a lock, which would stay locked in a fork. Those that wait for children hold none."""
+    return all(
+        thread is threading.main_thread() or thread.name.startswith("asyncio-waitpid-") for thread in threading.enumerate()
+    )
+
+
+def _redirect(streams: Sequence[int], *, keep: Collection[int]) -> None:
+    """Take the streams for the standard ones, where they are not -1, and close all other descriptors but those to keep."""
+    for number, stream in enumerate(streams):
+        if stream != -1:
+            os.dup2(stream, number)
+    last = 2
+    for number in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(last + 1, number)
+        last = number
+
+
+def _run_module(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    module, *arguments = command[len(_ITSELF) :]
+    _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), [module, *arguments], environment)
+
+
+def _run(code: Callable[[], object], words: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run it as a Python that was just executed would, to the end of this process."""
+    gc.freeze()  # what the parent left is never collected: its descriptors have new owners
+    given = dict(environment)
+    os.environ.clear()
+    os.environ.update(given)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio._set_running_loop(None)
+    asyncio.set_event_loop_policy(None)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.argv = words
+    with leave_at_once():
+        code()
+    raise AssertionError("`leave_at_once` returns")
