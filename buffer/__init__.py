@@ -56,6 +56,13 @@ async def open_board(config: Config) -> AsyncGenerator[RedisBoard]:
         yield RedisBoard(server, config.run.name)
 
 
+@asynccontextmanager
+async def open_buffer_and_board(config: Config) -> AsyncGenerator[tuple[RedisBuffer, RedisBoard]]:
+    """Connect to both, each over connections of its own. Raises BufferUnreachable."""
+    async with open_buffer(config) as buffer, open_board(config) as board:
+        yield buffer, board
+
+
 @contextmanager
 def open_group_stores(config: Config) -> Generator[RedisGroupStores]:
     """Connect to the run's stores for process groups; needs no event loop and imports torch. Raises BufferUnreachable."""

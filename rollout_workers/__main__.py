@@ -9,13 +9,15 @@ import socket
 import sys
 import uuid
 import zlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
 
 import structlog
 from torch import Tensor
 
-from async_rl.board.worker_reports import NOTES, WorkerNote
+from async_rl.board.inbox import post
+from async_rl.board.worker_reports import NOTES
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.loading import load_named
 from async_rl.durable.failpoints import arm_from
@@ -25,24 +27,23 @@ from async_rl.launch.package_guard import guard
 from async_rl.megatron.parallel import resolve_device
 from async_rl.models.from_config import model_shape
 from async_rl.protocols import Board, Member
-from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, stall_watchdog, work_limit
+from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, work_limit
 from async_rl.supervision.liveness.leaving import leave_at_once
-from async_rl.supervision.liveness.watchdog import REPORT_AFTER_S
 from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import WORKER_METRICS, configure_logs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
 from async_rl.transport.wire.rendezvous import WIRE_STORE
-from buffer import open_board, open_buffer, open_group_stores
+from buffer import open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
-from rollout_workers.gateway import open_gateway
+from rollout_workers.gateway import HttpGateway, open_gateway
+from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.open_engine import open_engine
+from rollout_workers.inference.replicas import EngineFleet
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
-from rollout_workers.progress_lines import ProgressLines
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
 
@@ -67,7 +68,7 @@ async def work(config: Config) -> None:
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     async with AsyncExitStack() as opened:
         enter = opened.enter_async_context
-        buffer, board = await enter(open_buffer(config)), await enter(open_board(config))
+        buffer, board = await enter(open_buffer_and_board(config))
         stores = opened.enter_context(open_group_stores(config))
         stop = drain_on_signals()  # before this there is nothing to drain: a signal ends the process at once
         await board.agree("worker", config.fleet_facts)
@@ -94,42 +95,22 @@ async def work(config: Config) -> None:
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
         store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
         receiver = WeightReceiver(board, store, member, engine.specs, config.wire, lease_s=lease_s, snapshots=snapshots)
-        progress = ProgressLines(worker.counters)
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             await engine.swap(version, tensors)
             worker.weights_changed()
-            progress.weights_changed(version)
 
-        @asynccontextmanager
-        async def connect() -> AsyncGenerator[tuple[Board, ReplayBuffer]]:
-            async with open_board(config) as board, open_buffer(config) as buffer:
-                yield board, buffer
-
-        blocked = BlockedWorker(
-            worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=config.worker.stall_limit_s, stop=stop
-        )
-        blocking = BlockingEnvironments(
-            board,
-            pause_s=config.worker.breaker.pause_s,
-            pause_environment=worker.environment_limits.block,
-            played=lambda: tasks.played,
-        )
-
-        def counters() -> Mapping[str, float]:
-            in_flight = {"inflight": len(worker.tickets)}
-            return {**worker.counters.snapshot(), **in_flight, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
-
+        connect, limit_s = partial(open_buffer_and_board, config), config.worker.stall_limit_s
+        blocked = BlockedWorker(worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=limit_s, stop=stop)
         keep_pauses_short()
         log.info("waits for the learner's weights")
-        report_after_s = min(REPORT_AFTER_S, config.worker.stall_limit_s)
-        with stall_watchdog(report_after_s, on_stall=blocked.tell, on_beat=blocked.watch):
+        with blocked.watched():
             await run_with(
                 lambda: worker.run(stop),
                 weights=lambda: receiver.run(swap),
                 engine=engine.watch,
-                metrics=lambda: post_metrics(board, name, counters, worker.failures.take_notes),
-                blocking=blocking.run,
+                metrics=lambda: post_metrics(board, name, worker, engine, gateway),
+                blocking=BlockingEnvironments(board, worker.environment_limits).run,
             )
 
 
@@ -140,14 +121,16 @@ def run_token(environment: Mapping[str, str]) -> str:
 
 
 async def post_metrics(
-    board: Board, name: str, counters: Callable[[], Mapping[str, float]], take_notes: Callable[[], Sequence[WorkerNote]]
+    board: Board, name: str, worker: Worker, engine: MegatronEngine | EngineFleet, gateway: HttpGateway
 ) -> None:
-    """Service: post the worker's counters and its notes about failures to the board, every heartbeat."""
+    """Service: post the counters of the process and the worker's notes about failures to the board, every heartbeat."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        await board.post(WORKER_METRICS, {"worker": name, "counters": counters()})
-        for note in take_notes():
-            await board.post(NOTES, note.model_dump())
+        own = {**worker.counters.snapshot(), "inflight": len(worker.tickets)}
+        counters = {**own, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
+        await board.post(WORKER_METRICS, {"worker": name, "counters": counters})
+        for note in worker.failures.take_notes():
+            await post(board, NOTES, note)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 
 import structlog
 
-from async_rl.board.inbox import Inbox
+from async_rl.board.inbox import Inbox, post
 from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlocked
 from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.supervision import Drain, LoopStall
+from async_rl.supervision import Drain, LoopStall, stall_watchdog
+from async_rl.supervision.liveness.watchdog import REPORT_AFTER_S
 from rollout_workers.episodes.leaked_tasks import environment_of
+from rollout_workers.limits.environment_limits import EnvironmentLimits
 
 TELL_WITHIN_S = 10.0
 """Give up reporting when Redis does not answer within this."""
@@ -36,12 +38,12 @@ TRIES = 3
 
 log = structlog.get_logger()
 
-Connect = Callable[[], AbstractAsyncContextManager[tuple[Board, ReplayBuffer]]]
+Connect = Callable[[], AbstractAsyncContextManager[tuple[ReplayBuffer, Board]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedWorker:
-    """Callbacks for `stall_watchdog`: `tell` on a stall, `watch` on every check."""
+    """`watched` reports a blocked event loop and ends its worker; `tell` alone is a callback for `stall_watchdog`."""
 
     worker: str
     tickets: Callable[[], Collection[str]]
@@ -50,18 +52,22 @@ class BlockedWorker:
     limit_s: float
     stop: Drain
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Watch the running event loop while inside."""
+        return stall_watchdog(min(REPORT_AFTER_S, self.limit_s), on_stall=self.tell, on_beat=self._watch)
+
     def tell(self, stall: LoopStall) -> None:
         log.warning(str(stall), environment=environment_of(stall.task))
-        self._ask(lambda board, _: board.post(BLOCKED, self._report(stall, is_replaced=False).model_dump()))
+        self._ask(lambda _, board: post(board, BLOCKED, self._report(stall, is_replaced=False)))
 
-    def watch(self, stall: LoopStall) -> None:
+    def _watch(self, stall: LoopStall) -> None:
         """Raise what ends the process once the loop has been blocked for `limit_s`, or the worker is asked to stop."""
         if not stall.exceeds(self.limit_s) and not self.stop.was_asked:
             return
         report = self._report(stall, is_replaced=True)
 
-        async def hand_back_tickets(board: Board, buffer: ReplayBuffer) -> None:
-            await board.post(BLOCKED, report.model_dump())
+        async def hand_back_tickets(buffer: ReplayBuffer, board: Board) -> None:
+            await post(board, BLOCKED, report)
             for ticket in self.tickets():
                 await buffer.abandon(self.worker, ticket, "abandoned")
 
@@ -80,12 +86,12 @@ class BlockedWorker:
             is_replaced=is_replaced,
         )
 
-    def _ask(self, say: Callable[[Board, ReplayBuffer], Awaitable[None]]) -> bool:
+    def _ask(self, say: Callable[[ReplayBuffer, Board], Awaitable[None]]) -> bool:
         """Return whether it could be reported."""
 
         async def connected() -> None:
-            async with asyncio.timeout(TELL_WITHIN_S), self.connect() as (board, buffer):
-                await say(board, buffer)
+            async with asyncio.timeout(TELL_WITHIN_S), self.connect() as (buffer, board):
+                await say(buffer, board)
 
         try:
             asyncio.run(connected())
@@ -100,18 +106,14 @@ class BlockingEnvironments:
     """Pause environments that recently blocked workers of the run, longer each time."""
 
     board: Board
-    pause_s: float
-    pause_environment: Callable[[str, float], None]
-    """Called with a name and seconds."""
-    played: Callable[[], Collection[str]]
-    """Returns the names in the run's mix."""
+    limits: EnvironmentLimits
     _times: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Times at which each environment blocked a worker."""
 
     async def run(self) -> None:
         """
         consumes: reports of blocked workers, older ones too (board.read)    waits for:    a report
-        produces: pauses of environments (pause_environment)                 unblocked by: any worker
+        produces: pauses of environments (limits.block)                      unblocked by: any worker
         Raises FailureBudgetSpent.
         """
         inbox = await Inbox.open(self.board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
@@ -127,19 +129,19 @@ class BlockingEnvironments:
         times.append(report.at)
         recent = [moment for moment in times if report.at - moment <= REMEMBERED_S]
         self._times[report.environment] = recent
-        left_s = min(LONGEST_PAUSE_S, self.pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
+        left_s = min(LONGEST_PAUSE_S, self.limits.settings.pause_s * 2 ** (len(recent) - 1)) - max(0.0, age)
         if left_s > 0:
             log.warning(
                 f"an environment is paused for {left_s:.0f} s: it blocked a worker at {report.place}",
                 environment=report.environment,
                 times=len(recent),
             )
-            self.pause_environment(report.environment, left_s)
+            self.limits.block(report.environment, left_s)
         if age < JUST_NOW_S:
             self._give_up_without_others(report)
 
     def _give_up_without_others(self, report: WorkerBlocked) -> None:
-        played = self.played()
+        played = self.limits.played()
         if report.environment in played and all(len(self._times.get(name, ())) >= TRIES for name in played):
             raise FailureBudgetSpent(
                 f"environment {report.environment!r} has blocked its workers {TRIES} times, the last time at {report.place}, "

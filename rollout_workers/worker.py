@@ -31,6 +31,7 @@ from rollout_workers.episodes.rewards import has_signal
 from rollout_workers.graders import open_graders
 from rollout_workers.limits.concurrency import ConcurrencyLimit
 from rollout_workers.limits.environment_limits import EnvironmentLimits
+from rollout_workers.progress_lines import ProgressLines
 from rollout_workers.worker_parts import WorkerParts
 
 T = TypeVar("T")
@@ -82,6 +83,7 @@ class Worker:
 
     def __init__(self, parts: WorkerParts) -> None:
         self.counters = Counters()
+        self._progress = ProgressLines(self.counters)
         self._parts = parts
         self._settings = settings = parts.settings
         self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
@@ -116,6 +118,7 @@ class Worker:
 
     def weights_changed(self) -> None:
         """Ask for tickets again at once: the inference serves another version."""
+        self._progress.weights_changed(self._parts.inference.version)
         if self._reserving is not None:
             _expire(self._reserving)
             self._reserving = None

@@ -11,11 +11,13 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from async_rl.board.evaluations import EVALUATIONS, EvaluationDone
+from async_rl.board.inbox import post
 from async_rl.config import Config
 from async_rl.config.loading import load_named
 from async_rl.durable.private_files import keep_files_private
@@ -24,14 +26,13 @@ from async_rl.launch.commands import SCHEDULED
 from async_rl.launch.package_guard import guard
 from async_rl.megatron.parallel import resolve_device
 from async_rl.protocols import Board, InferenceInterface
-from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import drain_on_signals, ends_after, run_with, signs_of_life, stall_watchdog, work_limit
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.processes.descriptors import enough_descriptors
 from async_rl.telemetry import configure_logs
 from async_rl.transport.wire.rendezvous import WIRE_STORE
 from async_rl.types import VersionRecord
-from buffer import open_board, open_buffer, open_group_stores
+from buffer import open_board, open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker
 from rollout_workers.evaluation.evaluator import Evaluator, open_environments
 from rollout_workers.evaluation.live import take_version, until_due
@@ -98,7 +99,7 @@ async def evaluate_on_schedule(config: Config) -> None:
         blocked = BlockedWorker(
             worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
             tickets=tuple,
-            connect=lambda: connections(config),
+            connect=partial(open_buffer_and_board, config),
             limit_s=config.worker.stall_limit_s,
             stop=stop,
         )
@@ -121,17 +122,11 @@ async def evaluate_on_schedule(config: Config) -> None:
                 await run_with(stop.wait, schedule=follow, engine=engine.watch)
 
 
-@asynccontextmanager
-async def connections(config: Config) -> AsyncGenerator[tuple[Board, ReplayBuffer]]:
-    async with open_board(config) as board, open_buffer(config) as buffer:
-        yield board, buffer
-
-
 async def evaluate_version(evaluator: Evaluator, board: Board, config: Config, live: VersionRecord) -> None:
     results = await evaluator.evaluate()
     report = EvaluationReport(evaluated=describe_version(config, live), settings=config.evaluation, results=results)
     log.info(f"evaluated step {live.step}", page=str(report.write(config.run_folder / "eval")), **report.metrics)
-    await board.post(EVALUATIONS, EvaluationDone(record=live, metrics=report.metrics).model_dump(mode="json"))
+    await post(board, EVALUATIONS, EvaluationDone(record=live, metrics=report.metrics))
 
 
 @asynccontextmanager

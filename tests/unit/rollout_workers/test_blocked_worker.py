@@ -9,10 +9,13 @@ from collections.abc import Collection
 import pytest
 
 from async_rl.board.worker_reports import BLOCKED, WorkerBlocked
+from async_rl.config.rollout import BreakerConfig
 from async_rl.errors import FailureBudgetSpent
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from rollout_workers.blocked_worker import TRIES, BlockingEnvironments
+from rollout_workers.counters import Counters
+from rollout_workers.limits.environment_limits import EnvironmentLimits
 
 
 async def rests(times: Collection[float], played: Collection[str], *, is_replaced: bool = True) -> list[float]:
@@ -33,13 +36,15 @@ async def rests(times: Collection[float], played: Collection[str], *, is_replace
     await board.post(BLOCKED, report_of_another(time.time()).model_dump())
     heard = asyncio.Event()
 
-    def pause_environment(environment: str, for_s: float) -> None:
-        if environment == "another":
-            heard.set()
-        else:
-            left.append(for_s)
+    class Limits(EnvironmentLimits):
+        def block(self, environment: str, for_s: float) -> None:
+            if environment == "another":
+                heard.set()
+            else:
+                left.append(for_s)
 
-    blocking = BlockingEnvironments(board, pause_s=100, pause_environment=pause_environment, played=lambda: played)
+    limits = Limits(BreakerConfig(pause_s=100), Counters(), may_wait=lambda: 1, played=lambda: played)
+    blocking = BlockingEnvironments(board, limits)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(blocking.run())
         waiting = tasks.create_task(heard.wait())
