@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes are started: without compiled modules each takes ten seconds more to import torch.
 unexport PYTHONDONTWRITEBYTECODE
+# Processes of the tests: more than cores, because half of the tests wait most of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 
 .PHONY: help setup demo picture test test-fast test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
@@ -38,7 +40,7 @@ picture: $(VENV)/.run
 
 # SERVERS=all: the buffer's contracts run on every server found and on a Cluster, not only in memory and on the bundled server.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(TESTS)
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal @.ci/tests_of_fast

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import yaml
@@ -91,6 +92,20 @@ def program(
     process = start(arguments, folder=folder, environment=given, output=output, errors=output, warm=warm)
     try:
         yield Program(process, output)
+    finally:
+        process.kill()
+        process.join()
+
+
+def finished(folder: Path, *arguments: object, warm: bool = True) -> CompletedProcess[str]:
+    """Run `async-rl ARGUMENTS` in a folder to its end; as `subprocess.run`."""
+    output, errors = (folder / f"{name}-{time.monotonic_ns()}.txt" for name in ("output", "errors"))
+    process = start(arguments, folder=folder, environment=os.environ, output=output, errors=errors, warm=warm)
+    try:
+        process.join(PATIENCE_S)
+        said, complained = output.read_text(errors="replace"), errors.read_text(errors="replace")
+        assert process.exitcode is not None, f"{arguments} does not end; it said:\n{said}{complained}"
+        return CompletedProcess(arguments, process.exitcode, said, complained)
     finally:
         process.kill()
         process.join()

@@ -72,7 +72,7 @@ def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *mor
     sys.stdout.flush()
     if pid := os.fork():
         return pid
-    try:
+    with leave_at_once():
         _redirect((stdin, stdout, stderr), keep=set(keep) - {errors})
         if folder is not None:
             os.chdir(folder)
@@ -80,9 +80,9 @@ def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *mor
             os.setsid()
         if prepare is not None:
             prepare()
-        _run_module(words, dict(os.fsdecode(pair).split("=", 1) for pair in environment))
-    finally:
-        os._exit(1)
+        given = os.environ if environment is None else dict(os.fsdecode(pair).split("=", 1) for pair in environment)
+        _run_module(words, given)
+    raise AssertionError("`leave_at_once` returns")
 
 
 def _is_alone() -> bool:
@@ -119,6 +119,7 @@ def _run(code: Callable[[], object], words: list[str], environment: Mapping[str,
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio._set_running_loop(None)
     asyncio.set_event_loop_policy(None)
+    sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     sys.argv = words

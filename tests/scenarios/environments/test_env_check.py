@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.support.repository import ROOT
+from tests.support.run_processes import finished
 
 BAD = ROOT / "tests" / "support" / "bad_environments.py"
 NAMES = (
@@ -39,9 +40,8 @@ CONFIG = {
 }
 
 
-def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "env", "check", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+def check(folder: Path, *words: str, warm: bool = True) -> subprocess.CompletedProcess[str]:
+    return finished(folder, "env", "check", *words, warm=warm)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(config: Path) -> dict[str, dict[str, Any]]:
     """What is said of each environment of a configuration."""
-    done = check(config.parent, "@", str(config), "--episodes", "2", "--json")
+    # Executed: processes forked from one have the same hashes of text.
+    done = check(config.parent, "@", str(config), "--episodes", "2", "--json", warm=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("async-rl env check: RemembersWhatItDrew, HashesText, ")
     assert "things are wrong, see above" in done.stderr

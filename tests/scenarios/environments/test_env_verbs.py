@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from async_rl.types import VersionRecord
 from buffer.__main__ import main
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.support.run_processes import finished
 
 CONFIG = """
 run: {{name: {name}, folder: {folder}}}
@@ -53,8 +52,7 @@ class Env:
 
     def process(self, *words: str, code: int = 0) -> str:
         """The whole command, in the folder of its configuration: its output, or what it says of a mistake."""
-        line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "env", *words, "@", str(self.config)]
-        done = subprocess.run(line, cwd=self.config.parent, capture_output=True, text=True, timeout=60, check=False)
+        done = finished(self.config.parent, "env", *words, "@", self.config)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 

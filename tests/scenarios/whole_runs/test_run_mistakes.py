@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from async_rl.errors import BufferUnreachable, ConfigError, FailureBudgetSpent
 from async_rl.launch.local import sole_run
 from async_rl.telemetry import read_rows
 from tests.support.repository import ROOT
-from tests.support.run_processes import program, read_config, write_config
-from tests.support.waiting import PATIENCE_S
-from tests.support.warm_programs import start
+from tests.support.run_processes import finished, program, read_config, write_config
 
 
 @pytest.mark.timeout(600)
@@ -53,14 +50,10 @@ NOBODY = "redis://somebody@127.0.0.1:1/0"  # port 1 refuses
 
 def refused(folder: Path, *arguments: object, warm: bool = True) -> tuple[int, str]:
     """The exit code, and the one line on stderr."""
-    output, errors = folder / "stdout.txt", folder / "stderr.txt"
-    process = start(arguments, folder=folder, environment=os.environ, output=output, errors=errors, warm=warm)
-    process.join(PATIENCE_S)
-    assert process.exitcode is not None, f"{arguments} does not end"
-    printed = output.read_text()
-    assert not printed or printed.startswith("run "), "a learner first says which run it is of"
-    (sentence,) = errors.read_text().splitlines()
-    return process.exitcode, sentence
+    done = finished(folder, *arguments, warm=warm)
+    assert not done.stdout or done.stdout.startswith("run "), "a learner first says which run it is of"
+    (sentence,) = done.stderr.splitlines()
+    return done.returncode, sentence
 
 
 @pytest.mark.parametrize(
