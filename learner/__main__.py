@@ -176,7 +176,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         loop = Loop(
             buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),
             publisher=publisher, config=config.learner, record=journal.add,
-            record_rollback=journal.add_rollback, report=report, stop=run.stop,
+            record_rollback=journal.add_rollback, report=report, make_room=pacer.make_room, stop=run.stop,
         )  # fmt: skip
 
         async def train() -> None:

@@ -84,12 +84,14 @@ class Loop:
         record: Callable[[Progress, StepBatch], Awaitable[None]],
         record_rollback: Callable[[VersionRecord, int], Awaitable[None]],
         report: Callable[[FinishedStep], Awaitable[None]],
+        make_room: Callable[[], Awaitable[None]],
         stop: asyncio.Event,
     ):
         self._buffer, self._fence = buffer, fence
         self._ranks, self._prefetcher, self._publisher = ranks, prefetcher, publisher
         self._config, self._stop = config, stop
         self._record, self._record_rollback, self._report = record, record_rollback, report
+        self._make_room = make_room
         self._checkpoints = CheckpointSchedule(
             buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=config.disk_wait_s
         )
@@ -149,8 +151,10 @@ class Loop:
             log.info(f"waits for rollouts: {await self._prefetcher.describe_wait()}{self._publisher.remark}")
             if stats.starving:  # trained groups hold the memory that the next batch needs, until a checkpoint spends them
                 await self._save(progress, tasks)
-            if stats.reserved == 0:  # the slots may be held by a version that was not offered yet
+            if stats.reserved == 0:  # a version that was not offered yet, or the pace, may hold the slots
                 await self._offer(progress)
+                if stats.slots_used >= stats.slots:
+                    await self._make_room()
         requested.cancel()
         return stopping.done() or not self._publisher.has_request.is_set()
 

@@ -95,7 +95,7 @@ def read_last_row(path: Path) -> MetricRow | None:
     for row in map(_numbers, _objects(read_backwards(path))):
         if "resumed_after" in row:
             superseded = min(superseded, row["resumed_after"])
-        elif row.get("step", math.inf) <= superseded:
+        elif "step" in row and row["step"] <= superseded:
             if row["step"] != found.get("step", row["step"]):
                 break
             found = row | found

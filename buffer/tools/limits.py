@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from async_rl.cli.grammar import CommandLine, nearest
+from async_rl.config import Config
 from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
@@ -34,7 +35,7 @@ async def limits(run: OpenRun, line: CommandLine) -> None:
         changes = _changes(line, in_force)
         await run.buffer.change_limits(changes)
         in_force = await run.buffer.limits()
-    _show(in_force, run.config.limits, line)
+    _show(in_force, run.config, line)
 
 
 def _changes(line: CommandLine, in_force: Limits | None) -> Mapping[str, int | float | str]:
@@ -66,14 +67,16 @@ def _assignment(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _show(in_force: Limits | None, configured: Limits, line: CommandLine) -> None:
+def _show(in_force: Limits | None, config: Config, line: CommandLine) -> None:
     if line.has("json"):
         print_json({"limits": None if in_force is None else asdict(in_force)})
         return
     page = console()
     if in_force is None:
         page.print("no learner has set the limits yet; these are the configured ones")
-    shown = configured if in_force is None else in_force
-    rows = [(key, *(_text(limits, field).strip('"') for limits in (shown, configured))) for key, field in KEYS.items()]
+    shown = config.limits if in_force is None else in_force
+    rows = [(key, *(_text(limits, field).strip('"') for limits in (shown, config.limits))) for key, field in KEYS.items()]
+    if config.staleness.pace == "auto":
+        rows = [(key, now, "auto" if key == "staleness.pace" else configured) for key, now, configured in rows]
     print_table(page, ("limit", "in force", "configured"), rows)
     page.print(f"{shown.slots} slots: groups that may exist at once")

@@ -17,6 +17,7 @@ class Pacer:
         lowest = max(LOWEST, config.wire.push_every_steps + 1, config.replay.min_groups / groups_per_step)
         self._controller = PaceController(groups_per_step=groups_per_step, lowest=lowest)
         self._is_auto = config.staleness.pace == "auto"
+        self._most = config.staleness.max_age + 1
         self._buffer, self._fence = buffer, fence
 
     async def begin(self) -> None:
@@ -39,6 +40,15 @@ class Pacer:
             "pace/unreleased": float(seen.unreleased),
         }
 
+    async def make_room(self) -> None:
+        """Allow every slot until the next step, because the learner waits and no group is on its way: those that hold the slots
+        do not fit its batch (`max_share`).
+        """
+        await self._set(self._most)
+
     async def _apply(self) -> None:
+        await self._set(self._controller.pace)
+
+    async def _set(self, pace: float) -> None:
         if self._is_auto:
-            await self._buffer.set_limit(self._fence, "pace", self._controller.pace)
+            await self._buffer.set_limit(self._fence, "pace", pace)

@@ -45,9 +45,9 @@ class TrainingCheckpoints:
         self.finish()
         self._under_way = self._checkpointer.begin(self._folder, step=progress.step, extra=asdict(progress), keep=self._keep)
 
-    @working("a checkpoint")
     def finish(self) -> None:
         """Wait until the last checkpoint is durable. Raises CheckpointError if it failed."""
         if self._under_way is not None:
-            self._under_way.result()
+            with working("a checkpoint"):
+                self._under_way.result()
             self._under_way = None

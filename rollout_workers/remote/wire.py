@@ -74,6 +74,8 @@ def _plain(value: Any) -> Any:
             return value.version, value.start, value.stop
         case BaseModel():
             return value.model_dump()
+        case Mapping():
+            return dict(cast("Mapping[str, Any]", value))
         case _:
             return {field.name: _field(field.name, getattr(value, field.name)) for field in fields(value)}
 

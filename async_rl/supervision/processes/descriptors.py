@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.supervision.liveness.watchdog import BEAT_S, end_process, watched
@@ -49,21 +52,24 @@ def enough_descriptors(within_s: float = OUT_S) -> Generator[None]:
         yield
 
 
-_num_failed = 0
-"""Uses of `many_descriptors` in a row that failed for want of them."""
+_counting = Lock()
+_num_failed, _failed_at = 0, -math.inf
+"""Attempts in a row that failed for want of descriptors, and when the last one did."""
 
 
 @contextmanager
 def many_descriptors() -> Generator[None]:
     """Use it around what opens tens of descriptors at once, and is tried again when it fails: if it fails for want of them
-    `IN_A_ROW` times in a row, the process ends (ServiceStopped), because it would try forever.
+    `IN_A_ROW` times in a row, the process ends (ServiceStopped), because it would try forever. Uses at the same time are one.
     """
-    global _num_failed
+    global _num_failed, _failed_at
+    started = time.monotonic()
     try:
         yield
     except Exception as error:
-        if os.strerror(errno.EMFILE) in str(error):
-            _num_failed += 1
+        with _counting:
+            if os.strerror(errno.EMFILE) in str(error) and started > _failed_at:
+                _num_failed, _failed_at = _num_failed + 1, time.monotonic()
         if _num_failed >= IN_A_ROW:
             end_process(_too_few(f"{IN_A_ROW} process groups in a row could not be built: {str(error).partition(chr(10))[0]}"))
         raise

@@ -97,6 +97,8 @@ class _Intake:
 
     task: asyncio.Task[None]
     begun: asyncio.Future[PushBegin]
+    is_ready: asyncio.Event
+    """Set once the learner was told so."""
 
 
 class WeightReceiver:
@@ -221,18 +223,23 @@ class WeightReceiver:
             if isinstance(after, Receiving) and isinstance(message, PushBegin) and self._intake is not None:
                 self._intake.begun.set_result(message)
                 return
+            had_replied = isinstance(before, Receiving) or (self._intake is not None and self._intake.is_ready.is_set())
             await self._give_up(before)
             if isinstance(after, Offered) and isinstance(message, PushOffer):
                 begun: asyncio.Future[PushBegin] = asyncio.get_running_loop().create_future()
-                self._abandoned = Event()
-                task = services.create_task(self._receive(message, begun, self._abandoned), name="weight-intake")
-                self._intake = _Intake(task=task, begun=begun)
+                is_ready, self._abandoned = asyncio.Event(), Event()
+                receiving = self._receive(message, begun, is_ready, self._abandoned)
+                self._intake = _Intake(
+                    task=services.create_task(receiving, name="weight-intake"), begun=begun, is_ready=is_ready
+                )
                 return
         if isinstance(message, PushOffer):
             reason = f"already serves version {self.version}"
             await post(self._board, TO_LEARNER, PushRefused(**self._reply_to(message), reason=reason))
-        elif isinstance(message, PushCancel):
+        elif isinstance(message, PushCancel) and had_replied:
             await self._post_failed(message, "the attempt was cancelled")
+        elif isinstance(message, PushCancel):  # too late for that offer, but in time for the next one
+            await post(self._board, TO_LEARNER, WorkerHello(member=self._member.id))
 
     async def _give_up(self, state: Reception) -> None:
         """Free what belongs to a state that was left without serving a version, and stop a catch-up."""
@@ -243,7 +250,9 @@ class WeightReceiver:
         if isinstance(state, Staged):
             self._parcels.recycle(state.received)
 
-    async def _receive(self, offer: PushOffer, begun: asyncio.Future[PushBegin], abandoned: Event) -> None:
+    async def _receive(
+        self, offer: PushOffer, begun: asyncio.Future[PushBegin], is_ready: asyncio.Event, abandoned: Event
+    ) -> None:
         # A running thread owns the buffers that it writes to. When this task is cancelled, the thread is left to its timeouts:
         # a blocked gloo operation cannot be stopped, so nothing may wait for it.
         try:
@@ -259,6 +268,7 @@ class WeightReceiver:
                 holds=self._parcels.holds,
                 is_short_of_descriptors=descriptors_are_scarce(),
             )
+            is_ready.set()
             await post(self._board, TO_LEARNER, ready)
             try:
                 begin = await self._wait_for_begin(begun)
@@ -279,10 +289,10 @@ class WeightReceiver:
             await post(self._board, TO_LEARNER, PushStaged(**self._reply_to(offer)))
 
     async def _wait_for_begin(self, begun: asyncio.Future[PushBegin]) -> PushBegin:
-        try:
-            return await asyncio.wait_for(begun, self._begin_within_s)
-        except TimeoutError as error:
-            raise WireError(f"the transfer did not begin within {self._begin_within_s:g} s of the offer") from error
+        await asyncio.wait([begun], timeout=self._begin_within_s)
+        if not begun.done():
+            raise WireError(f"the transfer did not begin within {self._begin_within_s:g} s of the offer")
+        return begun.result()
 
     async def _post_failed(self, message: PushOffer | PushCancel, reason: str) -> None:
         versions = self._source.versions.values() if self._source is not None else ()

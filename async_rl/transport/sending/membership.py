@@ -66,11 +66,12 @@ class Membership:
     def mark_silent(self, member: str) -> None:
         self._silent.add(member)
 
-    def mark_failed(self, member: str, version: int) -> None:
+    def mark_failed(self, member: str, version: int, *, is_cut_off: bool = False) -> None:
+        """`is_cut_off`: it does not reach the learner, so it pauses after its first failure already."""
         self._silent.discard(member)
         before = self._failures.get(member)
         failures = before.failures + 1 if before is not None else 1
-        rest_s = self._rest_s * (failures - 1)
+        rest_s = self._rest_s * (failures if is_cut_off else failures - 1)
         self._failures[member] = _FailureRecord(version=version, failures=failures, not_before=time.monotonic() + rest_s)
 
     def mark_started(self, member: str) -> None:

@@ -186,7 +186,7 @@ class PushAttempt:
                 case PushStaged():
                     outcome.staged.append(member)
                 case PushFailed(reason=reason, is_cut_off=True):
-                    self._drop_failed(member, f"does not reach the learner: {reason}")
+                    self._drop_failed(member, f"does not reach the learner: {reason}", is_cut_off=True)
                     outcome.lost.append(member)
                 case PushFailed(reason=reason):
                     failed[member] = reason
@@ -203,8 +203,8 @@ class PushAttempt:
         self._parts.membership.mark_silent(member)
         self._outcome.dropped[member] = reason
 
-    def _drop_failed(self, member: str, reason: str) -> None:
-        self._parts.membership.mark_failed(member, self._record.version)
+    def _drop_failed(self, member: str, reason: str, *, is_cut_off: bool = False) -> None:
+        self._parts.membership.mark_failed(member, self._record.version, is_cut_off=is_cut_off)
         self._outcome.dropped[member] = reason
 
     async def _cancel(self) -> None:

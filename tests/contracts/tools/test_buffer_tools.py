@@ -398,7 +398,8 @@ def test_the_pace_changes_while_the_run_goes_on(tools: Tools) -> None:
         await buffer.resign(await started(buffer))
 
     tools.do(run)
-    assert "6 slots" in tools("limits", "staleness.pace=full")
+    assert re.search(r"^staleness.pace +full +auto", tools("limits", "staleness.pace=full"), re.M)
+    assert "6 slots" in tools("limits")
     assert "4 slots" in tools("limits", "staleness.pace=2")
     assert "staleness.pace" in tools.mistake("limits", "staleness.pace=fast")
     assert "4 slots" in tools("limits", "staleness.pace=auto"), "until the learner's next step"

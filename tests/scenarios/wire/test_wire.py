@@ -24,6 +24,7 @@ from async_rl.transport.messages import (
     TO_LEARNER,
     TO_LEARNER_MESSAGES,
     TO_WORKERS,
+    PushBegin,
     PushFailed,
     PushOffer,
     PushReady,
@@ -56,6 +57,11 @@ class Worker:
 
     async def run(self) -> None:
         await self._receiver.run(self._swap)
+
+    async def receive(self, message: PushBegin) -> None:
+        """Handle a message now, instead of when it comes over the board."""
+        async with asyncio.TaskGroup() as services:
+            await self._receiver._on_push(message, services)
 
     async def serves(self, version: int) -> None:
         async with self._news:

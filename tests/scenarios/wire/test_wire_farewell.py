@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from async_rl.transport.messages import (
     PushFailed,
     PushOffer,
     PushReady,
+    PushStaged,
+    ToLearner,
     WorkerHello,
     WorkerLeft,
 )
@@ -180,6 +183,68 @@ async def test_a_worker_that_fails_says_whether_it_reaches_the_learners_machine(
                 while not (failed := [reply for reply in replies if isinstance(reply, PushFailed)]):
                     replies += await said.read()
     assert [reply.is_cut_off for reply in failed] == [is_cut_off]
+
+
+class HeldBack(OtherBoard):
+    """Holds back what is read, until told."""
+
+    def __init__(self, board: StageBoard) -> None:
+        super().__init__(board)
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def read(self, topic: str, after: str, wait_s: float) -> Any:
+        found = await self._board.read(topic, after, wait_s)
+        if self.released.is_set():
+            return found
+        await self.released.wait()
+        return await self._board.read(topic, after, wait_s)
+
+
+async def test_an_offer_that_is_read_after_its_attempt_is_no_failure(redis_server: str, run_name: str) -> None:
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
+        held_back = HeldBack(board)
+        said = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        async with asyncio.timeout(60), running(Worker(cast("StageBoard", held_back), "w", weights(0), PATIENT)):
+            await sender.wait_for_members_behind(1)
+            await sender.push(1, weights(seed=1))
+            replies: list[object] = []
+            while not any(isinstance(reply, PushStaged) for reply in replies):
+                replies += await said.read()
+            attempt: dict[str, Any] = {"fence": 1, "generation": 99}
+            held_back.released.clear()
+            await post(board, TO_WORKERS, PushOffer(**attempt, to=("w",), record=sender.records[1]))
+            await post(board, TO_WORKERS, PushCancel(**attempt))
+            held_back.released.set()
+            replies = []
+            while not any(isinstance(reply, WorkerHello) for reply in replies):
+                replies += await said.read()
+    assert not any(isinstance(reply, PushFailed) for reply in replies)
+
+
+async def test_a_transfer_that_begins_when_its_time_limit_passes_ends_no_worker(redis_server: str, run_name: str) -> None:
+    """The state changes a few turns of the loop after the time is over; a message may be handled in between."""
+    wire = WireConfig(bucket_mb=0.25, operation_timeout_s=1)
+    async with board_of(redis_server, run_name) as board, sending(board, PATIENT, weights(0)) as sender:
+        said = await Inbox.open(board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        worker = Worker(board, "w", weights(0), wire)
+        async with asyncio.timeout(60), running(worker):
+            await sender.wait_for_members_behind(1)
+            await sender.push(1, weights(seed=1))
+            for turns in range(6):
+                attempt: dict[str, Any] = {"fence": 1, "generation": 99 + turns}
+                await post(board, TO_WORKERS, PushOffer(**attempt, to=("w",), record=sender.records[1]))
+                await until_reply(said, PushReady, 99 + turns)
+                time.sleep(2.1)  # noqa: ASYNC251  (the loop is blocked)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await worker.receive(PushBegin(**attempt, members=("w",), groups=(), backend="gloo", transfer_bytes=1))
+                await until_reply(said, PushStaged | PushFailed, 99 + turns)
+
+
+async def until_reply(said: Inbox[ToLearner], kind: Any, generation: int) -> None:
+    while not any(isinstance(reply, kind) and reply.generation == generation for reply in await said.read()):
+        pass  # each read waits for messages
 
 
 class LateAnswers(OtherBoard):

@@ -162,6 +162,9 @@ def test_the_last_row_is_that_of_all_rows_whatever_resumes_came_before(tmp_path:
             sink.close()
             rows = read_rows(path)
             assert read_last_row(path) == (rows[-1] if rows else None)
+            with path.open("a") as file:
+                file.write('{"another": "writer"}\n')
+            assert read_last_row(path) == (rows[-1] if rows else None)
 
 
 def test_the_last_row_costs_the_same_whatever_the_length_of_the_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from async_rl.config.buffer import StalenessConfig
 from async_rl.config.learner import LearnerConfig
 from async_rl.replay_protocol import BufferStats, CommitResult
 from async_rl.transport.sending.sender import PushReport
-from async_rl.types import BufferPosition, RolloutGroup, VersionRecord
+from async_rl.types import BufferPosition, RolloutGroup, Ticket, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints.writing import Written
@@ -30,6 +30,7 @@ from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
 from tests.support.groups import group
 from tests.support.runs import limits
+from tests.support.waiting import eventually
 
 EVERY_STEP = PushPolicy()
 SKIPPED = 2
@@ -62,6 +63,11 @@ class FakeRanks:
         return Written(bytes=0, seconds=0.0)
 
     async def idle(self) -> None: ...
+
+
+class Sound(FakeRanks):
+    async def step(self, batch: PackedBatch) -> StepResult:
+        return replace(await super().step(batch), skipped=False)
 
 
 class NoWorkers:
@@ -105,9 +111,10 @@ async def a_loop(
     disk_wait_s: float = 0,
     policy: PushPolicy = EVERY_STEP,
     meddle: Callable[[Publisher, asyncio.Event], Awaitable[None]] | None = None,
+    **in_force: object,
 ) -> AsyncIterator[tuple[Loop, Progress]]:
     """A loop with a worker, a publisher and a meddler beside it. By default it never writes a checkpoint."""
-    fence = await buffer.acquire("learner", limits(max_age=max_age))
+    fence = await buffer.acquire("learner", limits(max_age=max_age, **in_force))
     await buffer.recover(fence, None)
     sender: Any = NoWorkers()
     publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy)
@@ -136,6 +143,7 @@ async def a_loop(
         record=written,
         record_rollback=written,
         report=report,
+        make_room=lambda: buffer.set_limit(fence, "pace", max_age + 1),
         stop=(stop := asyncio.Event()),
     )
 
@@ -160,6 +168,42 @@ async def test_a_skipped_step_is_followed_by_others(max_age: int):
     assert end.version == start.version + STEPS - 1, "a skipped step makes no version"
     assert all(taken.age <= max_age for finished in done for taken in finished.step_batch.groups)
     assert (await buffer.audit()).is_clean
+
+
+class TwoEnvironments(MemoryBuffer):
+    """The groups of one environment come before those of the other; no group is rolled out before `may_begin`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_begin = asyncio.Event()
+
+    async def reserve(self, *given: Any, **more: Any) -> list[Ticket]:
+        await self.may_begin.wait()
+        return await super().reserve(*given, **more)
+
+    async def commit(self, worker: str, group: RolloutGroup, *, keep: bool = True) -> CommitResult:
+        environment = "abaabbabab"[int(group.task.key[1:])]
+        return await super().commit(worker, replace(group, task=replace(group.task, environment=environment)), keep=keep)
+
+
+@pytest.mark.timeout(30)
+async def test_ready_groups_that_do_not_fit_the_batch_do_not_stop_a_learner_of_a_low_pace(monkeypatch: pytest.MonkeyPatch):
+    """While the weights are pinned every trained group keeps its slot, and a share keeps ready ones out of the batch."""
+    monkeypatch.setattr("learner.loop.IDLE_S", 0.1)
+    buffer, done = TwoEnvironments(), list[FinishedStep]()
+
+    async def is_live() -> bool:
+        return (await buffer.stats()).version >= 0
+
+    async def pin(publisher: Publisher, _stop: asyncio.Event) -> None:
+        await eventually(is_live, "the first version is live")
+        await publisher.pin("a test")
+        buffer.may_begin.set()
+
+    shares = {"a": 1, "b": 1}
+    async with a_loop(buffer, done, max_age=STEPS - 1, trainer=Sound(), meddle=pin, quotas=shares, pace=2) as (loop, start):
+        await loop.run(start)
+    assert len(done) == STEPS
 
 
 @pytest.mark.timeout(60)

@@ -474,6 +474,31 @@ def test_a_process_without_free_descriptors_ends_with_a_sentence_that_names_the_
     assert "40 file descriptors are too few for this process (none was free for 2 s); raise the system's limit" in done.stderr
 
 
+LINKS_THAT_FAIL = """\
+import errno, os, threading
+from async_rl.supervision.processes.descriptors import many_descriptors
+meeting = threading.Barrier({at_once})
+def fail():
+    try:
+        with many_descriptors():
+            meeting.wait(30)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    except OSError:
+        pass
+for _ in range({times}):
+    links = [threading.Thread(target=fail) for _ in range({at_once})]
+    [link.start() for link in links]
+    [link.join() for link in links]
+"""
+
+
+@pytest.mark.parametrize(("at_once", "times", "ends"), [(8, 1, False), (2, 2, False), (1, 3, True), (3, 3, True)])
+def test_links_that_fail_together_for_want_of_descriptors_are_one_failure(at_once: int, times: int, ends: bool) -> None:
+    line = [sys.executable, "-c", LINKS_THAT_FAIL.format(at_once=at_once, times=times)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (ServiceStopped.exit_code if ends else 0), done.stderr
+
+
 @pytest.mark.parametrize("role", ["learner", "rollout_workers"])
 def test_a_process_that_may_not_have_enough_descriptors_says_so_before_it_starts(role: str) -> None:
     line = ["bash", "-c", f"ulimit -n 100; exec {sys.executable} -P -m {role} @ configs/quickstart.yaml"]

@@ -57,6 +57,12 @@ async def test_who_failed_is_counted_on_when_it_asks_but_not_trusted_until_it_su
     assert await membership.members_behind(7) == ["w"]
 
 
+async def test_who_does_not_reach_the_learner_pauses_after_its_first_failure(membership: Membership) -> None:
+    membership.mark_failed("w", 5, is_cut_off=True)
+    membership.mark_started("w")
+    assert await membership.members_behind(6) == [], "the next version would wait for it in vain, too"
+
+
 async def test_who_failed_is_counted_on_when_it_came_by_the_version_alone(membership: Membership, listing: Listing) -> None:
     membership.mark_failed("w", 5)
     listing.serves(5)
