@@ -22,6 +22,7 @@ from buffer.archive.service import archive_spent, drain_spent
 from buffer.archive.writing import ArchiveWriter
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
+from tests.contracts import archiving_process
 from tests.support.groups import group
 from tests.support.repository import module_command, module_environment
 from tests.support.runs import Run, limits, started
@@ -250,11 +251,6 @@ async def child(
         await process.wait()
 
 
-async def finished(url: str, run_name: str, fence: int, folder: Path) -> None:
-    async with child(url, run_name, fence, folder) as process:
-        assert await process.wait() == 0
-
-
 POINTS = sorted(name for name in failpoints.known() if name.startswith("archive.") and name != "archive.removed")
 
 
@@ -269,7 +265,7 @@ async def test_a_writer_that_dies_at_any_point_loses_and_doubles_nothing(
     for count in (1, 2):
         async with child(redis_server, run_name, fence, tmp_path, ASYNC_RL_FAILPOINT=f"{point}:{count}") as process:
             assert await process.wait() in (-signal.SIGKILL, 0)
-    await finished(redis_server, run_name, fence, tmp_path)
+    await archiving_process.main(redis_server, run_name, fence, tmp_path)
     assert archived(tmp_path) == spent
     stats = archive_stats(tmp_path)
     assert (stats.groups, stats.damaged) == (len(spent), 0)
@@ -292,7 +288,7 @@ async def test_a_writer_that_is_killed_at_random_loses_and_doubles_nothing(
             assert process.stdout is not None
             assert await process.stdout.readline() == b"archiving\n"
             await asyncio.sleep(draw.uniform(0, 0.05))
-    await finished(redis_server, run_name, fence, tmp_path)
+    await archiving_process.main(redis_server, run_name, fence, tmp_path)
     assert archived(tmp_path) == spent
     assert archive_stats(tmp_path).damaged == 0
     assert records_in(tmp_path) == len(spent)

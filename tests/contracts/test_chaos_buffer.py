@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos import auditor
 from tests.support.repository import module_command, module_environment
 
 Line = dict[str, Any]
@@ -20,7 +21,8 @@ Line = dict[str, Any]
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a round with 40 kills."""
     folder = tmp_path_factory.mktemp("chaos") / "kept"
-    ended = _python("run", "--kills", "40", "--seed", "1", "--keep", folder)
+    command = module_command("tests.chaos.run", "--kills", 40, "--seed", 1, "--keep", folder)
+    ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=200, check=False)
     print(ended.stdout, ended.stderr)  # pytest shows it when the round was not clean
     assert ended.returncode == 0
     return folder / "round-000"
@@ -32,7 +34,7 @@ def test_forty_kills_lose_nothing_and_train_nothing_twice(killed: Path):
     assert {death["role"].partition("-")[0] for death in outcome["deaths"]} == {"learner", "writer", "server"}
     assert any(death["how"] == "failpoint" for death in outcome["deaths"])
     assert json.loads((killed / "final.json").read_text())["state"]["spent"] != "0"
-    assert _python("auditor", killed).returncode == 0
+    assert auditor.main(killed) == 0
 
 
 def _lose_a_group(steps: list[Line]) -> None:
@@ -66,13 +68,15 @@ def _train_what_is_too_old(steps: list[Line]) -> None:
         (_train_what_is_too_old, "whose oldest token"),
     ],
 )
-def test_the_auditor_sees_a_forged_step(killed: Path, tmp_path: Path, forge: Callable[[list[Line]], None], said: str):
+def test_the_auditor_sees_a_forged_step(
+    killed: Path, tmp_path: Path, forge: Callable[[list[Line]], None], said: str, capsys: pytest.CaptureFixture[str]
+):
     folder = Path(shutil.copytree(killed, tmp_path / "forged", ignore=shutil.ignore_patterns("chaos")))
     lines = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in (folder / "journals").iterdir()}
     first_life = next(path for path in sorted(lines) if path.name.startswith("learner") and _steps(lines[path]))
     forge(_steps(lines[first_life]))
     first_life.write_text("".join(json.dumps(line) + "\n" for line in lines[first_life]))
-    _is_seen(folder, said)
+    _is_seen(folder, said, capsys)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,9 @@ def test_the_auditor_sees_a_forged_step(killed: Path, tmp_path: Path, forge: Cal
         ),
     ],
 )
-def test_the_auditor_sees_a_forged_word_of_a_writer(killed: Path, tmp_path: Path, line: Line, said: str):
+def test_the_auditor_sees_a_forged_word_of_a_writer(
+    killed: Path, tmp_path: Path, line: Line, said: str, capsys: pytest.CaptureFixture[str]
+):
     folder = Path(shutil.copytree(killed, tmp_path / "forged", ignore=shutil.ignore_patterns("chaos")))
     final = json.loads((folder / "final.json").read_text())
     final["dropped"].pop("stale", None)
@@ -97,16 +103,18 @@ def test_the_auditor_sees_a_forged_word_of_a_writer(killed: Path, tmp_path: Path
     (folder / "final.json").write_text(json.dumps(final))
     with sorted((folder / "journals").glob("writer-0.*"))[-1].open("a") as file:
         file.write(json.dumps({**line, "role": "writer-0", "life": 9999}) + "\n")
-    _is_seen(folder, said)
+    _is_seen(folder, said, capsys)
 
 
 @pytest.mark.parametrize(("counter", "said"), [("spent", "groups are spent"), ("issued", "tickets of")])
-def test_the_auditor_sees_books_that_do_not_balance(killed: Path, tmp_path: Path, counter: str, said: str):
+def test_the_auditor_sees_books_that_do_not_balance(
+    killed: Path, tmp_path: Path, counter: str, said: str, capsys: pytest.CaptureFixture[str]
+):
     folder = Path(shutil.copytree(killed, tmp_path / "forged", ignore=shutil.ignore_patterns("chaos")))
     final = json.loads((folder / "final.json").read_text())
     final["state"][counter] = str(int(final["state"][counter]) + 1)
     (folder / "final.json").write_text(json.dumps(final))
-    _is_seen(folder, said)
+    _is_seen(folder, said, capsys)
 
 
 def _steps(lines: list[Line]) -> list[Line]:
@@ -117,12 +125,6 @@ def _steps(lines: list[Line]) -> list[Line]:
     return survived if len(survived) >= 4 else []
 
 
-def _is_seen(folder: Path, said: str) -> None:
-    audited = _python("auditor", folder)
-    assert audited.returncode == 1
-    assert said in audited.stdout
-
-
-def _python(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = module_command(f"tests.chaos.{module}", *arguments)
-    return subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=200, check=False)
+def _is_seen(folder: Path, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert auditor.main(folder) == 1
+    assert said in capsys.readouterr().out
