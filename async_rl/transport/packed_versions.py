@@ -84,14 +84,14 @@ def _pack_into(data: torch.Tensor, layout: WireLayout, parcel: Parcel, held: Hel
 
     Returns the digests of the parcel's chunks.
     """
-    by_name: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
-    for box, tensor in held.items():
-        by_name[box.name].append((box, tensor))
+    by_name: dict[str, list[Box]] = defaultdict(list)
+    for box in held:
+        by_name[box.name].append(box)
     hasher = ChunkHasher(data)
     for each in parcel.slices:
         dtype: torch.dtype = getattr(torch, layout.spec_of[each.box.name].dtype)
         place = data[each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)
-        for copied in _copy(_rows_of(each.box, by_name[each.box.name]), place, each):
+        for copied in _copy(_rows_of(each.box, by_name[each.box.name], held), place, each):
             if copied - hasher.num_hashed >= _PIECE_BYTES:
                 hasher.hash_up_to(copied)
     hasher.hash_up_to(len(data))
@@ -111,8 +111,8 @@ def _copy(source: torch.Tensor, place: torch.Tensor, into: Slice) -> Iterator[in
     yield into.offset + into.num_bytes
 
 
-def _rows_of(wanted: Box, held: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
-    for box, tensor in held:
+def _rows_of(wanted: Box, boxes: Sequence[Box], held: HeldBoxes) -> torch.Tensor:
+    for box in boxes:
         if (row := wanted.row_within(box)) is not None:
-            return tensor[row : row + wanted.rows] if wanted.shape else tensor
+            return held[box][row : row + wanted.rows] if wanted.shape else held[box]
     raise LookupError(f"this rank does not hold {wanted}")

@@ -46,15 +46,23 @@ def group_advantages(
     siblings = _Statistics.per_group(rewards, group, is_valid, unbiased)
     batch = _Statistics.per_group(rewards, np.zeros_like(group), is_valid, unbiased)
 
-    if baseline == "length_weighted":
-        if lengths is None:
-            raise ValueError("baseline length_weighted needs `lengths`")
-        weights = np.where(is_valid, np.asarray(lengths, dtype=np.float64), 0.0)
-        advantages = rewards - _mean_per_group(rewards, group, weights)
-    elif baseline == "runner_up":
-        advantages = np.maximum(rewards - _second_per_group(rewards, group, is_valid), 0.0)
-    else:
-        advantages = rewards - _baseline(baseline, rewards, siblings, batch)
+    match baseline:
+        case "group_mean":
+            advantages = rewards - siblings.mean
+        case "leave_one_out":
+            others_mean = (siblings.mean * siblings.count - rewards) / np.maximum(siblings.count - 1, 1)
+            advantages = rewards - others_mean
+        case "length_weighted":
+            if lengths is None:
+                raise ValueError("baseline length_weighted needs `lengths`")
+            weights = np.where(is_valid, np.asarray(lengths, dtype=np.float64), 0.0)
+            advantages = rewards - _mean_per_group(rewards, group, weights)
+        case "runner_up":
+            advantages = np.maximum(rewards - _second_per_group(rewards, group, is_valid), 0.0)
+        case "batch_mean":
+            advantages = rewards - batch.mean
+        case "none":
+            advantages = rewards
 
     if scale == "group_mean":
         advantages = np.divide(advantages, siblings.mean, out=np.zeros_like(advantages), where=siblings.mean > 0)
@@ -87,16 +95,6 @@ def overlong_penalty(lengths: npt.ArrayLike, *, max_length: int, buffer: int, fa
     """
     excess = np.asarray(lengths, dtype=np.float64) - (max_length - buffer)
     return np.minimum(-excess / buffer * factor, 0.0)
-
-
-def _baseline(baseline: Baseline, rewards: Floats, siblings: _Statistics, batch: _Statistics) -> Floats:
-    if baseline == "group_mean":
-        return siblings.mean
-    if baseline == "leave_one_out":
-        return (siblings.mean * siblings.count - rewards) / np.maximum(siblings.count - 1, 1)
-    if baseline == "batch_mean":
-        return batch.mean
-    return np.zeros_like(rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

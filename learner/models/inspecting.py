@@ -16,7 +16,7 @@ from async_rl.megatron.parameters.table import table
 from async_rl.models.hf_config import family_of, read_config, read_shape, refusals
 from async_rl.models.safetensors import InvalidSafetensors, TensorFacts, tensors_of
 from async_rl.models.shape import ModelShape
-from learner.models.memory import layouts
+from learner.models.memory import bytes_of, layouts
 
 
 def inspect(line: CommandLine) -> None:
@@ -42,8 +42,8 @@ def _inspect_folder(folder: Path) -> None:
     for text in (*_described(shape), f"weights: {_summary(tensors.values())}", *_mismatches(shape, tensors)):
         print(f"  {text}")
     print("\nTraining in bfloat16 needs on each GPU, without activations:")
-    for division, needed in layouts(shape):
-        print(f"  {count(division.gpus, 'GPU'):<6}  {size_of(needed):>8}  {division}")
+    for layout in layouts(shape):
+        print(f"  {count(layout.gpus, 'GPU'):<6}  {size_of(bytes_of(shape, layout)):>8}  {layout}")
     cache = 1000 * 4 * shape.layers * shape.kv_heads * shape.head_dim
     weights = 2 * sum(prod(row.shape) for row in table(shape))
     print(f"Sampling needs {size_of(weights)} for the weights, and {size_of(cache)} of cache for every 1000 tokens in flight.")

@@ -27,18 +27,17 @@ class MemoryLayout:
         return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "data-parallel alone"
 
 
-def layouts(shape: ModelShape) -> Iterator[tuple[MemoryLayout, int]]:
-    """Yield possible layouts, and the bytes that the fullest rank needs."""
-    for gpus in (1, 2, 4, 8):
-        yield MemoryLayout(gpus=gpus), bytes_of(shape, MemoryLayout(gpus=gpus))
-        if gpus == 1:
-            continue
+def layouts(shape: ModelShape) -> Iterator[MemoryLayout]:
+    """Yield the layouts that the model's sizes allow."""
+    yield MemoryLayout(gpus=1)
+    for gpus in (2, 4, 8):
+        yield MemoryLayout(gpus=gpus)
         if shape.kv_heads % gpus == shape.ffn % gpus == 0:
-            yield (each := MemoryLayout(gpus=gpus, tensor=gpus)), bytes_of(shape, each)
+            yield MemoryLayout(gpus=gpus, tensor=gpus)
         if shape.layers % gpus == 0:
-            yield (each := MemoryLayout(gpus=gpus, pipeline=gpus)), bytes_of(shape, each)
+            yield MemoryLayout(gpus=gpus, pipeline=gpus)
         if shape.experts is not None and shape.experts.number % gpus == 0:
-            yield (each := MemoryLayout(gpus=gpus, expert=gpus)), bytes_of(shape, each)
+            yield MemoryLayout(gpus=gpus, expert=gpus)
 
 
 def bytes_of(shape: ModelShape, division: MemoryLayout) -> int:

@@ -11,7 +11,7 @@ tensors (gloo, also if gradients use NCCL). Checkpoints are written in the backg
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -25,25 +25,12 @@ from async_rl.megatron import parallel
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GroupStores
 from async_rl.supervision import working
-from async_rl.transport.sending.rank_sender import RankSender
 from learner.batches.batch import PackedBatch, shard_to_bytes
 from learner.checkpoints.writing import Written
 from learner.lost_peers import naming_lost_peers
 from learner.model import TrainingModel
 from learner.objective import Objective
-from learner.ranks.orders import (
-    Idle,
-    LoadCheckpoint,
-    OpenSender,
-    Order,
-    PackCheckpoint,
-    PackVersion,
-    SaveCheckpoint,
-    Stop,
-    TrainStep,
-    receive_order,
-    send_order,
-)
+from learner.ranks.orders import LoadCheckpoint, Order, SaveCheckpoint, Stop, TrainStep, receive_order, send_order
 from learner.ranks.rank import Rank
 from learner.step import StepResult
 
@@ -61,7 +48,7 @@ class RankGroup:
         stores: GroupStores | None = None,
         rendezvous: parallel.Rendezvous | None = None,
     ):
-        """`stores` is needed for `open_sender`."""
+        """`stores` is needed for the order OpenSender."""
         self._rank = Rank(config, objective, shape, stores, rendezvous)
         self._has_failed = False
 
@@ -105,18 +92,6 @@ class RankGroup:
         result = self.run(TrainStep(shards=shards, learning_rate_scale=learning_rate_scale))
         return replace(result, metrics={**batch.metrics, **result.metrics})
 
-    def open_sender(self, *, fence: int) -> RankSender:
-        """Prepare all ranks to send weights. Once, before `pack_version`."""
-        return self.run(OpenSender(fence=fence))
-
-    def pack_version(self, version: int, keep: Collection[int]) -> str:
-        """Copy the current weights to be sent, keeping the versions `keep`. Returns the digest."""
-        return self.run(PackVersion(version=version, keep=sorted(keep)))
-
-    def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
-        """Pack the weights of a checkpoint instead. Returns None if it cannot be read."""
-        return self.run(PackCheckpoint(version=version, keep=sorted(keep), checkpoint=str(checkpoint)))
-
     def save(
         self,
         folder: Path,
@@ -133,10 +108,6 @@ class RankGroup:
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Restore the newest undamaged checkpoint and return its `extra`; None if there is no checkpoint."""
         return self.run(LoadCheckpoint(folder=str(folder), names=[path.name for path in candidates(folder)]))
-
-    def idle(self) -> None:
-        """Keep the other ranks waiting: call it well within parallel.GROUP_TIMEOUT of the last order."""
-        self.run(Idle())
 
     def stop(self) -> None:
         """End the other ranks and leave the process groups. No call may follow."""

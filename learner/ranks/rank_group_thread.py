@@ -26,6 +26,7 @@ from learner.checkpoints.writing import Written
 from learner.lost_peers import naming_lost_peers
 from learner.objective import Objective
 from learner.progress import Progress
+from learner.ranks.orders import Idle, OpenSender, PackCheckpoint, PackVersion
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 
@@ -89,15 +90,16 @@ class RankGroupThread:
 
     async def open_sender(self) -> RankSender:
         """Prepare all ranks to send weights; return rank 0's sender."""
-        return await self._call(self._rank_group.open_sender, fence=self._life)
+        return await self._call(self._rank_group.run, OpenSender(fence=self._life))
 
     async def pack_version(self, version: int, keep: Collection[int]) -> str:
         """Copy the current weights to be sent, keeping the versions `keep`. Returns the digest."""
-        return await self._call(self._rank_group.pack_version, version, keep)
+        return await self._call(self._rank_group.run, PackVersion(version=version, keep=sorted(keep)))
 
     async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
         """Pack the weights of a checkpoint instead. Returns None if it cannot be read."""
-        return await self._call(self._rank_group.pack_checkpoint, version, keep, checkpoint)
+        order = PackCheckpoint(version=version, keep=sorted(keep), checkpoint=str(checkpoint))
+        return await self._call(self._rank_group.run, order)
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -141,8 +143,8 @@ class RankGroupThread:
         return Resumed(step=extra.get("step", 0), position=position)
 
     async def idle(self) -> None:
-        """Keep the other ranks waiting."""
-        await self._call(self._rank_group.idle)
+        """Keep the other ranks waiting: call it well within parallel.GROUP_TIMEOUT of the last order."""
+        await self._call(self._rank_group.run, Idle())
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function on the thread. A cancelled caller still waits for it: a step cannot be left half done."""

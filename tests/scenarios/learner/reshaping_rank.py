@@ -13,6 +13,7 @@ from typing import Any
 from async_rl.checkpoints.manifest import candidates
 from async_rl.config import Config
 from async_rl.errors import boundary
+from learner.ranks.orders import OpenSender, PackCheckpoint, PackVersion
 from learner.ranks.rank_group import RankGroup, follow
 from tests.support.learner_rank import OBJECTIVE, FileStores, config, meet, shape, train
 
@@ -89,14 +90,14 @@ def save(rank_group: RankGroup, root: Path, writer: str) -> None:
 def take_up(rank_group: RankGroup, root: Path, writer: str, reader: str) -> list[dict[str, float]]:
     assert rank_group.load(root / writer) == {"version": 12}
     rank_group.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
-    rank_group.open_sender(fence=1)
-    saved = rank_group.pack_version(1, keep=())
+    rank_group.run(OpenSender(fence=1))
+    saved = rank_group.run(PackVersion(version=1, keep=()))
     rows = train(rank_group, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)
-    assert rank_group.pack_checkpoint(2, (), checkpoint) == saved, (
+    assert rank_group.run(PackCheckpoint(version=2, keep=(), checkpoint=str(checkpoint))) == saved, (
         "a checkpoint is served bit for bit as it was, whichever layout wrote it"
     )
-    assert rank_group.pack_version(3, keep=()) != saved, "nothing of it is in the model"
+    assert rank_group.run(PackVersion(version=3, keep=())) != saved, "nothing of it is in the model"
     return rows
 
 

@@ -26,6 +26,7 @@ from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Ta
 from buffer import open_group_stores
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.objective import Objective
+from learner.ranks.orders import OpenSender, PackVersion
 from learner.ranks.rank_group import RankGroup, follow
 from tests.support.full_weights import weights_of
 from tests.support.learner_rank import OBJECTIVE, config, meet, shape, train
@@ -183,13 +184,13 @@ class Stage:
     async def _push(self, rank_group: RankGroup, case: Case, number: int) -> list[dict[str, Any]]:
         """Versions rise from case to case, and so do fences: each learner follows the last one."""
         notes: list[dict[str, Any]] = []
-        members, rank_sender, fence = members_of(case.model), rank_group.open_sender(fence=number + 1), number + 1
+        members, rank_sender, fence = members_of(case.model), rank_group.run(OpenSender(fence=number + 1)), number + 1
         async with board_of(self.url, case.model) as board, AsyncExitStack() as opened:
             await board.take_over(fence)
             sender = await opened.enter_async_context(WeightSender(board, case.config.wire, rank_sender, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
                 save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
-                digest = rank_group.pack_version(version, keep=())
+                digest = rank_group.run(PackVersion(version=version, keep=()))
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
                 await all_behind(sender, version, members)
                 report = await sender.push(record)
