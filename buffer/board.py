@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +31,7 @@ class RedisBoard:
         self._run = RunInRedis(server, run)
 
     async def agree(self, role: str, facts: Mapping[str, str]) -> None:
-        reply: list[bytes] = await self._run.run_script("agree", *(word for fact in facts.items() for word in fact))
+        reply: list[bytes] = await self._run.run_script("agree", *chain.from_iterable(facts.items()))
         raise_if_different(role, facts, dict(rows([word.decode(errors="replace") for word in reply], 2)))
 
     async def announce(self, member: Member, ttl_s: float) -> None:

@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal, cast
 
 from async_rl.errors import LearnerAlreadyRunning
@@ -128,7 +128,7 @@ class RedisBuffer:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         state = {**write_limits(limits), "folder": self._payloads.folder_token}  # workers write their payloads to that folder
-        words = [word for pair in state.items() for word in pair]
+        words = list(chain.from_iterable(state.items()))
         async with listen(self._run.server, self._run.key("on:learner")) as wait:
             while True:
                 is_ours, *rest = await self._run.run_script("acquire", owner, request, self._learner_lease_ms, after, *words)
@@ -159,9 +159,7 @@ class RedisBuffer:
             verdicts = dict(verdicts_on(records, position, outstanding, is_older=is_older))
             alive |= {ticket for ticket, verdict in verdicts.items() if verdict != ENDED}
             if verdicts:
-                ended, ready = await self._run.run_script(
-                    "settle", fence, *(word for pair in verdicts.items() for word in pair)
-                )
+                ended, ready = await self._run.run_script("settle", fence, *chain.from_iterable(verdicts.items()))
                 spent, returned = spent + ended, returned + ready
         if is_older and position is not None:
             gone = [ticket for ticket in position.outstanding if keys.ticket_id(ticket.number) not in alive]
@@ -170,7 +168,7 @@ class RedisBuffer:
                 await self._run.run_script("roll_again", fence, *(" ".join(map(str, task)) for task in tasks))
         lost_groups = 0
         for groups in chunks([] if is_older else undone):  # an older server follows the position alone
-            lost_groups += await self._run.run_script("undo", fence, *(word for group in groups for word in group))
+            lost_groups += await self._run.run_script("undo", fence, *chain.from_iterable(groups))
         saved = position if position is not None else BufferPosition(step=-1, version=-1, next_ticket=0, next_task=0)
         numbers = saved.step, saved.version, saved.next_ticket, saved.next_task, saved.untrained
         version = await self._run.run_script("recovered", fence, *numbers, saved.mark, *map(mix_log.write, saved.mix))
@@ -219,10 +217,8 @@ class RedisBuffer:
         return groups, refused
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:
-        for chunk in chunks(list(weights.items())):
-            await self._run.run_script(
-                "prioritize", fence, *(word for ticket, weight in chunk for word in (ticket, repr(float(weight))))
-            )
+        for chunk in chunks([(ticket, repr(float(weight))) for ticket, weight in weights.items()]):
+            await self._run.run_script("prioritize", fence, *chain.from_iterable(chunk))
 
     async def issue(self, fence: int, *, after: int) -> int:
         return await self._run.run_script("issue", fence, after)
@@ -299,7 +295,7 @@ class RedisBuffer:
             return read_limits({name.decode(errors="replace"): value.decode() for name, value in state.items()})
 
     async def change_limits(self, changes: Mapping[str, Any]) -> None:
-        await self._run.run_script("change_limits", *(word for pair in write_changes(changes).items() for word in pair))
+        await self._run.run_script("change_limits", *chain.from_iterable(write_changes(changes).items()))
 
     async def mix(self) -> tuple[MixChange, ...]:
         return tuple(map(mix_log.parse, await self._run.run_command("lrange", self._run.key("mix"), 0, -1)))

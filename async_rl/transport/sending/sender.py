@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 
 import structlog
 import torch
@@ -63,19 +63,16 @@ class WeightSender:
 
     def __init__(self, board: Board, wire: WireConfig, rank_sender: RankSender, device: str, *, fence: int) -> None:
         """`rank_sender` is rank 0's."""
-        self._board, self._wire, self._rank_sender, self._fence = board, wire, rank_sender, fence
-        self._membership = Membership(board, rest_s=wire.rendezvous_timeout_s)
-        self._replies = Replies(board, self._membership)
-        self._parcel_groups = ParcelGroups(fence)
+        membership = Membership(board, rest_s=wire.rendezvous_timeout_s)
         self._parts = SenderParts(
             board=board,
             wire=wire,
             rank_sender=rank_sender,
             device=torch.device(device),
             fence=fence,
-            membership=self._membership,
-            replies=self._replies,
-            groups=self._parcel_groups,
+            membership=membership,
+            replies=Replies(board, membership),
+            groups=ParcelGroups(fence),
         )
         self._generation = 0
         self._partitions = Partitions(_PARTITIONED_TIMEOUTS * wire.operation_timeout_s)
@@ -84,35 +81,33 @@ class WeightSender:
         self._snapshots = SnapshotService(rank_sender, wire.snapshot_every)
 
     async def __aenter__(self) -> WeightSender:
-        inbox = await Inbox[ToLearner].open(self._board, TO_LEARNER, TO_LEARNER_MESSAGES)
+        inbox = await Inbox[ToLearner].open(self._parts.board, TO_LEARNER, TO_LEARNER_MESSAGES)
         await self._listening.__aenter__()
         self._services = [
-            self._listening.create_task(self._replies.listen(inbox), name="weight-replies"),
+            self._listening.create_task(self._parts.replies.listen(inbox), name="weight-replies"),
             self._listening.create_task(self._snapshots.run(), name="weight-snapshots"),
             self._listening.create_task(self._refresh_notes(), name="weight-notes"),
         ]
-        await write_layout(self._board, self._rank_sender.layout, fence=self._fence)
-        await self._write_packed()
+        await self._write_notes()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *problem: Any) -> None:
         for service in self._services:
             service.cancel()
-        await self._listening.__aexit__(kind, error, trace)
+        await self._listening.__aexit__(*problem)
 
     async def members_behind(self, version: int) -> list[str]:
         """The live members that need `version`."""
-        return await self._membership.members_behind(version)
+        return await self._parts.membership.members_behind(version)
 
     async def wait_for_members_behind(self, version: int) -> list[str]:
         """Wait until a live member needs `version`: it joined, came back, or missed it."""
+        replies = self._parts.replies
         while True:
-            seen = self._replies.num_messages
+            seen = replies.num_messages
             if behind := await self.members_behind(version):
                 return behind
-            await self._replies.wait_until(lambda seen=seen: self._replies.num_messages != seen, _RECHECK_S)
+            await replies.wait_until(lambda seen=seen: replies.num_messages != seen, _RECHECK_S)
 
     async def push(self, record: VersionRecord) -> PushReport:
         """Send a version to every live member that needs it; returns when each has it staged or was dropped.
@@ -121,13 +116,13 @@ class WeightSender:
         need the version by then. A member's failure is in the report, never raised.
         """
         async with self._pushing:
-            started = time.monotonic()
-            self._parcel_groups.remember(record)
+            started, membership = time.monotonic(), self._parts.membership
+            self._parts.groups.remember(record)
             await self._write_packed()
             staged: list[str] = []
             dropped: dict[str, str] = {}
             behind = await self.members_behind(record.version)
-            trusted = {member for member in behind if self._membership.is_trusted(member)}
+            trusted = {member for member in behind if membership.is_trusted(member)}
             push_groups = self._partitions.push_groups(behind)
             for push_group in push_groups:
                 self._generation += 1
@@ -143,29 +138,33 @@ class WeightSender:
                     push_groups.split(outcome.retryable)
             self._partitions.remember(push_groups.found)
             for member in staged:
-                self._membership.mark_staged(member, record.version)
+                membership.mark_staged(member, record.version)
             for member in dropped:
-                self._membership.mark_given_up(member, record.version)
+                membership.mark_given_up(member, record.version)
             for member, reason in dropped.items():
-                tell = _log.info if self._replies.has_left(member) else _log.warning
+                tell = _log.info if self._parts.replies.has_left(member) else _log.warning
                 tell("left out of a weight push", member=member, version=record.version, reason=reason)
             return PushReport(
                 staged=tuple(staged),
                 dropped=dropped,
-                num_bytes=self._rank_sender.layout.num_bytes,
+                num_bytes=self._parts.rank_sender.layout.num_bytes,
                 seconds=time.monotonic() - started,
             )
 
     async def flip(self, record: VersionRecord) -> None:
         """Tell the workers that the version is live. Call it after `buffer.publish`; a repeated call is harmless."""
-        await post(self._board, TO_WORKERS, VersionLive(fence=self._fence, record=record))
+        await post(self._parts.board, TO_WORKERS, VersionLive(fence=self._parts.fence, record=record))
         self._snapshots.went_live(record)
 
     async def _write_packed(self) -> None:
         """Tell workers where the packed versions are."""
-        rank_sender = self._rank_sender
-        packed = PackedSource(fence=self._fence, host=self._wire.host, layout=rank_sender.layout, versions=rank_sender.packed)
-        await write_source(self._board, packed)
+        parts, rank_sender = self._parts, self._parts.rank_sender
+        packed = PackedSource(fence=parts.fence, host=parts.wire.host, layout=rank_sender.layout, versions=rank_sender.packed)
+        await write_source(parts.board, packed)
+
+    async def _write_notes(self) -> None:
+        await write_layout(self._parts.board, self._parts.rank_sender.layout, fence=self._parts.fence)
+        await self._write_packed()
 
     async def _refresh_notes(self) -> None:
         """
@@ -174,5 +173,4 @@ class WeightSender:
         """
         while True:
             await asyncio.sleep(NOTES_EXPIRE_S / 4)
-            await write_layout(self._board, self._rank_sender.layout, fence=self._fence)
-            await self._write_packed()
+            await self._write_notes()
