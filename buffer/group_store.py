@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 
 class RedisGroupStores:
-    """The stores of one run, by name."""
-
     def __init__(self, server: BlockingServer, run: str) -> None:
         self._server = server
         self._run = run

@@ -19,8 +19,6 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedGroup:
-    """One group in the buffer."""
-
     id: str
     record: TicketRecord
     bytes: int
@@ -63,8 +61,6 @@ class RunState:
 
 
 class Inspection:
-    """Reads the keys of one run."""
-
     def __init__(self, run: RunInRedis) -> None:
         self._run = run
 

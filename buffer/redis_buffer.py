@@ -73,12 +73,14 @@ class RedisBuffer:
 
     # -- the worker's side ------------------------------------------------------------------------------------------
     async def reserve(self, worker: str, *, version: int, count: int, wait_s: float) -> list[Ticket]:
+        if "\t" in worker:
+            raise ValueError(f"a worker's name must not contain a tab: {worker!r}")
         # A cancelled call may have left a reply with tickets unread: the same request id returns the same tickets.
         request = self._open_requests.setdefault(worker, next(self._requests))
 
         async def attempt() -> list[Ticket]:
             try:
-                reply = await self._run.run_script("reserve", _checked_name(worker), request, version, count, int(wait_s > 0))
+                reply = await self._run.run_script("reserve", worker, request, version, count, int(wait_s > 0))
             except ServerFull:
                 return []
             return [
@@ -385,9 +387,3 @@ def _quarantine_report(ticket: str, text: bytes) -> dict[str, Any]:
 
 def _commit_result(reply: bytes) -> CommitResult:
     return cast("CommitResult", reply.decode())
-
-
-def _checked_name(worker: str) -> str:
-    if "\t" in worker:
-        raise ValueError(f"a worker's name must not contain a tab: {worker!r}")
-    return worker

@@ -159,8 +159,10 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         )
         await training_guard.begin()
         reporter = parts.enter_context(open_reporter(config, publisher, progress))
-        journal = parts.enter_context(open_journal(run, ranks))
-        archive = parts.enter_context(closing(open_archive(config))) if config.retention.archive else None
+        journal = parts.enter_context(
+            Journal(config.run_folder, fence=fence, disk_wait_s=config.learner.disk_wait_s, meanwhile=ranks.idle)
+        )
+        archive = parts.enter_context(open_archive(config)) if config.retention.archive else None
         may_be_spent = asyncio.Event()  # wakes the archive: more groups may have been spent
         await journal.begin(progress, lost=recovery.lost)
 
@@ -217,10 +219,6 @@ def open_prefetcher(run: LearnerRun, ranks: RankGroupThread, fleet: FleetMetrics
         buffer=run.buffer, fence=run.fence, batch=batch, staleness=run.config.staleness, pack=pack,
         num_workers=lambda: fleet.num_workers, blocked_workers=lambda: reports.blocked,
     )  # fmt: skip
-
-
-def open_journal(run: LearnerRun, ranks: RankGroupThread) -> Journal:
-    return Journal(run.config.run_folder, fence=run.fence, disk_wait_s=run.config.learner.disk_wait_s, meanwhile=ranks.idle)
 
 
 @contextmanager

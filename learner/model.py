@@ -193,7 +193,6 @@ class FrozenModel:
         self.chunks = nn.ModuleList(chunks).requires_grad_(False).eval()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's part of full weights."""
         load_full(self.chunks, self.shape, tensors)
 
 

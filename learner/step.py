@@ -36,8 +36,6 @@ RowT = TypeVar("RowT", bound=ModelRow)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowLoss(Generic[RowT]):
-    """The loss of an update, row by row."""
-
     names: TotalNames
     """Of its totals; "loss" is among the sums."""
     of_row: Callable[[RowT, Tensor], Loss]

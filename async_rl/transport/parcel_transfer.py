@@ -54,8 +54,6 @@ def benefits_from_deltas(pieces: Sequence[DeltaPiece]) -> bool:
 
 
 class ParcelSender:
-    """Sends a rank's parcel to the members of a process group."""
-
     def __init__(self, versions: PackedVersions, pieces: Sequence[DeltaPiece], wire: WireConfig) -> None:
         if wire.deltas == "always" and not codec.is_available():
             raise ConfigError("wire.deltas: always needs the extra: pip install 'async-rl[delta]', or use `auto`")

@@ -51,8 +51,6 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEntry:
-    """A record's summary and place in the file."""
-
     summary: GroupSummary
     offset: int
     length: int
@@ -60,8 +58,6 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A range of a file that cannot be read."""
-
     file: str
     offset: int
     length: int

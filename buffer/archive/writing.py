@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.types import SpentGroup, Status
@@ -62,7 +62,8 @@ class ArchiveWriter:
             if self._open is not None:
                 self._open.sync()
             failpoint("archive.synced")
-            self._expire()
+            while self._closed and self._closed[0].newest < time.time() - self._max_age_s:
+                self._remove_oldest()
         except OSError:
             self.close()  # cuts off what may not be on the disk
             self._is_settled = False
@@ -72,7 +73,7 @@ class ArchiveWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def _has(self, group_id: str) -> bool:
@@ -89,7 +90,9 @@ class ArchiveWriter:
             self._remove_oldest()
         if self._open is None:
             self._open = OpenSegment(self._folder)
-            self._open.describe({"run": self._run, "created": time.time(), "codec_schema": _schema(group)})
+            # The codec schema is that of the first group; each payload carries its own.
+            codec_schema = int.from_bytes(group.payload[4:6], "little")
+            self._open.describe({"run": self._run, "created": time.time(), "codec_schema": codec_schema})
         self._open.add(summary_of(group), group.payload)
 
     @property
@@ -104,10 +107,6 @@ class ArchiveWriter:
         if (index := file.close()) is not None:
             self._recent.append({entry.summary.id for entry in index.entries})
             self._closed.append(_closed(file.path, index.end, newest=time.time()))
-
-    def _expire(self) -> None:
-        while self._closed and self._closed[0].newest < time.time() - self._max_age_s:
-            self._remove_oldest()
 
     def _remove_oldest(self) -> None:
         path = self._closed.popleft().path
@@ -160,8 +159,3 @@ def summary_of(group: SpentGroup) -> GroupSummary:
         mean = sum(rewards) / len(rewards) if rewards else math.nan
     reward = mean if math.isfinite(mean) else None
     return GroupSummary(id=group.id, step=group.step, time=time.time(), environment=environment, tokens=tokens, reward=reward)
-
-
-def _schema(group: SpentGroup) -> int:
-    """Return the codec schema of a payload. The file header names that of the first group; each payload carries its own."""
-    return int.from_bytes(group.payload[4:6], "little")

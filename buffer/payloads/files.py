@@ -112,7 +112,6 @@ class PayloadFolder:
                     os.unlink(name, dir_fd=self._descriptor)
 
     def measure(self) -> int:
-        """Return the bytes in all files."""
         total = 0
         for entry in self._files():
             with suppress(FileNotFoundError):

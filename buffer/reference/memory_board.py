@@ -14,8 +14,6 @@ from buffer.reference.memory_buffer import MemoryBuffer
 
 
 class MemoryBoard:
-    """The board of a MemoryBuffer, whose versions and fence it shows."""
-
     def __init__(self, buffer: MemoryBuffer) -> None:
         self._buffer = buffer
         self._facts: dict[str, str] = {}

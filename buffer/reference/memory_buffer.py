@@ -48,8 +48,6 @@ class _Learner:
 
 
 class MemoryBuffer:
-    """`ReplayBuffer` without a server."""
-
     def __init__(self, now: Callable[[], float] = time.monotonic, *, learner_lease_s: float = 10.0) -> None:
         self.now = now
         self._learner_lease_s = learner_lease_s

@@ -53,7 +53,6 @@ class Address:
 
     @property
     def remote_hosts(self) -> list[str]:
-        """The hosts that are reached over a network."""
         return [node.host for node in self.nodes if not is_loopback(node.host)]
 
 

@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 
 class BlockingServer:
-    """Calls a `Server` from any thread."""
-
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop

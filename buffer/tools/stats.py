@@ -24,8 +24,6 @@ RARE = ("again", "kept", "expired", "owed", "starving", "lost_to_rollback")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsReading:
-    """One reading of the buffer's counters."""
-
     moment: float
     stats: BufferStats
     tally: Tally
@@ -47,7 +45,6 @@ async def stats(run: OpenRun, line: CommandLine) -> None:
 
 
 def waits_for(run_state: RunState, held: BufferStats) -> str:
-    """Say in a sentence what the learner waits for."""
     ready = held.ready + held.again
     if not run_state.learner:
         return "no learner holds the run"

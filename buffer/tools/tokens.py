@@ -70,7 +70,6 @@ def print_tokens(page: Console, sample: Sample, tokenizer: Tokenizer | None) -> 
 
 
 def probabilities(rollout: Rollout) -> list[float]:
-    """Return the probability of each sampled token."""
     return [
         chance
         for sample in rollout.samples

@@ -168,7 +168,6 @@ def shard_to_bytes(batch: PackedBatch, shard: int) -> bytes:
 
 
 def shard_from_bytes(payload: bytes) -> tuple[RankMinibatch[PackedRow], ...]:
-    """Read what `shard_to_bytes` wrote."""
     return tuple(
         RankMinibatch(
             rows=[from_buffers(buffers) for buffers in update["rows"]],

@@ -88,7 +88,6 @@ def fill(sources: Sequence[TrainedSample], planned: Sequence[Bins]) -> tuple[tup
 
 
 def _columns(sources: Sequence[TrainedSample]) -> dict[str, Any]:
-    """Build the columns of all tokens of all rows."""
     samples = [each.sample for each in sources]
     lengths = [len(sample) for sample in samples]
     mask = predicted([sample.loss_mask for sample in samples], np.uint8)

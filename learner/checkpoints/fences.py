@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -40,26 +39,18 @@ class Fences:
     def claim(self, fence: int, owner: str) -> None:
         """Record the fence durably. Raises FenceLost if it or a higher one was claimed, CheckpointError on disk errors."""
         try:
-            with self._locked():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / "fences.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # held for one write, so waiting is short
                 if (highest := self._claimed()) >= fence:
                     raise FenceLost(
                         f"learner {highest} of this run began while this one was paused; Redis issued fence {fence} again, "
                         "because it lost the later ones"
                     )
-                file = RowFile(self._path, sync=True)
-                try:
+                with closing(RowFile(self._path, sync=True)) as file:
                     file.append(json.dumps({"fence": fence, "owner": owner}).encode())
-                finally:
-                    file.close()
         except OSError as error:
             raise CheckpointError(f"the learner cannot record its fence: {explain_write_error(error, self._path)}") from error
 
     def _claimed(self) -> int:
         return max((json.loads(row)["fence"] for row in rows_of(self._path)), default=0)
-
-    @contextmanager
-    def _locked(self) -> Generator[None]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "fences.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held for one write, so waiting is short
-            yield

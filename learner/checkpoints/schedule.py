@@ -109,7 +109,11 @@ class CheckpointSchedule:
         try:
             done = await written
         except CheckpointError as error:
-            self._failed(progress, error)
+            self._failures.append(error)
+            self._row["checkpoint/failed"] += 1
+            self.saved_step = -1
+            if len(self._failures) <= FAILURES_IN_A_ROW:
+                log.warning(f"step {progress.step} has no checkpoint: {error}")
             return
         self._failures.clear()
         self._row |= {"checkpoint/write_s": done.seconds, "checkpoint/bytes": float(done.bytes)}
@@ -118,10 +122,3 @@ class CheckpointSchedule:
         if await self._publisher.until_live(progress.version):  # else the next checkpoint, or recovery, covers them
             await self._buffer.checkpoint(self._fence, progress.step)
             failpoint("learner.spent")
-
-    def _failed(self, progress: Progress, error: CheckpointError) -> None:
-        self._failures.append(error)
-        self._row["checkpoint/failed"] += 1
-        self.saved_step = -1
-        if len(self._failures) <= FAILURES_IN_A_ROW:
-            log.warning(f"step {progress.step} has no checkpoint: {error}")

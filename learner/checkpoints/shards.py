@@ -51,8 +51,6 @@ class OptimizerSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldParameter:
-    """A parameter of this rank."""
-
     parameter: Tensor
     whole: Stretch
     """The part of the parameter on this rank."""

@@ -33,7 +33,6 @@ class StepCounts:
         return replace(self, groups=self.groups.to(device), group_tokens=self.group_tokens.to(device))
 
     def normaliser(self, aggregation: Aggregation) -> float:
-        """Return the denominator of an aggregation."""
         match aggregation:
             case TokenMean():
                 return float(self.tokens)

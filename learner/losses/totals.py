@@ -58,7 +58,6 @@ class Totals:
         return self.names.describe(self)
 
     def by_name(self) -> dict[str, float]:
-        """Return the sums."""
         return dict(zip(self.names.sums, self.sums.tolist(), strict=True))
 
     def sum_of(self, name: str) -> float:

@@ -25,6 +25,9 @@ MIN_CLASS = 64
 """... and a class has at least this many sequences."""
 ONE_BY_ONE = 1024
 """This many of the shortest are placed one by one."""
+BIN_BITS = 32
+BIN_MASK = (1 << BIN_BITS) - 1
+"""A bin and a number above it are one integer, which is quick to compare: the lower bits are the bin."""
 
 
 def best_fit(sizes: Int64s, capacity: int) -> Int64s:
@@ -121,23 +124,19 @@ class _Packing:
         rooms = self._room[:num_bins]
         usable = np.flatnonzero(rooms >= shortest)
         # one integer per bin, and the tightest bins last, where lists are quick to change
-        open_bins: list[int] = np.sort(usable - (rooms[usable] << _BIN_BITS)).tolist()
+        open_bins: list[int] = np.sort(usable - (rooms[usable] << BIN_BITS)).tolist()
         for size in rest:
-            at = bisect_right(open_bins, _BIN_MASK - (size << _BIN_BITS)) - 1
+            at = bisect_right(open_bins, BIN_MASK - (size << BIN_BITS)) - 1
             if at >= 0:
                 key = open_bins.pop(at)
-                room, chosen = -(key >> _BIN_BITS) - size, key & _BIN_MASK
+                room, chosen = -(key >> BIN_BITS) - size, key & BIN_MASK
             else:
                 room, chosen = self._capacity - size, num_bins
                 num_bins += 1
             chosen_bins.append(chosen)
             if room >= shortest:
-                insort(open_bins, chosen - (room << _BIN_BITS))
+                insort(open_bins, chosen - (room << BIN_BITS))
         self.bin_of[self._next :] = chosen_bins
-
-
-_BIN_BITS = 32
-_BIN_MASK = (1 << _BIN_BITS) - 1
 
 
 def matched_pairs(rooms: Int64s, wanted: Int64s) -> tuple[Int64s, Int64s]:

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from learner.packing.best_fit import Int64s
+from learner.packing.best_fit import BIN_BITS, BIN_MASK, Int64s
 
 TOP_UP_LIMIT = 6144
 """Limit on sequences examined while rows are topped up (a few milliseconds). With many rows, later ones are alike anyway."""
@@ -65,24 +65,20 @@ def balanced_bins(sizes: Int64s, costs: Int64s, capacity: int, num_bins: int) ->
 def fill_cheapest(sizes: Int64s, costs: Int64s, rooms: Int64s, loads: Int64s, *, ceiling: int = NO_LIMIT) -> Int64s:
     """Put each sequence, longest first, into the cheapest bin with room that stays below the ceiling; -1 if there is none."""
     found, room_of = list[int](), rooms.tolist()
-    cheapest = [(load << _BIN_BITS) | bin_ for bin_, load in enumerate(loads.tolist())]
+    cheapest = [(load << BIN_BITS) | bin_ for bin_, load in enumerate(loads.tolist())]
     heapify(cheapest)
     too_full: list[tuple[int, int]] = []  # for the current length; the bins with the most room return first
-    limit = (ceiling + 1) << _BIN_BITS
+    limit = (ceiling + 1) << BIN_BITS
     for size, cost in zip(sizes.tolist(), costs.tolist(), strict=True):
         while too_full and -too_full[0][0] >= size:
             heappush(cheapest, heappop(too_full)[1])
-        while cheapest and room_of[cheapest[0] & _BIN_MASK] < size:
+        while cheapest and room_of[cheapest[0] & BIN_MASK] < size:
             key = heappop(cheapest)
-            heappush(too_full, (-room_of[key & _BIN_MASK], key))
-        if not cheapest or cheapest[0] + (cost << _BIN_BITS) >= limit:
+            heappush(too_full, (-room_of[key & BIN_MASK], key))
+        if not cheapest or cheapest[0] + (cost << BIN_BITS) >= limit:
             found.append(-1)
             continue
-        key = heapreplace(cheapest, cheapest[0] + (cost << _BIN_BITS))
-        room_of[key & _BIN_MASK] -= size
-        found.append(key & _BIN_MASK)
+        key = heapreplace(cheapest, cheapest[0] + (cost << BIN_BITS))
+        room_of[key & BIN_MASK] -= size
+        found.append(key & BIN_MASK)
     return np.array(found, np.int64)
-
-
-_BIN_BITS = 32
-_BIN_MASK = (1 << _BIN_BITS) - 1

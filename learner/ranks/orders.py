@@ -51,8 +51,6 @@ class Order(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """Train one step."""
-
     shards: Sequence[bytes]
     """One packed batch per data-parallel rank (batch.shard_to_bytes)."""
     learning_rate_scale: float

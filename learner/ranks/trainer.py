@@ -27,8 +27,6 @@ from learner.step import RowLoss, StepResult, Update, evaluate_loss, map_outputs
 
 
 class RankTrainer:
-    """Trains one rank's rows."""
-
     def __init__(self, model_set: ModelSet, objective: Objective, config: Config):
         self._model_set, self._objective = model_set, objective
         self._epochs, self._critic = config.batch.epochs, config.learner.critic

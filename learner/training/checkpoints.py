@@ -15,8 +15,6 @@ from learner.checkpoints.writing import Written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableProgress:
-    """Position of a run."""
-
     step: int
     place: int
     """Rows read so far; it keeps counting over epochs."""

@@ -26,8 +26,6 @@ PAIR_COLUMNS = "chosen and rejected, and prompt where these do not contain it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """An example: the texts of one row of the table."""
-
     texts: tuple[RenderedText, ...]
     """One text, or the chosen and the rejected one. They stay in one packed row."""
 
@@ -37,8 +35,6 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReader:
-    """Reads rows of a table as examples."""
-
     tokenizer: Tokenizer
     prompt_format: PromptFormat
     columns: Mapping[str, str]

@@ -13,8 +13,6 @@ from learner.training.examples import Example, ExampleReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSlice:
-    """The examples of one step."""
-
     examples: tuple[Example, ...]
     dropped: int
     """Rows left out because they were too long."""

@@ -173,7 +173,11 @@ class ParcelReceiver:
                 data = own[number] = self._memory(number, expected.layout)
                 check = _ChunkVerifier(expected, number, data)
                 work.append(lambda number=number, data=data, check=check: fetch_parcel(number, data, check.verify_up_to))
-        _run_in_parallel(work)
+        # Daemon threads do not keep the process alive while they hang. A failure is raised once all have ended.
+        running = [start_daemon_thread(one, name="weight-parcel") for one in work]
+        wait(running)
+        for each in running:
+            each.result()
         parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
         return ReceivedVersion(expected=expected, weights=ReceivedWeights(expected.layout, parcels), own=own)
 
@@ -234,8 +238,6 @@ def _check_digest(record: VersionRecord, layout: WireLayout, packed: Sequence[Pa
 
 
 class _ChunkVerifier:
-    """Verifies the chunks of one parcel."""
-
     def __init__(self, expected: ExpectedVersion, number: int, data: torch.Tensor) -> None:
         self._chunks = expected.packed[number].chunks
         self._what = f"parcel {number} of version {expected.record.version}"
@@ -256,11 +258,3 @@ class _ChunkVerifier:
         found, packed = chunk_digest(self._data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]), self._chunks[number]
         if found != packed:
             raise WireError(f"chunk {number} of {self._what} has digest {found}, packed was {packed}")
-
-
-def _run_in_parallel(work: Sequence[Callable[[], None]]) -> None:
-    """Run all on daemon threads, which do not keep a process alive while they hang; raises a failure once all have ended."""
-    running = [start_daemon_thread(one, name="weight-parcel") for one in work]
-    wait(running)
-    for each in running:
-        each.result()

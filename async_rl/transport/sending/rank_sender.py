@@ -75,7 +75,6 @@ class RankSender:
         return PackedParcel(chunks=chunks, address=address, url=self._server.url)
 
     def parcel(self, version: int) -> torch.Tensor:
-        """This rank's parcel of a version."""
         assert self._versions is not None
         return self._versions.parcel(version)
 

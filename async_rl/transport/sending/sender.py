@@ -157,7 +157,6 @@ class WeightSender:
         self._snapshots.went_live(record)
 
     async def _write_packed(self) -> None:
-        """Tell workers where the packed versions are."""
         parts, rank_sender = self._parts, self._parts.rank_sender
         packed = PackedSource(fence=parts.fence, host=parts.wire.host, layout=rank_sender.layout, versions=rank_sender.packed)
         await write_source(parts.board, packed)

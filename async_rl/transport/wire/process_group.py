@@ -45,8 +45,6 @@ _WATCHDOG = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """One end's rank in a process group."""
-
     group: str
     """The group's name in the store, never used again."""
     rank: int
