@@ -171,7 +171,8 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
                 await buffer.prioritize(fence, weigh_groups(finished.step_batch, priority))
             may_be_spent.set()
             stats = await buffer.stats()
-            pace = await pacer.after(stats, unreleased_steps=finished.progress.step - publisher.released_step)
+            step = finished.progress.step
+            pace = await pacer.after(stats, step=step, unreleased_steps=step - publisher.released_step)
             reporter.write(finished, stats, {**fleet.row(), **training_guard.row(), **pace, **evaluations.row()})
             await training_guard.after(finished.result, waited=finished.idle["idle/no_groups"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
@@ -18,7 +18,7 @@ class StepClock:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._since = now, now()
         self._activity: Activity = "other"
-        self._spent: Counter[Activity] = Counter()
+        self._spent: defaultdict[Activity, float] = defaultdict(float)
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
@@ -31,8 +31,8 @@ class StepClock:
     def row(self) -> Mapping[str, float]:
         """Return the share of each cause of idleness in the time since the last row."""
         self._switch(self._activity)
-        spent, self._spent = self._spent, Counter()
-        total = max(spent.total(), 1e-9)
+        spent, self._spent = self._spent, defaultdict(float)
+        total = max(sum(spent.values()), 1e-9)
         return {f"idle/{cause}": spent[cause] / total for cause in IDLE}
 
     def _switch(self, activity: Activity) -> Activity:

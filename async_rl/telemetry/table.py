@@ -113,6 +113,7 @@ pace/target [steps]: steps' worth of groups that may be on their way (staleness.
 pace/slots [groups]: groups that may be on their way
 pace/reserved [groups]: groups being rolled out when the step ended, from which the next pace is decided
 pace/unreleased [groups]: groups trained by then whose slots had not returned
+pace/pause_ahead: 1 in the steps before an evaluation, in which the pace is raised
 staleness/dropped [groups]: groups dropped as too old, since the run began
 buffer/depth [groups]: groups ready for their first use
 buffer/again [groups]: groups ready for another use (replay)

@@ -6,7 +6,11 @@ groups is slots / groups_per_step - 1. What a step needs can be counted when its
     need = groups being rolled out + groups trained and not yet released + groups of the next step
 
 If as many groups were reserved, the next batch would be ready exactly now. Of the groups being rolled out, the second largest
-count of the last steps is used, so one outlier does not make a run older. docs/decisions/pace.md compares other rules.
+count of the last steps is used, so one outlier does not make a run older.
+
+Before a planned pause of the workers (an evaluation on their machine) the pace is raised for some steps, so that the learner
+has groups meanwhile. What is reserved under a raised pace is not counted: it is what the pace allowed.
+docs/decisions/pace.md compares other rules.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ WINDOW = 12
 """Steps that the pace looks back."""
 RANK = 2
 """The largest count of the window is passed over."""
+STEPS_BEFORE_PAUSE = 4
+"""Steps in which the pace is raised."""
+RAISED_BY = 2.0
+"""Steps' worth of groups."""
 LOWEST = 2.0
 """Steps' worth of groups: one is trained while the other is rolled out. Below it, learner and workers wait for each other."""
 
@@ -29,6 +37,8 @@ class PaceObservation:
     """Groups being rolled out."""
     unreleased: int
     """Groups trained whose slots have not returned."""
+    pause_ahead: bool = False
+    """The workers will pause within STEPS_BEFORE_PAUSE steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +52,16 @@ class PaceController:
     unreleased: int = 0
     """At the end of the last step: while versions are held back it grows with every step, and the pace with it."""
 
+    pause_ahead: bool = False
+    """Whether the pace is raised."""
+
     def after(self, seen: PaceObservation) -> PaceController:
-        return replace(self, reserved=(*self.reserved, seen.reserved)[-WINDOW:], unreleased=seen.unreleased)
+        reserved = self.reserved if self.pause_ahead else (*self.reserved, seen.reserved)[-WINDOW:]
+        return replace(self, reserved=reserved, unreleased=seen.unreleased, pause_ahead=seen.pause_ahead)
 
     @property
     def pace(self) -> float:
         """Return the pace without its upper bound, which the buffer knows: max_age + 1."""
         reserved = sorted(self.reserved)[-min(RANK, len(self.reserved))] if self.reserved else 0
-        return max(self.lowest, (reserved + self.unreleased) / self.groups_per_step + 1)
+        needed = max(self.lowest, (reserved + self.unreleased) / self.groups_per_step + 1)
+        return needed + RAISED_BY * self.pause_ahead

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from async_rl.config import Config
 from async_rl.replay_protocol import BufferStats, ReplayBuffer
-from learner.pace.controller import LOWEST, PaceController, PaceObservation
+from learner.pace.controller import LOWEST, STEPS_BEFORE_PAUSE, WINDOW, PaceController, PaceObservation
 
 
 class Pacer:
@@ -16,6 +16,7 @@ class Pacer:
         groups_per_step = config.batch.groups_per_step
         lowest = max(LOWEST, config.wire.push_every_steps + 1, config.replay.min_groups / groups_per_step)
         self._controller = PaceController(groups_per_step=groups_per_step, lowest=lowest)
+        self._evaluated_every = config.evaluation.every
         self._is_auto = config.staleness.pace == "auto"
         self._most = config.staleness.max_age + 1
         self._buffer, self._fence = buffer, fence
@@ -24,13 +25,17 @@ class Pacer:
         """Begin with the lowest pace: the first steps show how much more is needed."""
         await self._apply()
 
-    async def after(self, stats: BufferStats, *, unreleased_steps: int) -> Mapping[str, float]:
-        """Decide anew after a step. Returns the slots until then and the inputs of the decision, from which it can be replayed.
+    async def after(self, stats: BufferStats, *, step: int, unreleased_steps: int) -> Mapping[str, float]:
+        """Decide anew after `step`. Returns the slots until then and the inputs of the decision, from which it can be replayed.
 
         `unreleased_steps`: those trained whose slots have not returned.
         """
         groups_per_step = self._controller.groups_per_step
-        seen = PaceObservation(reserved=stats.reserved, unreleased=unreleased_steps * groups_per_step)
+        seen = PaceObservation(
+            reserved=stats.reserved,
+            unreleased=unreleased_steps * groups_per_step,
+            pause_ahead=self._is_evaluation_ahead(step),
+        )
         self._controller = self._controller.after(seen)
         await self._apply()
         return {
@@ -38,6 +43,7 @@ class Pacer:
             "pace/slots": float(stats.slots),
             "pace/reserved": float(seen.reserved),
             "pace/unreleased": float(seen.unreleased),
+            "pace/pause_ahead": float(seen.pause_ahead),
         }
 
     async def make_room(self) -> None:
@@ -45,6 +51,10 @@ class Pacer:
         do not fit its batch (`max_share`).
         """
         await self._set(self._most)
+
+    def _is_evaluation_ahead(self, step: int) -> bool:
+        every = self._evaluated_every
+        return every > WINDOW and step % every >= every - STEPS_BEFORE_PAUSE  # more often, and the pace would stay raised
 
     async def _apply(self) -> None:
         await self._set(self._controller.pace)

@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 from statistics import mean
 
-from learner.pace.controller import PaceController, PaceObservation
+from learner.pace.controller import STEPS_BEFORE_PAUSE, PaceController, PaceObservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +74,18 @@ class Simulation:
     pace: float | None = None
     changes: Mapping[int, Callable[[World], World]] = field(default_factory=dict[int, Callable[[World], World]])
     """Step after which the world changes -> the new world."""
+    evaluated_every: int = 0
+    """The engines pause for `pause_s` when the weights of every so many steps are live; 0: never."""
+    pause_s: float = 0.0
+    foresees: bool = True
+    """Whether the controller is told that a pause is ahead."""
 
     def __post_init__(self) -> None:
         self._rollouts, self._trainings = Random(self.seed), Random(self.seed + 1)
         self._controller = PaceController(groups_per_step=self.world.groups_per_step)
         self._now = self._work_done = self._training_left = 0.0
         self._live = self._version = 0
+        self._paused_until = 0.0
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._computing: list[tuple[float, int, SimulatedGroup]] = []
@@ -140,13 +146,14 @@ class Simulation:
 
     def _advance(self) -> None:
         """Let time pass until the next thing happens."""
-        engines = min(len(self._computing), self.world.workers)
+        is_paused = self._now < self._paused_until
+        engines = 0 if is_paused else min(len(self._computing), self.world.workers)
         threads = self.world.learner_threads if self._training else 0
         wanted = engines + threads
         speed = min(1.0, self.world.cores / wanted) if self.world.cores and wanted else 1.0
         share = engines * speed / len(self._computing) if self._computing else 0.0
         until_event = self._events[0][0] - self._now if self._events else math.inf
-        until_computed = (self._computing[0][0] - self._work_done) / share if self._computing else math.inf
+        until_computed = (self._computing[0][0] - self._work_done) / share if share else math.inf
         until_trained = self._training_left / (threads * speed) if threads else math.inf
         passed = max(0.0, min(until_event, until_computed, until_trained))
         assert passed < math.inf, "nothing can happen any more"
@@ -171,13 +178,21 @@ class Simulation:
     def _end_training(self) -> None:
         trained, self._training = self._training, []
         others = sum(len(batch) for batch in self._unreleased)
-        self._controller = self._controller.after(PaceObservation(reserved=len(self._reserved), unreleased=others))
         ages = tuple(self._version - group.version for group in trained)
         self.steps.append(SimulatedStep(ended=self._now, ages=ages, pace=self._slots / self.world.groups_per_step))
+        left = -len(self.steps) % self.evaluated_every if self.evaluated_every and self.foresees else 0
+        seen = PaceObservation(reserved=len(self._reserved), unreleased=others, pause_ahead=1 <= left <= STEPS_BEFORE_PAUSE)
+        self._controller = self._controller.after(seen)
         self._version += 1
         self._schedule(self.world.push_s, partial(self._go_live, self._version, trained, self._slots_at(self._controller.pace)))
+        if self.evaluated_every and len(self.steps) % self.evaluated_every == 0:
+            self._schedule(self.world.push_s, self._pause)
         if (change := self.changes.get(len(self.steps))) is not None:
             self._change(change(self.world))
+
+    def _pause(self) -> None:
+        self._paused_until = self._now + self.pause_s
+        self._schedule(self.pause_s, lambda: None)  # wakes the engines
 
     def _go_live(self, version: int, trained: list[SimulatedGroup], slots: int) -> None:
         self._live, self._slots = version, slots

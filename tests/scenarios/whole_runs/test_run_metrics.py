@@ -51,8 +51,13 @@ def test_every_decision_about_the_pace_can_be_replayed(run: tuple[Config, Rows])
     controller = PaceController(groups_per_step=groups)
     for row in rows:
         assert row["pace/slots"] == min(most, floor(controller.pace * groups + ROUNDING))
-        seen = PaceObservation(reserved=int(row["pace/reserved"]), unreleased=int(row["pace/unreleased"]))
-        controller = controller.after(seen)
+        controller = controller.after(
+            PaceObservation(
+                reserved=int(row["pace/reserved"]),
+                unreleased=int(row["pace/unreleased"]),
+                pause_ahead=bool(row["pace/pause_ahead"]),
+            )
+        )
     assert len({row["pace/slots"] for row in rows}) > 1, "the pace changed, so the replay showed something"
 
 

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from learner.pace.controller import WINDOW, PaceController, PaceObservation
+from learner.pace.controller import RAISED_BY, WINDOW, PaceController, PaceObservation
 from tests.support.pace_simulator import WORLDS, Simulation, World, mean_age, seconds_per_step, with_more_latency
 
 STEPS, SKIPPED, SEEDS = 200, 60, (1, 2)
@@ -36,6 +36,16 @@ def test_the_pace_grows_with_every_step_whose_version_may_offer():
     for steps in range(1, 6):
         controller = controller.after(PaceObservation(reserved=0, unreleased=4 * steps))
         assert controller.pace == 1 + steps, "there is room for the groups of the next step"
+
+
+def test_before_a_planned_pause_the_pace_is_raised_and_nothing_is_counted():
+    controller = PaceController(groups_per_step=4).after(PaceObservation(reserved=8, unreleased=0))
+    for reserved in (8, 12, 16, 16):
+        controller = controller.after(PaceObservation(reserved=reserved, unreleased=4, pause_ahead=True))
+        assert controller.pace == 4.0 + RAISED_BY
+    for _ in range(WINDOW):
+        controller = controller.after(PaceObservation(reserved=16 if controller.pause_ahead else 8, unreleased=0))
+        assert controller.pace == 3.0
 
 
 def test_what_was_needed_long_ago_is_forgotten():
@@ -77,6 +87,22 @@ def test_groups_are_younger_and_the_run_is_as_fast_as_with_every_slot(name: str,
     took_s, age = simulated(world)
     assert took_s <= full_s / 0.95
     assert age <= oldest
+
+
+@pytest.mark.parametrize("name", ["workers twice as fast", "balanced", "some answers four times as long"])
+def test_a_pause_that_was_foreseen_costs_little(name: str):
+    every, after_pause = 60, 30
+
+    def run(pace: float | None = None, *, foresees: bool = True) -> tuple[float, float]:
+        """Seconds in the steps after pauses, and mean age of all."""
+        world = WORLDS[name]
+        steps = Simulation(world, 1, pace, evaluated_every=every, pause_s=0.5, foresees=foresees).run(8 * every)
+        pauses = range(2 * every, len(steps) - after_pause, every)
+        return sum(steps[pause + after_pause].ended - steps[pause].ended for pause in pauses), mean_age(steps[every:])
+
+    (full_s, _), (blind_s, blind_age), (took_s, age) = run(pace=99), run(foresees=False), run()
+    assert took_s <= min(full_s / 0.97, blind_s / 1.02)
+    assert age <= blind_age + 0.3
 
 
 @pytest.mark.parametrize(
