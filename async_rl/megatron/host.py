@@ -13,6 +13,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -148,23 +150,47 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import Megatron inside this block: without warnings, wandb and, without a GPU, torch's compiler.
+    """Import Megatron inside this block: without warnings, wandb and, without a GPU, what is not used there.
 
-    Importing these two takes longer than all the rest, and they are not used. Without a GPU, `torch.compile` returns functions
-    unchanged, so that Megatron's decorated functions need no C++ compiler.
+    Importing what is left out takes longer than all the rest. Without a GPU, `torch.compile` returns functions unchanged, so
+    that Megatron's decorated functions need no C++ compiler.
     """
-    compiler, has_wandb = torch.compile, "wandb" in sys.modules
+    compiler = torch.compile
+    unused: dict[str, ModuleType | None] = {"wandb": None}
     if is_needed():
         torch.compile = _as_it_is
-    if not has_wandb:
-        sys.modules["wandb"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
+        if _has_optional_checkpoints():
+            unused |= _UNUSED_ON_HOST
+    left_out = {name: module for name, module in unused.items() if name not in sys.modules}
+    sys.modules.update(left_out)  # pyright: ignore[reportArgumentType, reportCallIssue]  # None makes an import fail
     try:
         with quiet():
             yield
     finally:
         torch.compile = compiler
-        if not has_wandb:
-            del sys.modules["wandb"]
+        for name in left_out:
+            del sys.modules[name]
+
+
+def _has_optional_checkpoints() -> bool:
+    """Whether Megatron can be imported without torch's distributed checkpoints, which import all that is in _UNUSED_ON_HOST."""
+    return tuple(map(int, version("megatron-core").split(".")[:2])) < (0, 17)
+
+
+def _checkpoints() -> ModuleType:
+    """Stands in for the module, whose only name that Megatron always imports is not used."""
+    module = ModuleType("torch.distributed.checkpoint")
+    vars(module)["default_planner"] = None
+    return module
+
+
+_UNUSED_ON_HOST: dict[str, ModuleType | None] = {
+    "megatron.core.distributed.fsdp.src.megatron_fsdp": None,
+    "torch.distributed._tensor": None,
+    "torch.distributed.checkpoint": _checkpoints(),
+    "torch.distributed.fsdp": None,
+    "torch.utils.tensorboard": None,
+}
 
 
 def _as_it_is(function: Callable[..., Any] | None = None, **_: object) -> Callable[..., Any]:
