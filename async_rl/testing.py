@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from async_rl.imports.old_names import old_names
-from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface, Returns, Tokenizer
+from async_rl.protocols import ContextOverflow, EpisodeContext, GenerationArgs, InferenceInterface, Prompt, Returns, Tokenizer
+from async_rl.tokenization.rendering import prompt_ids
 from async_rl.tokenization.tokenizers import Characters
-from async_rl.types import Completion, Message, Rollout, Sample, Status, StopReason, Task, VersionSpan, spans_of
+from async_rl.types import Completion, Rollout, Sample, Status, StopReason, Task, VersionSpan, spans_of
 
 DIGITS_AND_LETTERS = "0123456789=+-*/()abcdefghijklmnopqrstuvwxyz"
 
@@ -44,8 +45,8 @@ class ScriptedInference:
         self._logprob = logprob
         self._context_tokens = context_tokens
 
-    async def generate(self, prompt: str | Sequence[Message] | Sequence[int], args: GenerationArgs | None = None) -> Completion:
-        token_ids = _rendered(self.tokenizer, prompt)
+    async def generate(self, prompt: Prompt, args: GenerationArgs | None = None) -> Completion:
+        token_ids = prompt_ids(prompt, self.tokenizer)
         self.prompts.append(token_ids)
         room = self._context_tokens - len(token_ids)
         if room <= 0:
@@ -73,13 +74,6 @@ class ScriptedInference:
             stop_reason=reason,
             text=self.tokenizer.decode(ids),
         )
-
-
-def _rendered(tokenizer: Tokenizer, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-    if isinstance(prompt, str):
-        return tokenizer.render(prompt)
-    messages = [part for part in prompt if isinstance(part, Message)]
-    return tokenizer.render(messages) if messages else [part for part in prompt if isinstance(part, int)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from async_rl.board.inbox import Inbox, post
-from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, WorkerBlocked
+from async_rl.board.worker_reports import BLOCKED, WorkerBlocked
 from async_rl.errors import AsyncRLError, EnvironmentBlocked, FailureBudgetSpent, ServiceStopped
 from async_rl.protocols import Board
 from async_rl.replay_protocol import ReplayBuffer
@@ -116,7 +116,7 @@ class BlockingEnvironments:
         produces: pauses of environments (limits.block)                      unblocked by: any worker
         Raises FailureBudgetSpent.
         """
-        inbox = await Inbox.open(self.board, BLOCKED, BLOCKED_MESSAGES, from_start=True)
+        inbox = await Inbox.open(self.board, BLOCKED, WorkerBlocked, from_start=True)
         while True:
             for report in await inbox.read():
                 self._handle(report)

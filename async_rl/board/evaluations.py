@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import TypeAdapter
-
 from async_rl.board.inbox import BoardMessage
 from async_rl.types import VersionRecord
 
@@ -16,6 +14,3 @@ class EvaluationDone(BoardMessage):
     """The weights that were evaluated."""
     metrics: dict[str, float]
     """eval/{environment}/{measure}"""
-
-
-EVALUATION_MESSAGES: TypeAdapter[EvaluationDone] = TypeAdapter(EvaluationDone)

@@ -28,17 +28,17 @@ async def post(board: Board, topic: str, message: BoardMessage) -> None:
 class Inbox(Generic[M]):
     """Reads a topic in order; no message is missed between two reads."""
 
-    def __init__(self, board: Board, topic: str, messages: TypeAdapter[M], position: str) -> None:
+    def __init__(self, board: Board, topic: str, messages: type[M] | TypeAdapter[M], position: str) -> None:
         self._board = board
         self._topic = topic
-        self._messages = messages
+        self._messages = messages if isinstance(messages, TypeAdapter) else TypeAdapter(messages)
         self._position = position
         self.num_ignored = 0
         """Malformed messages so far."""
 
     @classmethod
-    async def open(cls, board: Board, topic: str, messages: TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
-        """Read messages from now on; `from_start`: begin with those that Redis still keeps."""
+    async def open(cls, board: Board, topic: str, messages: type[M] | TypeAdapter[M], *, from_start: bool = False) -> Inbox[M]:
+        """Read messages of a type from now on; `from_start`: begin with those that Redis still keeps."""
         if from_start:
             return cls(board, topic, messages, "0")
         # "$" would mean a different position at each read, and messages between two reads would be lost.

@@ -9,8 +9,6 @@ import asyncio
 import uuid
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from async_rl.board.inbox import BoardMessage, Inbox, post
 from async_rl.protocols import Board
 from async_rl.types import VersionRecord
@@ -64,16 +62,12 @@ class WeightAnswer(_WeightMessage):
     state: WeightsState
 
 
-REQUEST_MESSAGES: TypeAdapter[WeightRequest] = TypeAdapter(WeightRequest)
-ANSWER_MESSAGES: TypeAdapter[WeightAnswer] = TypeAdapter(WeightAnswer)
-
-
 async def ask(
     board: Board, action: WeightAction, within_s: float, *, version: int | None = None, step: int | None = None
 ) -> WeightAnswer | None:
     """Post a request and wait for the answer; None when no learner answers within `within_s`."""
     request = WeightRequest(id=uuid.uuid4().hex, action=action, version=version, step=step)
-    inbox = await Inbox[WeightAnswer].open(board, ANSWERS, ANSWER_MESSAGES)
+    inbox = await Inbox.open(board, ANSWERS, WeightAnswer)
     await post(board, REQUESTS, request)
     try:
         async with asyncio.timeout(within_s):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import TypeAdapter
-
 from async_rl.board.inbox import BoardMessage
 
 NOTES, BLOCKED = "worker-notes", "worker-blocked"
@@ -40,7 +38,3 @@ class WorkerBlocked(BoardMessage):
         who = f"environment {self.environment!r}" if self.environment else "its own code"
         blocked = f"worker {self.worker} is blocked by {who} at {self.place}, for {self.seconds:.0f} s by now"
         return f"{blocked}, and is replaced" if self.is_replaced else blocked
-
-
-NOTE_MESSAGES: TypeAdapter[WorkerNote] = TypeAdapter(WorkerNote)
-BLOCKED_MESSAGES: TypeAdapter[WorkerBlocked] = TypeAdapter(WorkerBlocked)

@@ -144,7 +144,7 @@ def arguments(text: str | None) -> Any:
 
 def attached(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
     section = section_of(line)
-    name, weight = section.label, line.number("weight")
+    name = section.label
     known = schedule.sections.get(name)
     if known is not None and known.seen_from_anywhere().model_copy(update=UNSET) != section:
         raise ConfigError(
@@ -153,7 +153,7 @@ def attached(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
         )
     if name in schedule.final_weights:
         raise ConfigError(f"{name} is in the mix already; `async-rl env weight {name} WEIGHT` changes its weight")
-    return _change(name, weight if weight is not None else 1.0, line, environment=None if known is not None else section)
+    return _change(name, line.number("weight", 1.0), line, environment=None if known is not None else section)
 
 
 def detached(line: CommandLine, schedule: MixSchedule) -> EnvironmentChange:
@@ -187,11 +187,10 @@ def _present(name: str, schedule: MixSchedule) -> str:
 
 
 def _change(name: str, weight: float, line: CommandLine, environment: EnvironmentConfig | None = None) -> EnvironmentChange:
-    ramp = line.integer("ramp")
     if weight <= 0 and line.verb.words != "env detach":
         raise ConfigError(f"a weight must be above 0; `async-rl env detach {name}` takes it out of the mix")
     try:
-        return EnvironmentChange(name=name, weight=weight, ramp=ramp if ramp is not None else 0, environment=environment)
+        return EnvironmentChange(name=name, weight=weight, ramp=line.integer("ramp", 0), environment=environment)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise ConfigError(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error

@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TypeVar
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
+
+DefaultT = TypeVar("DefaultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +70,16 @@ class CommandLine:
     def has(self, name: str) -> bool:
         return name in self.chosen
 
-    def text(self, name: str) -> str | None:
-        return None if (value := self.chosen.get(name)) is None else str(value)
+    def text(self, name: str, default: DefaultT = None) -> str | DefaultT:
+        return default if (value := self.chosen.get(name)) is None else str(value)
 
-    def integer(self, name: str) -> int | None:
+    def integer(self, name: str, default: DefaultT = None) -> int | DefaultT:
         value = self.chosen.get(name)
-        return value if isinstance(value, int) else None
+        return value if isinstance(value, int) else default
 
-    def number(self, name: str) -> float | None:
+    def number(self, name: str, default: DefaultT = None) -> float | DefaultT:
         value = self.chosen.get(name)
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if isinstance(value, int | float) else default
 
 
 PORT = Option(name="port", value="PORT", read=int, least=0, most=65535, help="port to listen on; 0 takes a free one (0)")

@@ -61,8 +61,8 @@ def target(line: CommandLine) -> str:
 
 def shard_bytes(line: CommandLine) -> int:
     """`--max-shard-size` in bytes; 1 KB is 1000 bytes, as in Hugging Face."""
-    text = line.text("max-shard-size")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", (text if text is not None else "4GB").lower())
+    text = line.text("max-shard-size", "4GB")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.lower())
     size = float(found[1]) * 1000 ** " kmgt".index(found[2] if found[2] else " ") if found else 0
     if size < 1:
         raise ConfigError(f"--max-shard-size {text!r} is no size; write for example 500MB or 4GB")

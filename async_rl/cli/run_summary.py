@@ -99,10 +99,10 @@ def summarise(
     return RunSummary(
         run=run,
         steps=rows[-1].step,
-        reward_first=_mean_reward(rows[:EDGE]),
-        reward_last=_mean_reward(rows[-EDGE:]),
-        reward_all_first=_mean(rows[:EDGE], "rollout/reward"),
-        reward_all_last=_mean(rows[-EDGE:], "rollout/reward"),
+        reward_first=mean(rows[:EDGE], "reward/mean"),
+        reward_last=mean(rows[-EDGE:], "reward/mean"),
+        reward_all_first=_mean_if_any(rows[:EDGE], "rollout/reward"),
+        reward_all_last=_mean_if_any(rows[-EDGE:], "rollout/reward"),
         age_mean=sum(age * count for age, count in histogram.items()) / groups if groups else 0.0,
         age_max=max(histogram, default=0),
         max_age=max_age,
@@ -111,7 +111,7 @@ def summarise(
         samples_trained=int(last.get("progress/samples", 0)),
         wall_s=wall_s,
         training_s=last.get("progress/wall_s", 0.0),
-        idle={cause: share for cause in IDLE_CAUSES if (share := _mean(rows, f"idle/{cause}")) is not None},
+        idle={cause: share for cause in IDLE_CAUSES if (share := _mean_if_any(rows, f"idle/{cause}")) is not None},
         evaluations=list(evaluations),
     )
 
@@ -136,13 +136,13 @@ def _trained_rows(path: Path) -> list[MetricRow]:
     return [row for row in read_rows(path) if "reward/mean" in row.values] if path.exists() else []
 
 
-def _mean(rows: Sequence[MetricRow], name: str) -> float | None:
-    values = [row.values[name] for row in rows if name in row.values]
-    return sum(values) / len(values) if values else None
+def mean(rows: Sequence[MetricRow], name: str) -> float:
+    return sum(row.values[name] for row in rows) / len(rows)
 
 
-def _mean_reward(rows: Sequence[MetricRow]) -> float:
-    return sum(row.values["reward/mean"] for row in rows) / len(rows)
+def _mean_if_any(rows: Sequence[MetricRow], name: str) -> float | None:
+    present = [row for row in rows if name in row.values]
+    return mean(present, name) if present else None
 
 
 def _print_samples(samples: Sequence[SampleRow], console: Console) -> None:

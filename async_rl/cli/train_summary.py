@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from async_rl.cli.run_summary import EDGE, can_draw, write_json
+from async_rl.cli.run_summary import EDGE, can_draw, mean, write_json
 from async_rl.config.training import TrainingConfig
 from async_rl.durable.best_effort import report_write_error
 from async_rl.telemetry.rows import MetricRow, read_rows
@@ -66,8 +66,8 @@ def summarise(
         run=config.run.name,
         method=config.method,
         steps=trained[-1].step,
-        loss_first=_mean_loss(trained[:EDGE]),
-        loss_last=_mean_loss(trained[-EDGE:]),
+        loss_first=mean(trained[:EDGE], "train/loss"),
+        loss_last=mean(trained[-EDGE:], "train/loss"),
         last=_named(trained[-1], "train/"),
         held_out_first=_named(examined[0], HELD_OUT) if examined else {},
         held_out_last=_named(examined[-1], HELD_OUT) if examined else {},
@@ -76,10 +76,6 @@ def summarise(
         wall_s=wall_s,
         training_s=last["progress/wall_s"],
     )
-
-
-def _mean_loss(rows: Sequence[MetricRow]) -> float:
-    return sum(row.values["train/loss"] for row in rows) / len(rows)
 
 
 def _named(row: MetricRow, prefix: str) -> dict[str, float]:

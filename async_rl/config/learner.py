@@ -1,4 +1,4 @@
-"""The `learner` section."""
+"""The sections of the learner: `learner`, `batch` and `wire`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from async_rl.config.exposure import is_loopback, is_wildcard
 from async_rl.config.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -191,3 +192,79 @@ class LearnerConfig(UpdatesConfig):
     teacher: TeacherConfig | None = None
     measure_entropy: bool = False
     """Report `policy/entropy` even if the objective does not use it. Costs one more pass over the logits."""
+
+
+class BatchConfig(Section):
+    """The step batch: groups and tokens of one step, and how it is divided into updates."""
+
+    groups_per_step: PositiveInt = 8
+    """Groups in one step batch."""
+    group_size: PositiveInt = 8
+    """Rollouts per task."""
+    tokens_per_step: PositiveInt | None = None
+    """Maximum tokens in a step batch: a step takes fewer groups when the next one would exceed it. Unset: no limit."""
+    bin_tokens: PositiveInt = 4096
+    """Token capacity of one packed row (micro-batch). A longer rollout gets a row of its own."""
+    minibatches: PositiveInt = 1
+    """Optimizer updates per pass over the step batch. A step makes one version, however many updates it has."""
+    epochs: PositiveInt = 1
+    """Passes over each step batch. With more than one update per step, use an objective with `anchor: proximal`."""
+    drop_no_signal: bool = True
+    """Drop groups whose rewards are all equal, which have zero advantage under a group baseline, and roll out another task."""
+
+    @model_validator(mode="after")
+    def _updates_have_groups(self) -> BatchConfig:
+        if self.minibatches > self.groups_per_step:
+            raise ValueError(
+                f"minibatches ({self.minibatches}) must not exceed groups_per_step ({self.groups_per_step}): an update "
+                "consists of whole groups"
+            )
+        return self
+
+
+class WireConfig(Section):
+    """Weight pushes from the learner to workers (docs/weights.md)."""
+
+    dtype: Literal["model", "bfloat16"] = "model"
+    """Precision of weights on the wire; `model` is the learner's. Workers convert them to their engine's precision."""
+    shared_memory: bool = True
+    """Hand weights to workers on the learner's machine through shared memory instead of a socket."""
+    bucket_mb: PositiveFloat = 16.0
+    """Maximum size of one transfer, in MB. It must complete within `operation_timeout_s`."""
+    deltas: Literal["auto", "always", "off"] = "auto"
+    """Send bfloat16 weights to workers on other machines as differences to the version they hold. `auto`: when that is faster
+    at the measured network speed. Needs the extra `delta` on both ends."""
+    rendezvous_timeout_s: PositiveFloat = 60.0
+    """Seconds that the members of a push wait for each other to connect."""
+    operation_timeout_s: PositiveFloat = 10.0
+    """Seconds for one transfer; a worker that takes longer is left out of the push."""
+    host: str = "127.0.0.1"
+    """The learner's address on the network it shares with workers; it must belong to one interface, because the learner also
+    listens on it."""
+    insecure: bool = False
+    """Required when `host` is not a loopback address: confirms that the network is private. Process groups (gloo, NCCL) do not
+    authenticate their members, and weights are not encrypted."""
+    push_every_steps: PositiveInt = 1
+    """Minimum optimizer steps between two pushes."""
+    push_every_s: float = Field(default=0.0, ge=0)
+    """Minimum seconds between two pushes, in addition to push_every_steps. A version is pushed sooner when the learner could
+    not continue without it, and with every checkpoint."""
+    snapshots: str = ""
+    """Folder for snapshots of live versions, relative to the run's folder unless absolute. Workers that can read it start
+    without a running learner. Empty: no snapshots."""
+    snapshot_every: PositiveInt = 1
+    """Snapshot every Nth live version. When the disk is slower than that, only the newest one is written."""
+
+    @model_validator(mode="after")
+    def _is_private(self) -> WireConfig:
+        if is_wildcard(self.host):
+            raise ValueError(
+                f"wire.host: {self.host!r} means every interface of this machine; give this machine's address on the private "
+                "network that workers use"
+            )
+        if not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"wire.host: process groups at {self.host!r} do not authenticate their members, so the network must be "
+                "private; if it is, set wire.insecure: true"
+            )
+        return self

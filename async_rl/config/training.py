@@ -10,10 +10,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from async_rl.config.learner import UpdatesConfig
 from async_rl.config.loading import own_or_shipped
+from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
-from async_rl.config.supervision import SupervisionConfig
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
-from async_rl.config.tree import Config, MetricsConfig, ModelConfig, RunConfig
+from async_rl.config.tree import Config
 
 Method = Literal["sft", "dpo", "rm", "distill"]
 

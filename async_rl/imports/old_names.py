@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 MODULES: Mapping[str, str] = {
     "async_rl.buffer_config": "async_rl.config.buffer",
+    "async_rl.config.supervision": "async_rl.config.run",
     "async_rl.config_files": "async_rl.config.loading",
     "async_rl.config_section": "async_rl.config.section",
     "async_rl.evaluation_config": "async_rl.config.evaluation",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from async_rl.durable.private_files import make_private_folder
 from async_rl.errors import ConfigError
 
 
 def make_run_folder(folder: Path) -> None:
-    """Create the run's folder. Raises ConfigError if it cannot be created or written to."""
+    """Create a folder of mode 0700, or change the mode of an existing one that we own. Raises ConfigError if it cannot be
+    written to."""
     try:
-        make_private_folder(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_mode & 0o077 and found.st_uid == os.getuid():
+            folder.chmod(0o700)
     except OSError as error:
         raise _refused(folder, error.strerror) from error
     if not os.access(folder, os.W_OK | os.X_OK):

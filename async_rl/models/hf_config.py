@@ -120,15 +120,9 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE settings: `rope_parameters` (transformers 5), or `rope_scaling` and top-level keys (earlier)."""
     outside = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if key in found}
-    old, new = _section(found, "rope_scaling"), _section(found, "rope_parameters")
+    old, new = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}  # null counts as missing
     kind = old.get("type", "default")
     return {"rope_type": kind, "rope_theta": 10_000.0, "partial_rotary_factor": 1.0, **outside, **old, **new}
-
-
-def _section(found: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The mapping under `key`; empty if missing or null."""
-    value = found.get(key)
-    return value if value is not None else {}
 
 
 def _shape(found: Mapping[str, Any]) -> ModelShape:

@@ -6,10 +6,6 @@ from async_rl.supervision.liveness.sign_of_life import signs_of_life as signs_of
 from async_rl.supervision.liveness.watchdog import LoopStall as LoopStall
 from async_rl.supervision.liveness.watchdog import ends_after as ends_after
 from async_rl.supervision.liveness.watchdog import stall_watchdog as stall_watchdog
-from async_rl.supervision.liveness.whereabouts import frame_of_thread as frame_of_thread
-from async_rl.supervision.liveness.whereabouts import is_importing as is_importing
-from async_rl.supervision.liveness.whereabouts import is_in_package as is_in_package
-from async_rl.supervision.liveness.whereabouts import location_of as location_of
 from async_rl.supervision.liveness.work import work_limit as work_limit
 from async_rl.supervision.liveness.work import working as working
 from async_rl.supervision.processes.children import Child as Child
@@ -23,12 +19,7 @@ from async_rl.supervision.processes.process_tree import children_of as children_
 from async_rl.supervision.processes.process_tree import children_of_this_thread as children_of_this_thread
 from async_rl.supervision.processes.process_tree import descendants_of as descendants_of
 from async_rl.supervision.processes.process_tree import kill_each as kill_each
-from async_rl.supervision.processes.restarts import FATAL_EXIT_CODES as FATAL_EXIT_CODES
-from async_rl.supervision.processes.restarts import Finish as Finish
-from async_rl.supervision.processes.restarts import GiveUp as GiveUp
-from async_rl.supervision.processes.restarts import Restart as Restart
 from async_rl.supervision.processes.restarts import RestartPolicy as RestartPolicy
-from async_rl.supervision.processes.restarts import decide as decide
 from async_rl.supervision.processes.signals import Drain as Drain
 from async_rl.supervision.processes.signals import drain_flag as drain_flag
 from async_rl.supervision.processes.signals import drain_on_signals as drain_on_signals

@@ -12,6 +12,9 @@ from async_rl.protocols import MetricsSink
 
 log = structlog.get_logger("async_rl.telemetry")
 
+CLOSE_S = 30.0
+"""Seconds that the last rows may take to be written."""
+
 
 class WriterThread:
     """A MetricsSink that passes rows to another one on a thread. After an error of that sink, rows are discarded.
@@ -20,11 +23,10 @@ class WriterThread:
     produces: calls of the sink                                                                 unblocked by: `log`; `close`
     """
 
-    def __init__(self, name: str, sink: MetricsSink, *, capacity: int = 4096, close_within_s: float = 30.0) -> None:
+    def __init__(self, name: str, sink: MetricsSink, *, capacity: int = 4096) -> None:
         self._name = name
         self._sink = sink
         self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)  # None: closed
-        self._close_within_s = close_within_s
         self.dropped = 0
         self._thread = threading.Thread(target=self._write, name=f"{name}-writer", daemon=True)
         self._thread.start()
@@ -34,9 +36,9 @@ class WriterThread:
 
     def close(self) -> None:
         self._put(None)
-        self._thread.join(self._close_within_s)
+        self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning(f"{self._name} did not finish writing within {self._close_within_s:g} s; the rest is lost")
+            log.warning(f"{self._name} did not finish writing within {CLOSE_S:g} s; the rest is lost")
         if self.dropped:
             log.warning(f"{self._name} was too slow and lost {self.dropped} rows")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from async_rl.protocols import Tokenizer
+from async_rl.protocols import Prompt, Tokenizer
 from async_rl.types import Message
 
 ASSISTANT = "assistant"
@@ -48,6 +48,15 @@ class PromptFormat:
 
     def with_system(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         return (*([Message(role="system", content=self.system)] if self.system else []), *messages)
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a prompt: text and messages are rendered."""
+    if isinstance(prompt, str):
+        return tokenizer.render(prompt)
+    if messages := [part for part in prompt if isinstance(part, Message)]:
+        return tokenizer.render(messages)
+    return [int(cast("Any", token)) for token in prompt]
 
 
 def whole_text(tokenizer: Tokenizer, text: str) -> RenderedText:

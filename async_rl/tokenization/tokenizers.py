@@ -51,12 +51,9 @@ class Characters:
 
 
 def _line(message: Message) -> str:
-    calls = "".join(f"<tool_call>{_call_text(call)}</tool_call>" for call in message.tool_calls)
+    written = [{"name": call.name, "arguments": _arguments(call)} for call in message.tool_calls]
+    calls = "".join(f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in written)
     return f"{message.role}: {message.content}{calls}\n"
-
-
-def _call_text(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": _arguments(call)}, ensure_ascii=False)
 
 
 class HuggingFace:

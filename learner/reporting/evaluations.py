@@ -7,7 +7,7 @@ from collections import deque
 
 import structlog
 
-from async_rl.board.evaluations import EVALUATION_MESSAGES, EVALUATIONS, EvaluationDone
+from async_rl.board.evaluations import EVALUATIONS, EvaluationDone
 from async_rl.board.inbox import Inbox
 from async_rl.config.evaluation import EvaluationConfig
 from async_rl.protocols import Board
@@ -28,7 +28,7 @@ class Evaluations:
 
     async def run(self) -> None:
         """consumes: results (board.read)    produces: rows (`row`)    unblocked by: any evaluator"""
-        inbox = await Inbox.open(self._board, EVALUATIONS, EVALUATION_MESSAGES)
+        inbox = await Inbox.open(self._board, EVALUATIONS, EvaluationDone)
         while True:
             for result in await inbox.read():
                 async with self._news:

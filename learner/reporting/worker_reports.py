@@ -8,7 +8,7 @@ from collections import defaultdict
 import structlog
 
 from async_rl.board.inbox import Inbox
-from async_rl.board.worker_reports import BLOCKED, BLOCKED_MESSAGES, NOTE_MESSAGES, NOTES, WorkerBlocked, WorkerNote
+from async_rl.board.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
 from async_rl.protocols import Board
 
 log = structlog.get_logger("learner")
@@ -28,14 +28,14 @@ class WorkerReports:
 
     async def run_notes(self) -> None:
         """consumes: notes (board.read)    produces: log lines    unblocked by: any worker"""
-        inbox = await Inbox.open(self._board, NOTES, NOTE_MESSAGES)
+        inbox = await Inbox.open(self._board, NOTES, WorkerNote)
         while True:
             for note in await inbox.read():
                 self._count(note)
 
     async def run_blocked(self) -> None:
         """consumes: reports of blocked workers (board.read)    produces: log lines    unblocked by: any worker"""
-        inbox = await Inbox.open(self._board, BLOCKED, BLOCKED_MESSAGES)
+        inbox = await Inbox.open(self._board, BLOCKED, WorkerBlocked)
         while True:
             for report in await inbox.read():
                 self._blocked[report.worker] = (time.monotonic(), report)

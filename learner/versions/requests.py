@@ -9,7 +9,6 @@ import structlog
 from async_rl.board.inbox import Inbox, post
 from async_rl.board.weight_requests import (
     ANSWERS,
-    REQUEST_MESSAGES,
     REQUESTS,
     LastPush,
     WeightAnswer,
@@ -53,7 +52,7 @@ class WeightRequests:
         consumes: requests (the board)      waits for:    a request
         produces: answers, pending pushes   unblocked by: an operator
         """
-        inbox = await Inbox.open(self._board, REQUESTS, REQUEST_MESSAGES)
+        inbox = await Inbox.open(self._board, REQUESTS, WeightRequest)
         while True:
             for request in await inbox.read():
                 try:

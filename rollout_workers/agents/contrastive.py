@@ -43,7 +43,7 @@ class BestAndWorstAgent(RewardOnlyAgent):
 
     async def _pair(self, task: Task, inference: InferenceInterface, context: EpisodeContext) -> tuple[Rollout, Rollout]:
         contexts = [replace(context, seed=context.seed + candidate) for candidate in range(self.candidates)]
-        candidates = await play_siblings(self, self.rollout, task, inference, contexts)
+        candidates = await play_siblings(self.rollout, task, inference, contexts)
         scored = sorted((one for one in candidates if one.status is not Status.FAILED), key=lambda one: one.reward)
         if len(scored) < 2:
             broken = next(one for one in candidates if one.status is Status.FAILED)

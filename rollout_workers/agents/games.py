@@ -127,7 +127,7 @@ class SelfPlayAgent(GameAgent):
             tables[context.sibling] = await self._table(task, inference)
             return tables[context.sibling][0]
 
-        firsts = await play_siblings(self, play_table, task, inference, hosts)
+        firsts = await play_siblings(play_table, task, inference, hosts)
         played = (tables.get(host.sibling, [failed] * seats) for host, failed in zip(hosts, firsts, strict=True))
         return [rollout for table in played for rollout in table]
 

@@ -43,7 +43,7 @@ class GroupRewardAgent(RewardOnlyAgent):
     async def rollout_group(
         self, task: Task, inference: InferenceInterface, contexts: Sequence[EpisodeContext]
     ) -> Sequence[Rollout]:
-        rollouts = await play_siblings(self, super().rollout, task, inference, contexts)
+        rollouts = await play_siblings(super().rollout, task, inference, contexts)
         played = [place for place, rollout in enumerate(rollouts) if rollout.status is not Status.FAILED]
         if not played:
             return rollouts

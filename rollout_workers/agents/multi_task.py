@@ -105,7 +105,7 @@ class GroupedMultiTask(WeightedMultiTask):
     ) -> Sequence[Rollout]:
         member = self._members[task.environment]
         if not isinstance(member.agent, GroupAgent):
-            return await play_siblings(self, self.rollout, task, inference, contexts)
+            return await play_siblings(self.rollout, task, inference, contexts)
         async with self._limits[task.environment]:
             return await member.agent.rollout_group(replace(task, environment=member.name), inference, contexts)
 

@@ -49,7 +49,7 @@ class PassAtEvaluationAgent:
             is_greedy = context.sibling == contexts[0].sibling
             return await self.agent.rollout(task, greedy_inference if is_greedy else inference, context)
 
-        greedy, *samples = await play_siblings(self, roll, task, inference, contexts)
+        greedy, *samples = await play_siblings(roll, task, inference, contexts)
         measured = self._measured(greedy, samples)
         if greedy.status is not Status.FAILED:
             greedy = replace(greedy, status=Status.MASKED)

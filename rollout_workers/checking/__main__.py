@@ -47,14 +47,14 @@ async def check(config: Config, line: CommandLine) -> list[tuple[EnvironmentTria
     given = {"args": args} if (args := arguments(line.text("args"))) is not None else {}
     sections = chosen(config.environments, line.operands[0] if line.operands else "", **given)
     script, model = line.text("script"), line.text("model")
-    count = line.integer("episodes")
+    count = line.integer("episodes", 3)
     seen: list[tuple[EnvironmentTrials, Findings]] = []
     async with (
         open_respondents(config, script=script, model=model) as respondents,
         _open_settings(config, respondents.context_tokens) as settings,
     ):
         for section in sections:
-            one = await try_environment(section, settings, count if count is not None else 3, respondents.answerers)
+            one = await try_environment(section, settings, count, respondents.answerers)
             limits = {"context_tokens": respondents.context_tokens, "max_tokens": config.sampling.max_tokens}
             findings = judge(one, respondents.tokenizer, **limits)
             seen.append((one, findings))

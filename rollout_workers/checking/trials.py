@@ -114,7 +114,7 @@ async def _play(
     if isinstance(agent, GroupAgent):
         contexts = [replace(context, sibling=sibling, seed=sibling) for sibling in range(settings.group_size)]
         return await play_group(agent, task, inference, contexts, **limits)
-    return [await play(agent, task, inference, context, **limits)]
+    return [await play(agent.rollout, task, inference, context, **limits)]
 
 
 class TimedInference(WatchedInference):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from async_rl.config.rollout import TimeoutsConfig
 from async_rl.errors import FailureBudgetSpent, ServiceStopped
-from async_rl.protocols import Agent, EpisodeContext, GroupAgent, InferenceInterface
+from async_rl.protocols import EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.supervision.liveness.daemon_thread import in_daemon_thread
 from async_rl.types import Failure, Rollout, Task
 from rollout_workers.episodes.leaked_tasks import run_episode, running_environment
@@ -27,13 +27,14 @@ from rollout_workers.episodes.watched_inference import WatchedInference
 from rollout_workers.user_functions import awaited
 
 T = TypeVar("T")
+RolloutFunction = Callable[[Task, InferenceInterface, EpisodeContext], Coroutine[Any, Any, Rollout]]
 
 # User code may also call sys.exit(), which must not end the worker.
 USER_ERRORS = (Exception, SystemExit)
 
 
 async def play(
-    agent: Agent,
+    rollout: RolloutFunction,
     task: Task,
     inference: InferenceInterface,
     context: EpisodeContext,
@@ -41,9 +42,9 @@ async def play(
     timeout_s: float,
     timeouts: TimeoutsConfig | None = None,
 ) -> Rollout:
-    """Play one episode. Whatever goes wrong, the result is a rollout; a failed one names the boundary that broke."""
+    """Play one episode with an agent's `rollout`. Whatever goes wrong is a failed rollout that names the broken boundary."""
     name = f"{task.environment}: task {task.key}, sibling {context.sibling}"
-    played = await _attempt(lambda model: agent.rollout(task, model, context), task, name, inference, timeout_s, timeouts)
+    played = await _attempt(lambda model: rollout(task, model, context), task, name, inference, timeout_s, timeouts)
     return failed(played) if isinstance(played, Failure) else checked(played)
 
 

@@ -107,7 +107,8 @@ class GroupRunner:
         """Play one sibling, and again while it fails and the group has refills left."""
         time = 0
         while True:
-            played = await play(agent, task, self.parts.inference, self._context(ticket, sibling, time), **self._deadlines)
+            context = self._context(ticket, sibling, time)
+            played = await play(agent.rollout, task, self.parts.inference, context, **self._deadlines)
             rollout = self._recorded(task, trainable(played))
             if rollout.failure is None or next(refills, None) is None:
                 return rollout

@@ -50,30 +50,27 @@ def _is_conversation(prompt: object) -> bool:
 def checked(rollout: object) -> Rollout:
     """Return the rollout if it is valid, else a failed rollout that says what is wrong."""
     if not isinstance(rollout, Rollout):
-        return failed(invalid_result("environment", f"rollout() must return a Rollout, got {type(rollout).__name__}"))
+        return _invalid(f"rollout() must return a Rollout, got {type(rollout).__name__}")
     if rollout.status is Status.FAILED:
-        return failed(
-            rollout.failure if rollout.failure is not None else invalid_result("environment", "failed without a reason")
-        )
+        return failed(rollout.failure) if rollout.failure is not None else _invalid("failed without a reason")
     if not math.isfinite(rollout.reward):
         return failed(invalid_result("reward", f"the reward must be a finite number, got {rollout.reward!r}"))
-    for sample in rollout.samples:
-        if (problem := _problem_of(sample)) is not None:
-            return failed(invalid_result("environment", problem))
-    return rollout
+    problem = next((problem for sample in rollout.samples if (problem := _problem_of(sample)) is not None), None)
+    return _invalid(problem) if problem is not None else rollout
 
 
 def trainable(rollout: Rollout) -> Rollout:
     """Return the rollout if it can be trained on, else a failed one. Masked rollouts need no samples."""
     if rollout.status in (Status.FAILED, Status.MASKED) or rollout.num_sampled:
         return rollout
-    return failed(
-        invalid_result(
-            "environment",
-            "the rollout holds no sampled token: a backend that returns no token ids, logprobs and versions "
-            "can be evaluated, but not trained",
-        )
+    return _invalid(
+        "the rollout holds no sampled token: a backend that returns no token ids, logprobs and versions "
+        "can be evaluated, but not trained"
     )
+
+
+def _invalid(message: str) -> Rollout:
+    return failed(invalid_result("environment", message))
 
 
 def _problem_of(sample: Sample) -> str | None:

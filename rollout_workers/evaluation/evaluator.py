@@ -51,33 +51,29 @@ async def open_environments(config: Config) -> AsyncGenerator[list[TaskSource]]:
         yield sources
 
 
+@dataclass
 class Evaluator:
-    def __init__(
-        self,
-        sources: Sequence[TaskSource],
-        config: Config,
-        inference: InferenceInterface,
-        *,
-        gateway: Gateway | None = None,
-        policies: Mapping[str, InferenceInterface],
-    ) -> None:
-        self._sources = sources
-        self._settings = config.evaluation
-        self._worker = config.worker
-        self._inference, self._gateway, self._policies = inference, gateway, policies
+    sources: Sequence[TaskSource]
+    config: Config
+    inference: InferenceInterface
+    policies: Mapping[str, InferenceInterface]
+    gateway: Gateway | None = None
+
+    def __post_init__(self) -> None:
+        self._settings, self._worker = self.config.evaluation, self.config.worker
         self._warned: set[str] = set()
         """Environments already warned about: they have fewer tasks than requested."""
         self._places = {
             source.environment.label: asyncio.Semaphore(most)
-            for source in sources
+            for source in self.sources
             if (most := source.environment.max_in_flight) is not None
         }
 
     async def evaluate(self) -> list[TaskResult]:
         """Play all episodes. Failed ones are part of the result. Raises ConfigError when `task()` fails."""
-        tasks = [pending for source in self._sources for pending in await self._pending_tasks(source)]
-        sampled = EvaluationInference(self._inference)
-        greedy = EvaluationInference(self._inference, always=GREEDY)
+        tasks = [pending for source in self.sources for pending in await self._pending_tasks(source)]
+        sampled = EvaluationInference(self.inference)
+        greedy = EvaluationInference(self.inference, always=GREEDY)
         jobs = (job for pending in tasks for job in self._jobs(pending, sampled, greedy))
         async with asyncio.TaskGroup() as players:
             for _ in range(self._settings.episodes_in_flight):
@@ -134,7 +130,7 @@ class Evaluator:
         deadlines = {"timeout_s": self._worker.episode_timeout_s, "timeouts": self._worker.timeouts}
         if isinstance(agent, GroupAgent):
             return await play_group(agent, task, job.inference, contexts, **deadlines)
-        return [await play(agent, task, job.inference, context, **deadlines) for context in contexts]
+        return [await play(agent.rollout, task, job.inference, context, **deadlines) for context in contexts]
 
     def _context(self, pending: _PendingTask, sibling: int) -> EpisodeContext:
         index = pending.source.index
@@ -143,8 +139,8 @@ class Evaluator:
             ticket=Ticket(id=f"evaluation-{pending.task.key}", task_index=index, version=0, attempt=1),
             sibling=sibling,
             seed=int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1,
-            gateway=self._gateway,
-            policies=self._policies,
+            gateway=self.gateway,
+            policies=self.policies,
         )
 
 

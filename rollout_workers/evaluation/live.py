@@ -51,10 +51,7 @@ async def take_version(
             await engine.swap(version, tensors)
             taken.set_result(record)
 
-    async def until_taken() -> VersionRecord:
-        return await taken
-
-    return await run_with(until_taken, weights=lambda: receiver.run(swap), engine=engine.watch)
+    return await run_with(lambda: taken, weights=lambda: receiver.run(swap), engine=engine.watch)
 
 
 async def until_due(board: Board, last: VersionRecord | None, every: int) -> int:

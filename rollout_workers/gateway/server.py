@@ -72,11 +72,11 @@ class HttpGateway:
     ) -> AsyncIterator[EpisodeSession]:
         key = secrets.token_urlsafe(16)
         session = EpisodeSession(
-            key=key,
+            api_key=key,
             base_url=f"{self.address}/s/{key}/v1",
-            inference=inference,
-            args=args,
             name=name,
+            inference=inference,
+            args=args if args is not None else GenerationArgs(),
             settings=self._config,
             context_tokens=self._context_tokens,
             counters=self.counters,

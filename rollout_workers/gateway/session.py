@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from async_rl.config.rollout import GatewayConfig
 from async_rl.protocols import GenerationArgs, InferenceInterface
@@ -45,33 +45,25 @@ Read = Callable[[Completion], tuple[Message, History]]
 """From a completion to the message for the client, and the history it will send to continue from there."""
 
 
+@dataclass(kw_only=True, eq=False)
 class EpisodeSession:
     """Implements `Session`; the endpoints call `chat`, `continue_text` and `continue_tokens`."""
 
-    def __init__(
-        self,
-        *,
-        key: str,
-        base_url: str,
-        inference: InferenceInterface,
-        args: GenerationArgs | None,
-        name: str,
-        settings: GatewayConfig,
-        context_tokens: int,
-        counters: GatewayCounters,
-    ) -> None:
-        self.base_url = base_url
-        self.api_key = key
-        self.name = name
-        self.tokenizer = inference.tokenizer
-        self.context_tokens = context_tokens
-        self.stored: dict[str, tuple[Message, ...]] = {}
-        """Conversations by the id of their last response."""
-        self._inference = inference
-        self._args = args if args is not None else GenerationArgs()
-        self._settings = settings
-        self._counters = counters
-        self._admission = Admission(settings, counters)
+    api_key: str
+    base_url: str
+    name: str
+    inference: InferenceInterface
+    args: GenerationArgs
+    """Defaults for its requests."""
+    settings: GatewayConfig
+    context_tokens: int
+    counters: GatewayCounters
+    stored: dict[str, tuple[Message, ...]] = field(default_factory=dict[str, tuple[Message, ...]])
+    """Conversations by the id of their last response."""
+
+    def __post_init__(self) -> None:
+        self.tokenizer = self.inference.tokenizer
+        self._admission = Admission(self.settings, self.counters)
         self._tree = TurnTree()
 
     # -- Session ----------------------------------------------------------------------------------------------------
@@ -105,7 +97,7 @@ class EpisodeSession:
 
         def read(completion: Completion) -> tuple[Message, History]:
             text = self._visible_text(completion, args.stop)
-            said, calls = parse(text, self._settings.tool_calls) if parses_calls else (text, ())
+            said, calls = parse(text, self.settings.tool_calls) if parses_calls else (text, ())
             numbered = tuple(
                 replace(call, id=secrets.token_hex(5)[:9]) for call in calls
             )  # Mistral's templates require nine characters
@@ -151,17 +143,17 @@ class EpisodeSession:
         self, place: TurnPlace, args: GenerationArgs, n: int, conversation: Sequence[Message], read: Read
     ) -> list[GatewayAnswer]:
         async with self._admission.admit(n):
-            completions = await generate_several(self._inference, place.prompt, self._allowed(args).over(self._args), n)
+            completions = await generate_several(self.inference, place.prompt, self._allowed(args).over(self.args), n)
         answers: list[GatewayAnswer] = []
         for completion in completions:
-            self._counters.tokens += len(completion.token_ids)
+            self.counters.tokens += len(completion.token_ids)
             message, history = read(completion)
             turn = self._tree.add(place, completion, conversation=(*conversation, message), history=history)
             answers.append(GatewayAnswer(turn=turn, message=message))
         return answers
 
     def _allowed(self, args: GenerationArgs) -> GenerationArgs:
-        if not self._settings.override_sampling:
+        if not self.settings.override_sampling:
             return args
         return GenerationArgs(max_tokens=args.max_tokens, stop=args.stop, stop_token_ids=args.stop_token_ids)
 

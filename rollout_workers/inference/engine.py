@@ -25,10 +25,11 @@ from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.supervision import working
+from async_rl.tokenization.rendering import prompt_ids
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineCore, EngineMetrics
 from rollout_workers.inference.generation import Generation, resolve
-from rollout_workers.inference.interface import Inference, prompt_ids
+from rollout_workers.inference.interface import Inference
 
 
 class MegatronEngine(Inference):

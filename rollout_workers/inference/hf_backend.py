@@ -19,8 +19,9 @@ import torch
 from async_rl.errors import ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.supervision import working
+from async_rl.tokenization.rendering import prompt_ids
 from async_rl.types import Completion, StopReason
-from rollout_workers.inference.interface import Inference, prompt_ids
+from rollout_workers.inference.interface import Inference
 
 
 @asynccontextmanager

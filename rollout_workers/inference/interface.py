@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import TypedDict, Unpack
 
 from async_rl.protocols import GenerationArgs, InferenceInterface, Prompt, Returns, Tokenizer
-from async_rl.types import Completion, Message
+from async_rl.types import Completion
 
 
 class GenerationKeywords(TypedDict, total=False):
@@ -96,12 +96,3 @@ def overlay(args: GenerationArgs | None, keywords: GenerationKeywords) -> Genera
             raise TypeError(f"there is no generation argument {name!r}; {hint}")
     given = GenerationArgs(**keywords)
     return given.over(args) if args is not None else given
-
-
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a prompt: text and messages are rendered."""
-    if isinstance(prompt, str):
-        return tokenizer.render(prompt)
-    if messages := [item for item in prompt if isinstance(item, Message)]:
-        return tokenizer.render(messages)
-    return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -25,7 +24,7 @@ from rollout_workers.episodes.failure_log import FailureLog
 from rollout_workers.episodes.leaked_tasks import track_episode_tasks
 from rollout_workers.gateway import open_gateway
 from rollout_workers.graders import open_graders
-from rollout_workers.remote.server import open_server
+from rollout_workers.remote.server import EnvironmentServer
 
 ANY_CONTEXT = 1 << 20
 """Never limits: the worker's model refuses what is too long."""
@@ -44,23 +43,18 @@ async def serve(line: CommandLine) -> None:
     section, token = section_of(line), read_token(line.text("token-file"), key="--token-file")
     folder = line.text("tokenizer")
     tokenizer = None if folder is None else open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=Path(folder)))
-    host, port, episodes = line.text("host"), line.integer("port"), line.integer("max-episodes")
     stop = drain_on_signals()
-    with ExitStack() as watched:
-        watched.enter_context(stall_watchdog())
-        watched.enter_context(track_episode_tasks(FailureLog().note_leak))
+    with stall_watchdog(), track_episode_tasks(FailureLog().note_leak):
         async with (
             open_graders(),
             open_gateway(GatewayConfig(), context_tokens=ANY_CONTEXT, run_token=secrets.token_hex(16)) as gateway,
-            open_server(
-                section,
-                host=host if host is not None else "127.0.0.1",
-                port=port if port is not None else 0,
+            EnvironmentServer(
+                section=section,
                 token=token,
                 tokenizer=tokenizer,
                 gateway=gateway,
-                max_episodes=episodes if episodes is not None else 1024,
-            ) as url,
+                max_episodes=line.integer("max-episodes", 1024),
+            ).listening(host=line.text("host", "127.0.0.1"), port=line.integer("port", 0)) as url,
         ):
             print(f"environment {section.label} is served: {{type: remote, args: {{url: {url}}}}}", flush=True)
             await stop.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,53 +44,39 @@ RUNS_MOST = 64
 """Maximum number of (name, seed) pairs for which the environment is made."""
 
 
-@asynccontextmanager
-async def open_server(
-    section: EnvironmentConfig,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str = "",
-    tokenizer: Tokenizer | None = None,
-    gateway: Gateway | None = None,
-    max_episodes: int = 1024,
-) -> AsyncGenerator[str]:
-    """Serve until the block is left; yields the url. Raises ConfigError for a wrong environment or address."""
-    refuse_exposure("the environment", host, token=token, insecure=False, way_out="give --token-file")
-    server = EnvironmentServer(section, token=token, tokenizer=tokenizer, gateway=gateway, max_episodes=max_episodes)
-    async with server.pool.open(), listen(server.application(), host, port) as bound:
-        yield url_of(host, bound)
-
-
+@dataclass(kw_only=True)
 class EnvironmentServer:
-    def __init__(
-        self,
-        section: EnvironmentConfig,
-        *,
-        token: str,
-        tokenizer: Tokenizer | None,
-        gateway: Gateway | None,
-        max_episodes: int,
-    ) -> None:
-        self.pool = EnvironmentPool([])
-        self._section = section
-        agent = build_agent(section, 0)
+    section: EnvironmentConfig
+    token: str = ""
+    """Workers must send it; required to listen beyond this machine."""
+    tokenizer: Tokenizer | None = None
+    gateway: Gateway | None = None
+    max_episodes: int = 1024
+    """Maximum concurrent episodes."""
+
+    def __post_init__(self) -> None:
+        self._pool = EnvironmentPool([])
+        agent = build_agent(self.section, 0)
         self._plays_groups = isinstance(agent, GroupAgent)
         self._num_tasks = agent.num_tasks if isinstance(agent, FiniteAgent) else None
-        self._token, self._tokenizer, self._gateway = token, tokenizer, gateway
         self._runs: set[tuple[str, int]] = set()
-        self._free = max_episodes
+        self._free = self.max_episodes
 
-    def application(self) -> web.Application:
-        guard = require_token("the environment server", self._token)
+    @asynccontextmanager
+    async def listening(self, *, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
+        """Serve until the block is left; yields the url. Raises ConfigError for an address that cannot be used."""
+        refuse_exposure("the environment", host, token=self.token, insecure=False, way_out="give --token-file")
+        async with self._pool.open(), listen(self._application(), host, port) as bound:
+            yield url_of(host, bound)
+
+    def _application(self) -> web.Application:
+        guard = require_token("the environment server", self.token)
         application = web.Application(middlewares=[guard, _refuse], client_max_size=2**20)
-        application.add_routes(
-            [web.get("/hello", self._hello), web.get("/task", self._task), web.get("/play", self._play)]
-        )  # fmt: skip
+        application.add_routes([web.get("/hello", self._hello), web.get("/task", self._task), web.get("/play", self._play)])
         return application
 
     async def _hello(self, request: web.Request) -> web.Response:
-        about = {"type": self._section.type, "plays_groups": self._plays_groups, "num_tasks": self._num_tasks}
+        about = {"type": self.section.type, "plays_groups": self._plays_groups, "num_tasks": self._num_tasks}
         return _answer({"schema": SCHEMA, **about})
 
     async def _task(self, request: web.Request) -> web.Response:
@@ -150,21 +137,19 @@ class EnvironmentServer:
         if "" not in order.models:
             raise MalformedMessage("an order without the trained model")
         models = {
-            name: SocketInference(pending, name, tokenizer_for(each.tokenizer, self._tokenizer), each.mark)
+            name: SocketInference(pending, name, tokenizer_for(each.tokenizer, self.tokenizer), each.mark)
             for name, each in order.models.items()
         }
         trained, policies = models[""], {name: model for name, model in models.items() if name}
         episodes = [
-            EpisodeContext(
-                ticket=each.ticket, sibling=each.sibling, seed=each.seed, gateway=self._gateway, policies=policies
-            )
+            EpisodeContext(ticket=each.ticket, sibling=each.sibling, seed=each.seed, gateway=self.gateway, policies=policies)
             for each in order.contexts
-        ]  # fmt: skip
+        ]
         limits: Any = {"timeout_s": WHOLE_EPISODE_S, "timeouts": order.timeouts}
         async with self._source(order.name, order.seed, episodes[0].ticket.task_index) as source:
             if isinstance(source.agent, GroupAgent):
                 return await play_group(source.agent, order.task, trained, episodes, **limits)
-            return (await play(source.agent, order.task, trained, episodes[0], **limits),)
+            return (await play(source.agent.rollout, order.task, trained, episodes[0], **limits),)
 
     @asynccontextmanager
     async def _source(self, name: str, seed: int, index: int) -> AsyncGenerator[TaskSource]:
@@ -172,10 +157,10 @@ class EnvironmentServer:
         if (name, seed) not in self._runs and len(self._runs) >= RUNS_MOST:
             raise ConfigError(f"this environment server plays under {RUNS_MOST} names and seeds already: start another one")
         self._runs.add((name, seed))
-        section = self._section.model_copy(update={"name": name})
+        section = self.section.model_copy(update={"name": name})
         key = f"{name}/{seed}"
-        self.pool.add(key, partial(build_agent, section, seed))
-        async with self.pool.use(key, is_detached=lambda: False) as agent:
+        self._pool.add(key, partial(build_agent, section, seed))
+        async with self._pool.use(key, is_detached=lambda: False) as agent:
             yield TaskSource(environment=section, agent=agent, index=index)
 
 

@@ -36,8 +36,7 @@ def main(words: Sequence[str]) -> None:
 
 async def serve(config: RewardModelTraining, line: CommandLine) -> None:
     stop, loop = drain_on_signals(), asyncio.get_running_loop()
-    given, port = line.text("host"), line.integer("port")
-    host, token = given if given is not None else "127.0.0.1", read_token(line.text("token-file"), key="--token-file")
+    host, token = line.text("host", "127.0.0.1"), read_token(line.text("token-file"), key="--token-file")
     way_out = "give --token-file, or --insecure where the network is private"
     refuse_exposure("the reward model", host, token=token, insecure=line.has("insecure"), way_out=way_out)
     tokenizer = open_tokenizer(config.tokenizer)
@@ -56,7 +55,7 @@ async def serve(config: RewardModelTraining, line: CommandLine) -> None:
             row_tokens=config.batch.bin_tokens,
             context_tokens=shape.max_positions,
         )
-        async with listening(server, host=host, port=port if port is not None else 0, token=token) as url:
+        async with listening(server, host=host, port=line.integer("port", 0), token=token) as url:
             asked = f"{url}#token_file={line.text('token-file')}" if token else url
             print(f"reward model {config.run.name} ({checkpoint.name}) is served: scoring: {asked}", flush=True)
             with stall_watchdog():

@@ -28,18 +28,16 @@ class _Asked:
     score: asyncio.Future[float]
 
 
+@dataclass
 class RewardServer:
-    def __init__(
-        self,
-        score: Callable[[Sequence[RenderedText]], Awaitable[list[float]]],
-        tokenizer: Tokenizer,
-        prompt_format: PromptFormat,
-        *,
-        row_tokens: int,
-        context_tokens: int,
-    ) -> None:
-        self._score, self._tokenizer, self._prompt_format = score, tokenizer, prompt_format
-        self._row, self._longest = row_tokens, min(row_tokens, context_tokens)
+    score: Callable[[Sequence[RenderedText]], Awaitable[list[float]]]
+    tokenizer: Tokenizer
+    prompt_format: PromptFormat
+    row_tokens: int
+    context_tokens: int
+
+    def __post_init__(self) -> None:
+        self._longest = min(self.row_tokens, self.context_tokens)
         self._waiting: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
 
@@ -63,13 +61,13 @@ class RewardServer:
         while True:
             await self._arrived.wait()
             batch = self._next_row()
-            for asked, score in zip(batch, await self._score([asked.text for asked in batch]), strict=True):
+            for asked, score in zip(batch, await self.score([asked.text for asked in batch]), strict=True):
                 if not asked.score.done():  # the client may have left
                     asked.score.set_result(score)
 
     def _next_row(self) -> list[_Asked]:
         batch = [self._waiting.popleft()]
-        room = self._row - len(batch[0].text)
+        room = self.row_tokens - len(batch[0].text)
         while self._waiting and len(self._waiting[0].text) <= room:
             batch.append(self._waiting.popleft())
             room -= len(batch[-1].text)
@@ -81,10 +79,8 @@ class RewardServer:
         if not isinstance(said, dict) or not {"prompt", "response"} <= said.keys():
             raise ValueError('expected {"prompt": ..., "response": ...}')
         # messages are a whole prompt already, system message included
-        prompt = (
-            self._prompt_format.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
-        )
-        text = answered(self._tokenizer, prompt, read_answer(said["response"]))
+        prompt = self.prompt_format.prompt(said["prompt"]) if isinstance(said["prompt"], str) else read_messages(said["prompt"])
+        text = answered(self.tokenizer, prompt, read_answer(said["response"]))
         if len(text) > self._longest:
             raise ValueError(f"the text has {len(text)} tokens, and at most {self._longest} fit")
         return text

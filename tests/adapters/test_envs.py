@@ -75,7 +75,7 @@ async def test_a_simulator_that_hangs_fails_its_episode_and_is_closed_once_it_re
     agent = build_agent(EnvironmentConfig(type="gymnasium", name="stuck", args={"id": "Stuck-v0"}), seed=3)
     assert closed_on.get_nowait() == "MainThread", "one was made to see its actions"
     inference = ScriptedInference(lambda text: "1")
-    rollout = await play(agent, agent.task(0), inference, contexts(1)[0], timeout_s=0.2)
+    rollout = await play(agent.rollout, agent.task(0), inference, contexts(1)[0], timeout_s=0.2)
     assert rollout.failure is not None
     assert rollout.failure.boundary == "deadline"
     assert stuck.is_set()

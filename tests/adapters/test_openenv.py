@@ -58,7 +58,7 @@ async def test_a_server_that_is_gone_is_a_failed_episode(example):
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
     async with example("openenv", url=url) as stage:
         [context] = contexts(1)
-        rollout = await play(stage.agent, stage.agent.task(0), stage.engine, context, timeout_s=60)
+        rollout = await play(stage.agent.rollout, stage.agent.task(0), stage.engine, context, timeout_s=60)
         assert rollout.status is Status.FAILED
         assert rollout.failure.boundary == "environment"
 

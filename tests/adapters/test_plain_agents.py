@@ -31,7 +31,7 @@ async def played(agent: Agent, inference: ScriptedInference, index: int = 0) -> 
     """With a gateway, as in a worker."""
     async with open_gateway(GatewayConfig(), context_tokens=512, run_token="run") as gateway:
         [context] = contexts(1, gateway)
-        return await play(agent, agent.task(index), inference, context, timeout_s=30)
+        return await play(agent.rollout, agent.task(index), inference, context, timeout_s=30)
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ async def test_a_blocking_agent_is_scored_for_its_output(said: str, reward: floa
 
 async def test_without_a_gateway_an_agent_says_what_is_missing():
     agent = agent_of(blocking, name="blocking")
-    rollout = await play(agent, agent.task(0), in_turn(), contexts(1)[0], timeout_s=30)
+    rollout = await play(agent.rollout, agent.task(0), in_turn(), contexts(1)[0], timeout_s=30)
     assert rollout.failure is not None
     assert "no gateway is open" in rollout.failure.message
 
@@ -156,7 +156,7 @@ async def test_a_reward_function_that_counts_wrongly_is_named():
         return [1.0]
 
     agent = trl_rewards(short, dataset=["a="])(name="trl")
-    rollout = await play(agent, agent.task(0), in_turn("x"), contexts(1)[0], timeout_s=30)
+    rollout = await play(agent.rollout, agent.task(0), in_turn("x"), contexts(1)[0], timeout_s=30)
     assert rollout.failure is None, "one reward for one completion"
     with pytest.raises(RewardFailed) as caught:
         await agent.rollout_group(agent.task(0), in_turn("x", "y"), contexts(2))

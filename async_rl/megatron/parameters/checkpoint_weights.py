@@ -32,15 +32,13 @@ SHARD_BYTES = 4 << 30
 """Maximum size of one written file, and so of the weights in memory at once."""
 
 
-def load_checkpoint(
-    checkpoint: Path, manifest: Manifest, shape: ModelShape, dtype: torch.dtype, *, model: str = POLICY
-) -> dict[str, Tensor]:
-    """Full parameters by canonical name. Raises CheckpointError if damaged or of another model."""
-    check_model(checkpoint, manifest, model, shape)
+def load_checkpoint(checkpoint: Path, manifest: Manifest, shape: ModelShape, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The policy's full parameters by canonical name. Raises CheckpointError if damaged or of another model."""
+    check_model(checkpoint, manifest, POLICY, shape)
     try:
         check_files(checkpoint, manifest, manifest.files)
         with open_pieces(checkpoint, manifest) as pieces:
-            return {row.name: pieces.full(model, row).to(dtype) for row in table(shape)}
+            return {row.name: pieces.full(POLICY, row).to(dtype) for row in table(shape)}
     except DamagedCheckpoint as error:
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
 

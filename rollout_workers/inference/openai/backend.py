@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from async_rl.config.evaluation import OpenAIPolicy
 from async_rl.errors import ConfigError
 from async_rl.protocols import ContextOverflow, GenerationArgs, Prompt, Returns, Tokenizer
+from async_rl.tokenization.rendering import prompt_ids
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion
-from rollout_workers.inference.interface import Inference, prompt_ids
+from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.openai.messages import MalformedResponse, ServedModels, body_of, first_choice
 from rollout_workers.inference.openai.retrying_client import RetryingClient, ServerRefusal, ServerUnavailable
 from rollout_workers.inference.transcript import Transcript, read

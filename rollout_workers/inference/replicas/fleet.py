@@ -26,9 +26,10 @@ from async_rl.megatron.parameters.full_parameters import check_complete, specs
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
+from async_rl.tokenization.rendering import prompt_ids
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineMetrics
-from rollout_workers.inference.interface import Inference, prompt_ids
+from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.replicas.frames import Generate, Swap
 from rollout_workers.inference.replicas.replica import Replica
 from rollout_workers.inference.replicas.routing import Router

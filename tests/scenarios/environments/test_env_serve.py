@@ -25,7 +25,7 @@ from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.task_mix import TaskSource
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.client import RemoteAgent
-from rollout_workers.remote.server import open_server
+from rollout_workers.remote.server import EnvironmentServer
 from rollout_workers.remote.wire import pack
 from tests.scenarios.environments import remote_environments as environments
 
@@ -56,7 +56,7 @@ def context(index: int = 0, sibling: int = 0, policies: Mapping[str, InferenceIn
 
 @asynccontextmanager
 async def served(type_name: str, *, seed: int = 5, **options: Any) -> AsyncIterator[RemoteAgent]:
-    server = open_server(EnvironmentConfig(type=type_name), **options)
+    server = EnvironmentServer(section=EnvironmentConfig(type=type_name), **options).listening()
     async with server as url, RemoteAgent(name="far", seed=seed, url=url) as agent:
         yield agent
 
@@ -68,7 +68,7 @@ async def posed(agent: Any, index: int = 0) -> Task:
 
 
 async def played(agent: Any, model: InferenceInterface, timeout_s: float = 20.0, **more: Any) -> Rollout:
-    return await play(agent, await posed(agent), model, context(**more), timeout_s=timeout_s)
+    return await play(agent.rollout, await posed(agent), model, context(**more), timeout_s=timeout_s)
 
 
 def plain(rollout: Rollout) -> Any:
@@ -81,7 +81,7 @@ async def test_an_episode_is_the_same_here_and_there():
     said = iter(["50", "25", "12", "6"] * 2)
     model = Model(lambda text: next(said))
     section = EnvironmentConfig(type="guess_number", args={"highest": 99})
-    async with open_server(section) as url, RemoteAgent(name="far", seed=5, url=url) as there:
+    async with EnvironmentServer(section=section).listening() as url, RemoteAgent(name="far", seed=5, url=url) as there:
         assert [await posed(there, index) for index in range(3)] == [await posed(here, index) for index in range(3)]
         assert not isinstance(there, GroupAgent)
         mine, theirs = await played(here, model), await played(there, model)
@@ -100,7 +100,7 @@ async def test_siblings_are_played_together():
 
 async def test_each_run_has_an_agent_of_its_own_that_is_opened_once():
     async with (
-        open_server(EnvironmentConfig(type=f"{HERE}:Keeps")) as url,
+        EnvironmentServer(section=EnvironmentConfig(type=f"{HERE}:Keeps")).listening() as url,
         RemoteAgent(name="a", seed=1, url=url) as one,
         RemoteAgent(name="a", seed=2, url=url) as other,
     ):
@@ -152,14 +152,14 @@ async def test_a_server_that_goes_away_is_a_failed_episode():
         rollout = await playing
         assert rollout.failure is not None
         assert (rollout.failure.boundary, rollout.failure.kind) == ("environment", "EnvironmentServerFailed")
-        again = await play(agent, Task(key="k", environment="far", prompt="1="), Model(str), context(), timeout_s=20)
+        again = await play(agent.rollout, Task(key="k", environment="far", prompt="1="), Model(str), context(), timeout_s=20)
         assert again.failure is not None
         assert "the environment server at http://127.0.0.1" in again.failure.message
 
 
 @asynccontextmanager
 async def leaving_server() -> AsyncIterator[tuple[RemoteAgent, Any]]:
-    server = open_server(EnvironmentConfig(type=f"{HERE}:Hangs"))
+    server = EnvironmentServer(section=EnvironmentConfig(type=f"{HERE}:Hangs")).listening()
     url = await server.__aenter__()
     async with RemoteAgent(name="far", url=url) as agent:
         yield agent, lambda: server.__aexit__(None, None, None)
@@ -197,7 +197,7 @@ async def test_policies_are_asked_by_their_names():
 
 async def test_who_does_not_know_the_token_may_not_play(tmp_path: Path):
     file = tmp_path / "token"
-    async with open_server(EnvironmentConfig(type="counting"), token="right") as url:
+    async with EnvironmentServer(section=EnvironmentConfig(type="counting"), token="right").listening() as url:
         for written in ("wrong\n", None):
             file.write_text(written if written is not None else "")
             with pytest.raises(ConfigError, match="does not know this token"):
@@ -213,7 +213,7 @@ async def test_who_does_not_know_the_token_may_not_play(tmp_path: Path):
 
 async def test_a_server_beyond_this_machine_needs_a_token():
     with pytest.raises(ConfigError, match="give --token-file"):
-        async with open_server(EnvironmentConfig(type="counting"), host="0.0.0.0"):
+        async with EnvironmentServer(section=EnvironmentConfig(type="counting")).listening(host="0.0.0.0"):
             pass
 
 
@@ -238,7 +238,7 @@ async def test_another_schema_is_refused_at_the_first_word():
 
 @pytest.mark.parametrize("rubbish", [b"", b"\x93", b"\x80", pack({"schema": 7}), pack({"schema": 1, "task": 3}), b"x" * 1000])
 async def test_rubbish_is_refused_and_the_server_goes_on(rubbish: bytes):
-    async with open_server(EnvironmentConfig(type="counting")) as url, ClientSession() as session:
+    async with EnvironmentServer(section=EnvironmentConfig(type="counting")).listening() as url, ClientSession() as session:
         async with session.ws_connect(f"{url}/play") as socket:
             await socket.send_bytes(rubbish)
             async with asyncio.timeout(10):

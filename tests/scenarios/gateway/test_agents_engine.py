@@ -218,7 +218,7 @@ async def played(agent: Agent, model: InferenceInterface, index: int) -> Played:
         if isinstance(agent, GroupAgent):
             rollouts = await play_group(agent, task, recording, contexts, timeout_s=60)
         else:
-            rollouts = [await play(agent, task, recording, context, timeout_s=60) for context in contexts]
+            rollouts = [await play(agent.rollout, task, recording, context, timeout_s=60) for context in contexts]
     group = RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker="w0")
     assert problem_with(group, vocab_size=TOKENIZER.vocab_size) is None
     return Played(rollouts=rollouts, said=recording.said)

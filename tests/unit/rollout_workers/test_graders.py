@@ -124,7 +124,7 @@ async def test_in_an_episode_it_is_a_failure_of_the_reward(graders: GraderPool, 
             return await in_process(grader)
 
     agent = Graded(name="graded")
-    rollout = await play(agent, agent.task(0), ScriptedInference(lambda text: text), CONTEXT, timeout_s=30)
+    rollout = await play(agent.rollout, agent.task(0), ScriptedInference(lambda text: text), CONTEXT, timeout_s=30)
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.kind) == ("reward", kind)
 
@@ -134,5 +134,5 @@ async def test_the_grader_of_the_documentation_works_as_shown(graders: GraderPoo
     (shown,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "graded.py").write_text(shown)
     agent = build_agent(EnvironmentConfig(type=f"{tmp_path}/graded.py:Graded"), seed=0)
-    rollout = await play(agent, agent.task(7), ScriptedInference(lambda text: "7"), CONTEXT, timeout_s=30)
+    rollout = await play(agent.rollout, agent.task(7), ScriptedInference(lambda text: "7"), CONTEXT, timeout_s=30)
     assert (rollout.failure, rollout.reward) == (None, 1.0)

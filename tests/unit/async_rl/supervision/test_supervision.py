@@ -24,20 +24,16 @@ from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, find_async_rl_error
 from async_rl.launch.local import LocalRun
 from async_rl.supervision import (
-    FATAL_EXIT_CODES,
     Child,
     ChildSpec,
     FatalExit,
-    Finish,
-    GiveUp,
     LoopStall,
-    Restart,
     RestartPolicy,
     ServiceThread,
-    decide,
     run_with,
     stall_watchdog,
 )
+from async_rl.supervision.processes.restarts import FATAL_EXIT_CODES, Finish, GiveUp, Restart, decide
 
 QUICK = RestartPolicy(limit=2, window_s=60, backoff_s=0.01)
 

@@ -67,7 +67,7 @@ class Misbehaving(EchoAgent):
 async def play_one(agent: object, inference: InferenceInterface | None = None, timeout_s: float = 30.0) -> Rollout:
     task = EchoAgent().task(7)
     model = inference if inference is not None else ScriptedInference(lambda text: text)
-    return await play(agent, task, model, CONTEXT, timeout_s=timeout_s)  # pyright: ignore[reportArgumentType]
+    return await play(agent.rollout, task, model, CONTEXT, timeout_s=timeout_s)  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_good_episode_passes_unchanged():
@@ -260,7 +260,7 @@ async def test_a_stage_that_takes_too_long_is_named(stage: str, boundary: str):
     agent = Staged(name="staged")
     agent.hangs_in = stage
     timeouts = TimeoutsConfig.model_validate({f"{stage}_s": 0.02})
-    rollout = await play(agent, agent.task(0), ScriptedInference(answer), CONTEXT, timeout_s=30, timeouts=timeouts)
+    rollout = await play(agent.rollout, agent.task(0), ScriptedInference(answer), CONTEXT, timeout_s=30, timeouts=timeouts)
     message = f"no end within 0.02 s (worker.timeouts.{stage}_s)"
     assert rollout.failure == Failure(boundary=boundary, kind="TimeoutError", message=message)
 

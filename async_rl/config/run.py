@@ -1,0 +1,159 @@
+"""The sections of every run, of `async-rl run` and of `async-rl train`: `run`, `model`, `metrics` and `supervision`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from async_rl.config.section import Section
+from async_rl.supervision.processes.restarts import RestartPolicy
+
+
+class RunConfig(Section):
+    """Name, folder and seed of the run."""
+
+    name: str = ""
+    """Name of the run in Redis and on disk: letters, digits, `.`, `_` and `-`, beginning with a letter, a digit or `_`.
+    Empty: `async-rl run` generates one. Processes launched separately must all be given the same name."""
+    folder: Path = Path("runs")
+    """Parent directory of run folders."""
+    seed: int = 0
+    """Seed of initial weights, task order and sampling."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+            raise ValueError(
+                f"run.name ({name!r}) is used as a folder name and in Redis keys: use letters, digits, '.', '_' and '-', "
+                "beginning with a letter, a digit or '_'"
+            )
+        return name
+
+
+class ExpertsSize(Section):
+    """Mixture-of-experts layers of a model built from `model.size`."""
+
+    number: PositiveInt
+    """Experts per layer."""
+    per_token: PositiveInt = 2
+    """Experts that each token is routed to."""
+    ffn: PositiveInt
+    """MLP width of one expert."""
+    every: PositiveInt = 1
+    """Every Nth layer is a mixture-of-experts layer; the others have a dense MLP of width `size.ffn`."""
+
+    @model_validator(mode="after")
+    def _leaves_a_choice(self) -> ExpertsSize:
+        if not 1 < self.per_token <= self.number:
+            raise ValueError(
+                f"per_token ({self.per_token}) must be at least 2, and at most the number of experts ({self.number})"
+            )
+        return self
+
+
+class ModelSize(Section):
+    """Dimensions of a transformer with random initial weights."""
+
+    hidden: PositiveInt
+    """Hidden size; a multiple of `heads`."""
+    layers: PositiveInt
+    """Number of transformer layers."""
+    heads: PositiveInt
+    """Attention heads per layer."""
+    kv_heads: PositiveInt | None = None
+    """Key/value heads; fewer than `heads` gives grouped-query attention. Unset: as many as `heads`."""
+    ffn: PositiveInt | None = None
+    """MLP width. Unset: 4 x hidden."""
+    max_positions: PositiveInt = 512
+    """Context length in tokens."""
+    rope_theta: PositiveFloat = 10_000.0
+    """Base of the rotary position embedding."""
+    tied_embeddings: bool = True
+    """Use the input embedding as the output layer."""
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    experts: ExpertsSize | None = None
+    """Unset: a dense model."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSize:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.experts is not None and self.experts.every > self.layers:
+            raise ValueError(
+                f"experts.every ({self.experts.every}) exceeds the number of layers ({self.layers}), so none would have experts"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """The model to train: exactly one of `size` and `folder`."""
+
+    size: ModelSize | None = None
+    """A new model of these dimensions, with random weights."""
+    folder: Path | None = None
+    """Hugging Face folder: config.json gives the architecture, the safetensors files the initial weights (docs/models.md)."""
+    layer_spec: Literal["local", "transformer_engine"] = "local"
+    """Layer implementation: Megatron's local layers, or Transformer Engine (needs CUDA and the extra `gpu`)."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ModelConfig:
+        if (self.size is None) == (self.folder is None):
+            raise ValueError("give exactly one of model.size and model.folder (--model.size null removes the one from a file)")
+        return self
+
+
+class MetricsConfig(Section):
+    """Destinations of metrics (docs/metrics.md)."""
+
+    console: bool = True
+    """Print metrics: a live panel on a terminal, else one line per step."""
+    max_mb: PositiveFloat = 512.0
+    """Size limit of metrics.jsonl and of samples.jsonl, in MB. At half of it the file is rotated to FILE.1, which replaces the
+    previous one."""
+    wandb_project: str = ""
+    """Weights & Biases project (extra `wandb`). WANDB_MODE=offline needs no account. Empty: off."""
+    tensorboard: bool = False
+    """Write TensorBoard event files to the run's folder (extra `tensorboard`)."""
+    prometheus_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Prometheus endpoint. 0: off."""
+    prometheus_host: str = "127.0.0.1"
+    """Address that the endpoint listens on. Other than loopback, it needs a token or `prometheus_insecure`."""
+    prometheus_token_file: Path | None = None
+    """File with the bearer token that scrapers must send (Prometheus: `authorization: {credentials_file: ...}`)."""
+    prometheus_insecure: bool = False
+    """Allow scraping from other machines without a token: confirms that the network is private."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Size limit of either file."""
+        return round(self.max_mb * 1e6)
+
+
+class SupervisionConfig(Section):
+    """How `async-rl run` and `train` handle processes that crash or hang (docs/operations.md)."""
+
+    restarts: NonNegativeInt = 3
+    """Maximum restarts of one process within `window_s`. A worker or evaluator that exceeds it is not restarted for another
+    `window_s` while the remaining workers go on. If no other worker is left, or the process is the learner or the Redis server,
+    the run ends with exit code 12."""
+    window_s: PositiveFloat = 300.0
+    """Seconds over which `restarts` are counted."""
+    backoff_s: NonNegativeFloat = 0.5
+    """Seconds before the first restart; the delay doubles with each further restart within the window."""
+    silence_s: PositiveFloat = 300.0
+    """Seconds without a heartbeat after which a process is killed and restarted. It counts as a crash."""
+    work_limit_s: NonNegativeFloat = 3600.0
+    """Seconds that one unit of blocking work may take: a training step, an engine step, loading or writing a checkpoint. After
+    that the process ends with the thread's name and is restarted. The first of each kind gets five times as long, because it
+    compiles. 0: no limit."""
+
+    @property
+    def policy(self) -> RestartPolicy:
+        return RestartPolicy(limit=self.restarts, window_s=self.window_s, backoff_s=self.backoff_s, silence_s=self.silence_s)
