@@ -67,7 +67,7 @@ async def ask(
 ) -> WeightAnswer | None:
     """Post a request and wait for the answer; None when no learner answers within `within_s`."""
     request = WeightRequest(id=uuid.uuid4().hex, action=action, version=version, step=step)
-    inbox = await Inbox.open(board, ANSWERS, WeightAnswer)
+    inbox = await Inbox[WeightAnswer].open(board, ANSWERS, WeightAnswer)
     await post(board, REQUESTS, request)
     try:
         async with asyncio.timeout(within_s):
