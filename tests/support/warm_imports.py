@@ -1,11 +1,16 @@
-"""What every warm process has imported. A warning of these imports is an error, as under `python -W error`."""
+"""What every warm process has imported. A warning is an error in it from then on, as under `python -W error`."""
 
 import os
 import warnings
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them when it is imported
 
-with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    import rollout_workers.__main__
-    import rollout_workers.evaluation.__main__  # noqa: F401
+warnings.simplefilter("error")
+import async_rl.cli.main  # noqa: E402, F401
+import buffer.__main__  # noqa: E402, F401
+import learner.__main__  # noqa: E402, F401
+import rollout_workers.__main__  # noqa: E402
+import rollout_workers.evaluation.__main__  # noqa: E402, F401
+
+# Where a library keeps a thread, Python 3.12 warns of each fork.
+warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)

@@ -8,7 +8,6 @@ import runpy
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +65,5 @@ def _run(module: str, arguments: Sequence[str], environment: dict[str, str], log
     os.dup2(output, 2)
     os.chdir(ROOT)
     os.environ.update(environment)
-    warnings.simplefilter("error")
-    # Where a library keeps a thread, Python 3.12 warns of each fork.
-    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -51,6 +52,8 @@ def _async_rl(arguments: list[str], folder: str, environment: dict[str, str], ou
     os.chdir(folder)
     if not warm:
         os.execve(ASYNC_RL, [str(ASYNC_RL), *arguments], environment)
+    for strict in [each for each in warnings.filters if each[0] == "error"]:  # a user's Python is not
+        warnings.filters.remove(strict)
     vars(subprocess)["_fork_exec"] = partial(_fork_exec, vars(subprocess)["_fork_exec"])
     vars(os)["execve"] = partial(_execve, os.execve)
     _run(main, ["async-rl", *arguments], environment)
