@@ -27,7 +27,7 @@ from tests.support.private_server import client_of, private_folder, server_on, s
 from tests.support.runs import LEARNER_LEASE_S, limits, publish, started
 from tests.support.waiting import until
 
-TORN_BYTES, TORN_STEP = 4096, 101
+TORN_BYTES, TORN_STEP = 6144, 151
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
