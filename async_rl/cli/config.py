@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from async_rl.cli.grammar import CommandLine, Verb
-from async_rl.config import Config
 from async_rl.config.loading import DEFAULT, leaves, load, load_with_origins, to_show
 from async_rl.errors import ConfigError
 
@@ -22,6 +21,8 @@ def show(line: CommandLine) -> int:
 
 
 def schema(line: CommandLine) -> int:
+    from async_rl.config import Config
+
     if line.config:
         raise ConfigError("config schema takes no configuration")
     print(json.dumps(Config.model_json_schema(), indent=2))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 
-from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
 from async_rl.cli.grammar import PORT, CommandLine, Option, Verb, nearest
 from async_rl.cli.role_process import become, in_buffer, in_role
 from async_rl.config.loading import load
-from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import command
+
+if TYPE_CHECKING:
+    from async_rl.board.environment_mix import EnvironmentChange, MixSchedule
+    from async_rl.config.rollout import EnvironmentConfig
 
 
 def check(line: CommandLine) -> NoReturn:
@@ -113,6 +115,8 @@ UNSET: Mapping[str, Any] = {"weight": 1.0}
 
 def section_of(line: CommandLine) -> EnvironmentConfig:
     """The environment that an `env attach` line describes. Raises ConfigError."""
+    from async_rl.config.rollout import EnvironmentConfig
+
     given = {
         "type": line.operands[0],
         "name": line.text("name"),
@@ -187,6 +191,8 @@ def _present(name: str, schedule: MixSchedule) -> str:
 
 
 def _change(name: str, weight: float, line: CommandLine, environment: EnvironmentConfig | None = None) -> EnvironmentChange:
+    from async_rl.board.environment_mix import EnvironmentChange
+
     if weight <= 0 and line.verb.words != "env detach":
         raise ConfigError(f"a weight must be above 0; `async-rl env detach {name}` takes it out of the mix")
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
 
-from async_rl.config import Config
 from async_rl.errors import ConfigError
 
 DefaultT = TypeVar("DefaultT")
@@ -152,6 +151,8 @@ def nearest(asked: str, known: Sequence[str]) -> str:
 
 
 def _is_setting(verb: Verb, name: str) -> bool:
+    from async_rl.config import Config
+
     return "." in name or name in Config.model_fields or (bool(verb.config) and not verb.options)
 
 

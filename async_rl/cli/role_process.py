@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.config.loading import load_named
-from async_rl.config.training import AnyRun
 from async_rl.launch.commands import Role, command, environment
+
+if TYPE_CHECKING:
+    from async_rl.config.training import AnyRun
 
 
 def become(command_line: list[str], config: AnyRun | None = None) -> NoReturn:

@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from async_rl.cli.first_lines import first_lines
 from async_rl.cli.grammar import CommandLine, Verb
 from async_rl.cli.role_process import become, in_role
-from async_rl.config import Config
 from async_rl.config.loading import load, load_named, parse
-from async_rl.config.training import AnyRun
-from async_rl.launch import local
 from async_rl.launch.commands import command, ranks_command
 from async_rl.launch.run_folder import make_run_folder
+
+if TYPE_CHECKING:
+    from async_rl.config import Config
+    from async_rl.config.training import AnyRun
 
 
 def run(line: CommandLine) -> int:
     from async_rl.cli.run_summary import write_summary
+    from async_rl.launch import local
 
     config = load_with_name(line.config)
     return run_and_summarise(config, "run", partial(local.run, config, os.environ), partial(write_summary, config))
@@ -32,6 +33,8 @@ def run_and_summarise(
     config: AnyRun, role: str, supervise: Callable[[], Coroutine[Any, Any, int]], write_summary: Callable[..., object]
 ) -> int:
     """Run all processes of a run in its folder; after a success write the summary. Returns the exit code."""
+    from async_rl.cli.first_lines import first_lines
+    from async_rl.launch import local
     from async_rl.telemetry import configure_logs
 
     started = time.monotonic()
@@ -60,6 +63,8 @@ def made_up_name(words: Sequence[str], otherwise: str) -> str:
 
 def learner(line: CommandLine) -> NoReturn:
     """Become the learner's only rank, the parent of all its ranks, or one of the ranks that another launcher starts."""
+    from async_rl.cli.first_lines import first_lines
+
     config = load_named(line.config)
     make_run_folder(config.run_folder)
     is_one_of_several = "WORLD_SIZE" in os.environ

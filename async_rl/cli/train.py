@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from async_rl.cli.grammar import CommandLine, Verb
 from async_rl.cli.run import made_up_name, run_and_summarise
 from async_rl.config.loading import check_named, load_named, read_key, resolve
-from async_rl.config.training import METHODS, AnyRun, Method, TrainingConfig
 from async_rl.errors import ConfigError
-from async_rl.launch import local
+
+if TYPE_CHECKING:
+    from async_rl.config.training import AnyRun, Method, TrainingConfig
 
 HELP: Mapping[Method, str] = {
     "sft": "Fine-tune on prompts and answers, conversations, or plain text.",
@@ -28,11 +30,15 @@ def load_training(method: Method, args: Sequence[str]) -> TrainingConfig:
 
 
 def _resolved(method: Method, args: Sequence[str]) -> TrainingConfig:
+    from async_rl.config.training import METHODS
+
     return resolve(METHODS[method], args, example=f"configs/train/{method}.yaml").config
 
 
 def load_described(args: Sequence[str]) -> TrainingConfig:
     """Load the configuration of a named training run, whose `method` key says which kind it is."""
+    from async_rl.config.training import METHODS
+
     found = read_key("method", args)
     for method in METHODS:
         if method == found:
@@ -52,6 +58,7 @@ def load_any(args: Sequence[str]) -> AnyRun:
 
 def run(method: Method, line: CommandLine) -> int:
     from async_rl.cli.train_summary import write_summary
+    from async_rl.launch import local
 
     config = load_training(method, line.config)
     return run_and_summarise(config, "train", partial(local.train, config, os.environ), partial(write_summary, config))

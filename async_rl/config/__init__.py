@@ -1,13 +1,9 @@
-"""The typed configuration of a run: `tree.py` first; `loading.py` builds it from YAML files and a command line."""
+"""The typed configuration of a run: `tree.py` first; `loading.py` builds it from YAML files and a command line.
 
-from async_rl.config.learner import BatchConfig as BatchConfig
-from async_rl.config.learner import WireConfig as WireConfig
-from async_rl.config.run import ExpertsSize as ExpertsSize
-from async_rl.config.run import MetricsConfig as MetricsConfig
-from async_rl.config.run import ModelConfig as ModelConfig
-from async_rl.config.run import ModelSize as ModelSize
-from async_rl.config.run import RunConfig as RunConfig
-from async_rl.config.tokenizer import CharacterTokenizer as CharacterTokenizer
-from async_rl.config.tokenizer import TokenizerConfig as TokenizerConfig
-from async_rl.config.tree import HEARTBEAT_S as HEARTBEAT_S
-from async_rl.config.tree import Config as Config
+The names are listed in `__init__.pyi` and imported on first use: building all pydantic models takes longer than the rest of
+`async-rl --help`.
+"""
+
+from async_rl.imports.lazy import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

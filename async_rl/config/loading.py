@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 import async_rl
 from async_rl.config.located_yaml import DEFAULT, Branch, Items, Leaf, Node, Plain, dump, plain, read_file, read_value
 from async_rl.config.problems import describe, numbers_meant_as_text
-from async_rl.config.tree import Config
 from async_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from async_rl.config.tree import Config
 
 COMMAND_LINE = "command line"
 
@@ -61,6 +63,8 @@ def check_named(name: str) -> None:
 
 
 def load_with_origins(args: Sequence[str]) -> LoadedConfig[Config]:
+    from async_rl.config.tree import Config
+
     return resolve(Config, args, example="configs/quickstart.yaml")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from async_rl.config.training import AnyRun
+if TYPE_CHECKING:
+    from async_rl.config.training import AnyRun
 
 Role = Literal[
     "buffer",
