@@ -36,6 +36,13 @@ def test_importing_the_packages_and_their_base_classes_imports_no_torch():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+@pytest.mark.parametrize("package", ["learner.losses", "learner.advantages", "learner.packing"])
+def test_the_formulas_are_imported_from_their_package(package: str):
+    found = importlib.import_module(package)
+    assert {"policy_loss", "group_advantages", "plan"} & set(found.__all__)
+    assert all(hasattr(found, name) for name in found.__all__)
+
+
 # -- old names -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("old", MODULES)
 def test_an_old_module_is_the_new_one(old: str, monkeypatch: pytest.MonkeyPatch):
