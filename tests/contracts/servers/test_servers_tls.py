@@ -26,9 +26,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for authority in ("ca", "stranger"):
         _openssl(
             folder,
-            f"req -x509 -newkey ec:/dev/stdin -nodes -subj /CN={authority} -keyout {authority}.key -out {authority}.crt",
+            f"req -x509 -newkey ec:/dev/stdin -nodes -subj /CN={authority} -keyout {authority}.key -out {authority}.crt "
+            "-addext keyUsage=critical,keyCertSign,cRLSign",  # Python 3.13 asks for it
         )
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    (folder / "names").write_text(
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\nbasicConstraints=CA:FALSE\n"
+    )
     for holder in ("server", "client"):
         _openssl(folder, f"req -newkey ec:/dev/stdin -nodes -subj /CN={holder} -keyout {holder}.key -out {holder}.csr")
         _openssl(
