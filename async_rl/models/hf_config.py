@@ -120,7 +120,10 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE settings: `rope_parameters` (transformers 5), or `rope_scaling` and top-level keys (earlier)."""
     outside = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if key in found}
-    old, new = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}  # null counts as missing
+    scaling: list[dict[str, Any]] = [
+        found.get(key) or {} for key in ("rope_scaling", "rope_parameters")
+    ]  # null counts as missing
+    old, new = scaling
     kind = old.get("type", "default")
     return {"rope_type": kind, "rope_theta": 10_000.0, "partial_rotary_factor": 1.0, **outside, **old, **new}
 
