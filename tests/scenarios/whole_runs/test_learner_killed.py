@@ -7,10 +7,11 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -82,11 +83,18 @@ class Run:
 
     @contextmanager
     def played(self) -> Iterator[None]:
-        """Beside what happens meanwhile, to its end."""
-        with ThreadPoolExecutor() as pool:
-            playing = pool.submit(asyncio.run, play(self.config, self.num_groups))
-            yield
-            playing.result()
+        """Beside what happens meanwhile, to its end; a failure of what happens does not wait for it."""
+        playing = Future[None]()
+
+        def record() -> None:
+            try:
+                playing.set_result(asyncio.run(play(self.config, self.num_groups)))
+            except BaseException as error:
+                playing.set_exception(error)
+
+        Thread(target=record, name="recording", daemon=True).start()
+        yield
+        playing.result()
 
     @contextmanager
     def learner(self) -> Iterator[Program]:
