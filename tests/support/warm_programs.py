@@ -108,6 +108,9 @@ def _redirect(streams: Sequence[int], *, keep: Collection[int]) -> None:
 
 def _run_module(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     module, *arguments = command[len(_ITSELF) :]
+    for name in (module, f"{module}.__main__"):
+        if not hasattr(sys.modules.get(name), "__path__"):
+            sys.modules.pop(name, None)  # it is imported, and would be run a second time
     _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), [module, *arguments], environment)
 
 

@@ -35,7 +35,8 @@ RESTART_WINDOW_S = 60.0
 """After more than MAX_RESTARTS crashes within this time the server is not restarted again."""
 STOP_TIMEOUT_S = 20.0
 PREDECESSOR_S = 5.0
-"""How long to wait for the server of a supervisor that was killed to end."""
+ORPHAN_S = 60.0
+"""How long to wait for another server of the folder to end: it may just be ending; without its supervisor it certainly is."""
 
 log = logging.getLogger(__name__)
 
@@ -171,16 +172,20 @@ def _binary_for(folder: Path) -> Path:
 async def _lock(folder: Path) -> int:
     """Lock the data folder. The server process inherits the lock, so it is released exactly when the server ends."""
     descriptor = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + PREDECESSOR_S
+    began = time.monotonic()
     while not try_lock(descriptor):
-        if time.monotonic() > deadline:
-            owner = os.read(descriptor, 64).decode(errors="replace").strip()
+        owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        if time.monotonic() - began > (PREDECESSOR_S if _is_running(owner) else ORPHAN_S):
             os.close(descriptor)
             raise ConfigError(f"process {owner} serves the Redis data in {folder} already; stop it, or choose another run.name")
         await asyncio.sleep(0.05)  # a file lock cannot be awaited, and this one is about to be released
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _is_running(process: str) -> bool:
+    return Path("/proc", process).exists() if process.isdigit() and Path("/proc/self").exists() else True
 
 
 def is_asleep(config: Config) -> bool:

@@ -90,7 +90,7 @@ def test_each_role_runs_as_its_own_user_of_redis(tmp_path: Path) -> None:
 def the_sentence(refused: Program) -> str:
     """The last line: a learner first says which run it is of."""
     *first, sentence = refused.output.splitlines()
-    assert all(line.startswith(("run ", "  ")) for line in first)
+    assert all(line.startswith(("run ", "  ")) for line in first), refused.output
     return sentence
 
 
