@@ -134,10 +134,10 @@ class Cell:
 def cells_of(
     tasks: Iterable[str], objectives: Iterable[str], ages: Iterable[int], *, learning_rate: float = 1e-3, seeds: Iterable[int]
 ) -> list[Cell]:
-    combinations = product(tasks, objectives, seeds, ages)
+    combinations = product(seeds, tasks, objectives, ages)
     return [
         Cell(task=task, objective=objective, age=age, learning_rate=learning_rate, seed=seed)
-        for task, objective, seed, age in combinations
+        for seed, task, objective, age in combinations
     ]
 
 
@@ -145,8 +145,7 @@ COMPARED = ("async_default", "grpo")
 OTHERS = ("decoupled_ppo", "cispo", "tis", "gspo", "icepop", "reinforce")
 AGES = (0, 1, 2, 8, 64)
 CELLS = [
-    *cells_of(["even_digits"], COMPARED, (0, 8, 64, 1), seeds=(1, 2, 3)),
-    *cells_of(["counting"], COMPARED, (0, 8, 64, 1), seeds=(1, 2, 3)),
+    *cells_of(["even_digits", "counting"], COMPARED, (0, 8, 64, 1), seeds=(1, 2, 3)),
     *cells_of(["even_digits"], OTHERS, (8, 64, 1), seeds=(1, 2, 3)),
     *cells_of(["even_digits"], ["async_default"], (1, 8, 64), learning_rate=3e-4, seeds=(1, 2, 3)),
     *cells_of(["guess_number"], COMPARED, (0, 8, 64, 1), seeds=(1, 2, 3)),
