@@ -125,11 +125,12 @@ class ReplayBuffer(Protocol):
         ...
 
     # -- the learner's side: every call carries the fence and changes nothing once a newer learner took over ----------
-    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0, succeeds: str = "") -> int:
         """Become the learner. Returns a fence above `after` and all earlier ones, under a lease that `hold` renews.
 
-        Waits until an abandoned lease expires; raises LearnerAlreadyRunning if it is being renewed. Limits changed at run
-        time (`change_limits`) override `limits`. No ticket is issued before `recover`.
+        Waits until an abandoned lease expires, unless it is that of `succeeds`, an owner known to be dead; raises
+        LearnerAlreadyRunning if it is being renewed. Limits changed at run time (`change_limits`) override `limits`. No ticket
+        is issued before `recover`.
         """
         ...
 

@@ -126,14 +126,16 @@ class RedisBuffer:
         await self._run.run_script("drop", worker, ticket, reason, "", tokens)
 
     # -- the learner's side -----------------------------------------------------------------------------------------
-    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0, succeeds: str = "") -> int:
         request = next(self._requests)
         first_seen: tuple[bytes, int] | None = None
         state = {**write_limits(limits), "folder": self._payloads.folder_token}  # workers write their payloads to that folder
         words = list(chain.from_iterable(state.items()))
         async with listen(self._run.server, self._run.key("on:learner")) as wait:
             while True:
-                is_ours, *rest = await self._run.run_script("acquire", owner, request, self._learner_lease_ms, after, *words)
+                is_ours, *rest = await self._run.run_script(
+                    "acquire", owner, request, self._learner_lease_ms, after, succeeds, *words
+                )
                 if is_ours:
                     self._published_version = self._released_step = -1
                     return rest[0]

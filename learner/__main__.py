@@ -28,6 +28,7 @@ from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import (
+    PREDECESSOR,
     die_with_parent,
     drain_on_signals,
     ends_after,
@@ -102,8 +103,10 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # before this line a signal ends the process at once: there is nothing to drain
             await board.agree("learner", config.fleet_facts)
-            owner, fences = f"{socket.gethostname()}:{os.getpid()}", Fences(config.run_folder)
-            fence = await buffer.acquire(owner, config.limits, after=fences.highest())
+            host, pid = socket.gethostname(), os.getpid() if place.file is None else os.getppid()  # of the supervised process
+            owner, before = f"{host}:{pid}", os.environ.get(PREDECESSOR)
+            fences, succeeds = Fences(config.run_folder), f"{host}:{before}" if before is not None else ""
+            fence = await buffer.acquire(owner, config.limits, after=fences.highest(), succeeds=succeeds)
             fences.claim(fence, owner)
             run = LearnerRun(
                 config=config, objective=objective, shape=shape, buffer=buffer, board=board, fence=fence, stop=stop

@@ -8,6 +8,7 @@ from async_rl.supervision.liveness.watchdog import ends_after as ends_after
 from async_rl.supervision.liveness.watchdog import stall_watchdog as stall_watchdog
 from async_rl.supervision.liveness.work import work_limit as work_limit
 from async_rl.supervision.liveness.work import working as working
+from async_rl.supervision.processes.children import PREDECESSOR as PREDECESSOR
 from async_rl.supervision.processes.children import Child as Child
 from async_rl.supervision.processes.children import ChildSpec as ChildSpec
 from async_rl.supervision.processes.children import FatalExit as FatalExit

@@ -90,10 +90,12 @@ class MemoryBuffer:
             self.notify()
 
     # -- the learner's side -----------------------------------------------------------------------------------------
-    async def acquire(self, owner: str, limits: Limits, *, after: int = 0) -> int:
+    async def acquire(self, owner: str, limits: Limits, *, after: int = 0, succeeds: str = "") -> int:
         first_seen = self._learner
         renewals = first_seen.renewals if first_seen is not None else 0
         while self._learner is not None and (left := self._learner.expires - self.now()) > 0:
+            if self._learner.owner == succeeds:
+                break
             if self._learner is not first_seen or self._learner.renewals != renewals:
                 raise LearnerAlreadyRunning(f"learner {self._learner.owner} holds this run; stop it before starting another")
             await self._change(min(left, RECHECK_S))

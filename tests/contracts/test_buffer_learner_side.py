@@ -64,6 +64,17 @@ async def test_a_resigned_lease_is_free_at_once(run: Run):
     assert successor.result() > fence
 
 
+async def test_the_lease_of_an_owner_known_to_be_dead_is_free_at_once(run: Run):
+    buffer, fence = await run.start()
+    holding = asyncio.create_task(_hold(buffer, fence))
+    successor = await run.open()
+    with pytest.raises(LearnerAlreadyRunning):
+        await successor.acquire("successor", limits(), succeeds="another")
+    assert await successor.acquire("successor", limits(), succeeds="learner") > fence
+    with pytest.raises(FenceLost):
+        await holding
+
+
 async def test_a_fence_is_above_all_that_the_caller_and_the_server_know(run: Run):
     buffer, first = await run.start()
     await buffer.resign(first)

@@ -26,6 +26,9 @@ log = structlog.get_logger("async_rl.supervision")
 
 _PR_SET_PDEATHSIG = 1
 
+PREDECESSOR = "ASYNC_RL_PREDECESSOR"
+"""Environment variable of a restarted process: the id of the process that it replaces, which has ended."""
+
 
 class FatalExit(Exception):
     """A child process ended and will not be restarted."""
@@ -65,6 +68,7 @@ class Child:
         self._draining = asyncio.Event()
         self._restarts: list[float] = []
         self._was_silent = False
+        self._predecessor: dict[str, str] = {}
 
     async def supervise(self) -> int:
         """Start it, restart it when it crashes, and return its exit code: 0, or any code after `terminate`.
@@ -125,7 +129,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
-                env={**self.spec.environment, **listener.environment},
+                env={**self.spec.environment, **self._predecessor, **listener.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -139,6 +143,7 @@ class Child:
         self._on_start(self.spec.name, self._process.pid)
         if self._draining.is_set():  # asked to stop while it was being started
             self._signal_process(signal.SIGTERM)
+        self._predecessor = {PREDECESSOR: str(self._process.pid)}
         return await self._process.wait()
 
     def _kill_silent(self) -> None:

@@ -28,6 +28,7 @@ def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path:
         "crashes",
         tasks={"hangs_at": HANGS_AT, "marker": str(marker)},
         learner={"steps": 18, "checkpoint_every": 6},
+        leases={"learner_s": 3600},  # the next learner knows that this one is dead
     )
     config = read_config(path)
     with program(tmp_path, "run", "@", path) as run:
@@ -64,6 +65,7 @@ def test_a_run_survives_that_a_rank_of_its_learner_dies_while_it_sends(tmp_path:
         "half-a-learner",
         wire={"shared_memory": False, "operation_timeout_s": 2},
         learner={"steps": 8, "checkpoint_every": 2, "parallel": {"tensor": 2, "processes": 2}},
+        leases={"learner_s": 3600},
     )
     config = read_config(path)
     with program(tmp_path, "run", "@", path) as run:
