@@ -25,7 +25,7 @@ help:
 	@echo "make fuzz-ports  send 10,000 malformed frames to every port of a run (FUZZ_SEED repeats one), which must continue"
 	@echo "make check      all checks of CI: format, lint, types, import rules, spelling, tests"
 	@echo "make format     format the code"
-	@echo "make bench      the benchmarks          make gpu-check  check what works on this GPU, and how fast"
+	@echo "make bench      the benchmarks, as one table          make gpu-check  check what works on this GPU, and how fast"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"
 
 setup: $(VENV)/.dev
@@ -88,11 +88,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/end_to_end.py
-	$(BIN)/python benchmarks/buffer_speed.py
-	$(BIN)/python benchmarks/buffer_payload_files.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/suite.py $(WITH)
 
 gpu-check: $(VENV)/.run
 	@$(BIN)/python benchmarks/gpu_check.py --json runs/gpu_check.json

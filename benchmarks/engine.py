@@ -193,7 +193,8 @@ def measure_host(path: Path | None) -> None:
             f"{each.linear_ms:11.4f} {each.decode_ms / each.linear_ms:25.0f}"
         )
     if path:
-        path.write_text(json.dumps([asdict(each) for each in times], indent=2) + "\n")
+        figures = {f"{name}_{each.batch}": value for each in times for name, value in asdict(each).items() if name != "batch"}
+        path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def main() -> None:
