@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,13 +94,12 @@ class VersionSpan:
 
 def spans_of(versions: Sequence[int], offset: int = 0) -> tuple[VersionSpan, ...]:
     """Run-length encode one version per token; `offset` is the first token's position in its row."""
-    spans: list[VersionSpan] = []
-    for position, version in enumerate(versions, start=offset):
-        if spans and spans[-1].version == version:
-            spans[-1] = VersionSpan(version=version, start=spans[-1].start, stop=position + 1)
-        else:
-            spans.append(VersionSpan(version=version, start=position, stop=position + 1))
-    return tuple(spans)
+    changes = np.flatnonzero(np.diff(versions)) + 1
+    return tuple(
+        VersionSpan(version=versions[start], start=offset + start, stop=offset + stop)
+        for start, stop in pairwise([0, *changes.tolist(), len(versions)])
+        if start < stop
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
