@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -139,6 +140,7 @@ def lead(folder: Path, under: Config) -> None:
 
 
 def meet(store: Path, under: Config, rank: int, ranks: int = 2) -> None:
+    gc.collect()  # an earlier learner's groups, whose threads wake a hundred times a second each
     chosen = under.learner.parallel
     parallel.initialize(
         device=CPU,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -120,6 +121,7 @@ def every_layout(root: Path, rank: int) -> None:
                 device=parallel.resolve_device("cpu"), tensor=sizes.tensor, pipeline=sizes.pipeline, rendezvous=meeting
             )
             notes, weights = run(each, folder)
+            gc.collect()  # the groups, whose threads wake a hundred times a second each
             if weights:  # empty on ranks above 0
                 save_file(weights, folder / "weights.safetensors")
                 (folder / "notes.json").write_text(json.dumps({"rows": notes.rows, "examined": notes.examined}))
