@@ -108,6 +108,7 @@ def _redirect(streams: Sequence[int], *, keep: Collection[int]) -> None:
 
 def _run_module(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     module, *arguments = command[len(_ITSELF) :]
+    Path("/proc/self/comm").write_text(module)  # its command line stays that of the forkserver
     for name in (module, f"{module}.__main__"):
         if not hasattr(sys.modules.get(name), "__path__"):
             sys.modules.pop(name, None)  # it is imported, and would be run a second time

@@ -43,6 +43,8 @@ class Plan:
     round: int
     pipeline: Pipeline
     faults: Sequence[str]
+    warm: bool = False
+    """Whether its processes are forks of one that has imported what they need."""
 
     def random(self) -> Random:
         """Return the random numbers of the faults."""
@@ -66,7 +68,7 @@ def rounds(seed: int, faults: int) -> list[Plan]:
 
 
 def few(seed: int) -> list[Plan]:
-    return [Plan(seed=seed, round=0, pipeline=Pipeline(ranks=1, outside=True), faults=FEW)]
+    return [Plan(seed=seed, round=0, pipeline=Pipeline(ranks=1, outside=True), faults=FEW, warm=True)]
 
 
 def _faults(seed: int, number: int, pipeline: Pipeline, count: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The processes of a run, identified by their command lines."""
+"""The processes of a run, identified by their command lines, and where they are forks by their names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def role_of(pid: int) -> str:
     """Return learner, worker, keeper (the process that supervises the server) or server; "" for any other."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
     if words[0].rpartition("/")[2].startswith(("redis-server", "valkey-server")):
         return "server"
-    modules = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "-m"]
+    modules = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "-m"] + [name]
     return next((_ROLES[module] for module in modules if module in _ROLES), "")
 
 

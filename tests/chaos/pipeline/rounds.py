@@ -54,7 +54,7 @@ def scene_of(plan: Plan, folder: Path) -> Iterator[Scene]:
             stack.callback(server.kill)
             network = stack.enter_context(proxied(server, seed=plan.seed))
         url = network.url if network is not None else ""
-        stage = Stage(folder, plan.pipeline, redis_url=url, seed=plan.seed)
+        stage = Stage(folder, plan.pipeline, redis_url=url, seed=plan.seed, warm=plan.warm)
         stack.callback(stage.close)
         yield Scene(stage=stage, random=plan.random(), server=server, network=network)
 

@@ -25,8 +25,8 @@ from tests.chaos.pipeline.rounds import Outcome, play
 from tests.chaos.recovery import as_lines, summed
 
 
-def main() -> int:
-    wanted = _arguments()
+def main(words: Sequence[str] | None = None) -> int:
+    wanted = _arguments(words)
     plans = few(wanted.seed) if wanted.few else rounds(wanted.seed, wanted.faults)
     root = Path(wanted.keep if wanted.keep is not None else tempfile.mkdtemp(prefix="chaos-"))
     done: list[Outcome] = []
@@ -87,7 +87,7 @@ def _as_json(done: Sequence[Outcome], command: str) -> dict[str, Any]:
     }
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--few", action="store_true")
@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--round", type=int)
     parser.add_argument("--report", type=Path, help="also write the figures as JSON")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs, kept in any case")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

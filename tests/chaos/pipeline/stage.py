@@ -17,6 +17,7 @@ from async_rl.config import Config
 from tests.chaos.pipeline.plan import Pipeline
 from tests.chaos.pipeline.processes import of_role
 from tests.support.run_processes import ASYNC_RL, read_config, write_config
+from tests.support.warm_programs import start
 
 LOOK_AGAIN_S = 0.05
 STALLED_S = 150.0
@@ -45,8 +46,9 @@ class Stalled(Exception):
 
 
 class Stage:
-    def __init__(self, folder: Path, pipeline: Pipeline, *, redis_url: str = "", seed: int = 0) -> None:
-        self._folder, self.pipeline = folder, pipeline
+    def __init__(self, folder: Path, pipeline: Pipeline, *, redis_url: str = "", seed: int = 0, warm: bool = False) -> None:
+        """`warm`: its processes are forks, which import nothing."""
+        self._folder, self.pipeline, self._warm = folder, pipeline, warm
         self.path = write_config(folder, "chaos", **_settings(pipeline, redis_url, seed))
         self.config = read_config(self.path)
         self.restarts = 0
@@ -57,6 +59,7 @@ class Stage:
 
     @property
     def pid(self) -> int:
+        assert self._process.pid is not None
         return self._process.pid
 
     @property
@@ -75,15 +78,14 @@ class Stage:
         return self._journal.count("resumed_after")
 
     def kill_supervisor(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.close()
         self._start()
 
     def until(self, holds: Callable[[], bool], what: str, *, within_s: float = STALLED_S) -> None:
         """Wait until the condition holds; a run that ends meanwhile is restarted."""
         began = time.monotonic()
         while not holds():
-            if (code := self._process.poll()) is not None:
+            if (code := self._process.exitcode) is not None:
                 self.restarts += 1
                 self.endings.append(f"exit code {code}: {self._last_line()}")
                 self._start()
@@ -103,16 +105,16 @@ class Stage:
 
     def drain(self) -> int:
         """Drain the run as Ctrl-C does; return the exit code."""
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(DRAIN_S)
-        except subprocess.TimeoutExpired:
-            self.close()
-            return -signal.SIGKILL
+        self._process.terminate()
+        self._process.join(DRAIN_S)
+        if (code := self._process.exitcode) is not None:
+            return code
+        self.close()
+        return -signal.SIGKILL
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
     def audit(self) -> dict[str, Any]:
         """Return the result of `async-rl audit`."""
@@ -125,15 +127,11 @@ class Stage:
             return {"exit_code": done.returncode, "clean": False, "findings": [done.stderr.strip()], "unchecked": []}
 
     def _start(self) -> None:
-        with self.output.open("ab") as file:
-            self._process = subprocess.Popen(
-                [ASYNC_RL, "run", "@", self.path],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"},
-            )
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        self._process = start(
+            ["run", "@", self.path],
+            folder=self._folder, environment=environment, output=self.output, errors=self.output, warm=self._warm,
+        )  # fmt: skip
 
     def _last_line(self) -> str:
         lines = self.output.read_text(errors="replace").splitlines()

@@ -19,6 +19,7 @@ from async_rl.errors import ConfigError
 from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from learner.ranks.place import RankPlace, place_from
 from learner.ranks.rendezvous import open_local_rendezvous
+from tests.support.waiting import until
 
 RANK = """
 import json, os, pathlib, signal, sys
@@ -49,16 +50,18 @@ RANKS = 2
 
 
 class Parent:
+    output = ""
+
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.process = process
         self._folder = folder
-        self._told = ""
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def seen(self, rank: int) -> dict[str, Any]:
         """What the rank found, once it has."""
-        path = self._folder / f"wait-{rank}"
-        while not path.exists():
-            assert self.process.poll() is None, "it has ended"
+        until((self._folder / f"wait-{rank}").exists, f"rank {rank} is here", while_alive=self)
         return json.loads((self._folder / f"seen-{rank}").read_text())
 
     def lets_go(self, rank: int) -> None:
