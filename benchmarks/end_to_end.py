@@ -4,6 +4,7 @@ Both get the same two cores, task, model, batch and optimizer (configs/end_to_en
 reward of three successive steps reaches 0.9. Starting up is not counted on either side.
 
     python benchmarks/end_to_end.py --seeds 5 --json result.json
+    python benchmarks/end_to_end.py --latency --seeds 3      # every episode waits for its reward, 0.4 s in the median
 """
 
 from __future__ import annotations
@@ -70,12 +71,40 @@ def complete_rows(metrics: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
 
 
-def run_ours(command: Sequence[str | Path], runs: Path, seed: int) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Episodes wait for their reward, a lognormal time."""
+
+    median_s: float
+    max_age: float
+    sigma: float = 1.0
+
+    def overrides(self, config: Config) -> list[str]:
+        """Return what changes in our run: the environment waits, and enough groups may wait at the same time."""
+        [environment] = config.environments
+        waiting = {
+            "type": f"{REPOSITORY / 'benchmarks' / 'rivals' / 'waiting_digits.py'}:WaitingDigits",
+            "args": {**environment.args, "median_s": self.median_s, "sigma": self.sigma},
+        }
+        settings = {
+            "environments": json.dumps([waiting]),
+            "staleness.max_age": self.max_age,
+            "worker.groups_in_flight": round(config.batch.groups_per_step * (self.max_age + 1)),
+        }
+        return [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+
+    @property
+    def flags(self) -> list[str]:
+        """TRL's."""
+        return [f"--wait-median={self.median_s}", f"--wait-sigma={self.sigma}"]
+
+
+def run_ours(command: Sequence[str | Path], runs: Path, seed: int, overrides: Sequence[str] = ()) -> Result:
     """Start `async-rl run`, watch its metrics until the target is reached, then ask it to drain."""
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-seed{seed}"
     runs.mkdir(parents=True, exist_ok=True)
     log = runs / f"{name}.log"  # beside the run's folder, which the run creates
-    arguments = ["run", "@", CONFIG, "--run.folder", runs, "--run.name", name, "--run.seed", str(seed)]
+    arguments = ["run", "@", CONFIG, "--run.folder", runs, "--run.name", name, "--run.seed", str(seed), *overrides]
     with log.open("w") as terminal:
         run = subprocess.Popen([*command, *arguments], env=threads_of(1), stdout=terminal, stderr=subprocess.STDOUT)
         try:
@@ -107,8 +136,8 @@ def stop(run: subprocess.Popen[bytes]) -> None:
         run.wait()
 
 
-def run_trl(python: Path, config: Config, seed: int, threads: int) -> Result:
-    flags = [*shared_facts(config), f"--seed={seed}", f"--threads={threads}", f"--target={TARGET}", f"--window={WINDOW}"]
+def run_trl(python: Path, config: Config, seed: int, threads: int, more: Sequence[str]) -> Result:
+    flags = [*shared_facts(config), *more, f"--seed={seed}", f"--threads={threads}", f"--target={TARGET}", f"--window={WINDOW}"]
     command = [python, REPOSITORY / "benchmarks" / "rivals" / "trl_grpo.py", *flags]
     run = subprocess.run(command, env=threads_of(threads), capture_output=True, text=True, timeout=GIVE_UP_S)
     if run.returncode != 0:
@@ -181,6 +210,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each side; medians are reported (default: 1)")
     parser.add_argument("--rival", action=argparse.BooleanOptionalAction, default=True, help="also run TRL (default: yes)")
     parser.add_argument("--rival-threads", type=int, default=CORES, help=f"torch threads of TRL (default: {CORES})")
+    parser.add_argument(
+        "--latency", type=float, nargs="?", const=0.4, metavar="SECONDS", help="median wait of an episode (default: 0.4)"
+    )
+    parser.add_argument("--max-age", type=float, default=8, help="ours with --latency (default: 8)")
     parser.add_argument("--json", type=Path, help="where to write one flat object")
     args = parser.parse_args()
     if args.seeds < 1:
@@ -196,14 +229,16 @@ def main() -> None:
     trl = python_of("trl") if args.rival else None
     load = os.getloadavg()[0]
     keep_to_cores()
+    latency = Latency(median_s=args.latency, max_age=args.max_age) if args.latency is not None else None
+    overrides, flags = (latency.overrides(config), latency.flags) if latency is not None else ([], [])
     ours: list[Result] = []
     theirs: list[Result] = []
     try:
         for seed in range(args.seeds):  # in turn, so that a change in the machine's load affects both
-            ours.append(run_ours([async_rl], RUNS, seed))
+            ours.append(run_ours([async_rl], RUNS, seed, overrides))
             show("async_rl", seed, ours[-1])
             if trl is not None:
-                theirs.append(run_trl(trl, config, seed, args.rival_threads))
+                theirs.append(run_trl(trl, config, seed, args.rival_threads, flags))
                 show("TRL", seed, theirs[-1])
     except NotReached as error:
         sys.exit(f"end_to_end: {error}")
@@ -212,6 +247,7 @@ def main() -> None:
         print(f"async_rl / TRL: {found['wall_vs_trl']:.2f} x the wall time, {found['samples_vs_trl']:.2f} x the samples")
     if args.json is not None:
         facts = {"target": TARGET, "seeds": args.seeds, "cores": CORES, "trl_threads": args.rival_threads, "load_before": load}
+        facts |= asdict(latency) if latency is not None else {}
         args.json.write_text(json.dumps(found | facts, indent=2) + "\n")
 
 

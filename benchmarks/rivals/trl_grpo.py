@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import random
 import sys
 import tempfile
@@ -46,6 +47,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--clip-grad", type=float, default=1.0)
+    parser.add_argument("--wait-median", type=float, default=0.0, help="seconds; every episode waits so long for its reward")
+    parser.add_argument("--wait-sigma", type=float, default=1.0, help="of the lognormal distribution of waits")
     return parser.parse_args()
 
 
@@ -88,12 +91,15 @@ class EvenDigits:
 
     __name__ = "even_digits"  # TRL names its metrics after the reward function
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> None:
         ids = tokenizer.get_vocab()
         self._even = {ids[digit] for digit in "02468"}
-        self._max_tokens = max_tokens
+        self._max_tokens, self._median_s, self._sigma = args.max_tokens, args.wait_median, args.wait_sigma
+        self._draw = random.Random(args.seed)
 
     def __call__(self, *, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        if self._median_s > 0:  # all at once, which is the best case
+            time.sleep(max(self._draw.lognormvariate(math.log(self._median_s), self._sigma) for _ in completion_ids))
         return [sum(token in self._even for token in row) / self._max_tokens for row in completion_ids]
 
 
@@ -155,7 +161,7 @@ def train(args: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=EvenDigits(tokenizer, args.max_tokens),
+            reward_funcs=EvenDigits(tokenizer, args),
             args=grpo_config(args, folder),
             train_dataset=prompts(args.seed),
             processing_class=tokenizer,

@@ -6,11 +6,14 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
 from async_rl.config import Config
+from async_rl.config.loading import load
+from rollout_workers.registry import build_agent
 from tests.support.repository import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -90,6 +93,18 @@ def test_the_configuration_is_valid_and_can_be_handed_to_the_rival(benchmark: Mo
     assert "--learning-rate=0.001" in flags
     assert "--max-tokens=32" in flags
     assert {environment.args["max_tokens"] for environment in config.environments} == {config.sampling.max_tokens}
+
+
+def test_episodes_wait_on_both_sides_and_differ_in_nothing_else(benchmark: ModuleType) -> None:
+    latency = benchmark.Latency(median_s=0.25, max_age=4.0)
+    plain = Config.model_validate(yaml.safe_load(benchmark.CONFIG.read_text()))
+    waiting = load(["@", str(benchmark.CONFIG), *latency.overrides(plain)])
+    assert latency.flags == ["--wait-median=0.25", "--wait-sigma=1.0"]
+    assert benchmark.shared_facts(waiting) == benchmark.shared_facts(plain)
+    assert waiting.staleness.max_age == 4
+    environment: Any = build_agent(waiting.environments[0], seed=1)
+    assert environment.max_tokens == waiting.sampling.max_tokens
+    assert (environment.median_s, environment.sigma) == (0.25, 1.0)
 
 
 def test_ratios_are_ours_over_theirs(benchmark: ModuleType) -> None:
