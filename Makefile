@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes are started: without compiled modules each takes ten seconds more to import torch.
 unexport PYTHONDONTWRITEBYTECODE
 # Processes of the tests: more than cores, because half of the tests wait most of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .PHONY: help setup demo picture test test-fast test-py312 test-py313 test-slow test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 

@@ -24,7 +24,7 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
     with ExitStack() as started:
 
         def start(*arguments: object) -> Program:
-            return started.enter_context(program(tmp_path, *arguments, warm=False))
+            return started.enter_context(program(tmp_path, *arguments))
 
         worker = start("worker", "@", path)
         worker.until_says("waits for Redis at unix://")
