@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,8 +44,8 @@ TRIALS_PER_RUN = 24
 """Then learner, workers and Redis start afresh."""
 
 
-def main() -> int:
-    wanted = _arguments()
+def main(words: Sequence[str] = sys.argv[1:]) -> int:
+    wanted = _arguments(words)
     root = Path(wanted.keep if wanted.keep is not None else tempfile.mkdtemp(prefix="wire-faults-"))
     rounds: list[Round] = []
     with private_server(find_binary()) as url:
@@ -59,7 +60,7 @@ def main() -> int:
                 random.Random(f"{wanted.seed}/{over}").shuffle(deck)
                 while deck:
                     rounds.append(asyncio.run(_round(url, root, over, deck, seed=wanted.seed, number=len(rounds))))
-    command = shlex.join(["python", "-m", "tests.wire_faults.run", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "tests.wire_faults.run", *words])
     print(table(rounds, command=command, operation_s=OPERATION_S))
     if wanted.report is not None:
         wanted.report.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ async def _round(url: str, root: Path, over: str, deck: list[tuple[str, int]], *
     )
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100, help="of each fault, over each wire")
     parser.add_argument("--seed", type=int, default=1)
@@ -111,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--over", choices=list(WIRES))
     parser.add_argument("--report", type=Path, help="also write the figures as JSON")
     parser.add_argument("--keep", type=Path, help="a new folder for facts and logs, kept in any case")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.chaos.pipeline.rounds import Outcome, play
 from tests.chaos.recovery import as_lines, summed
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] = sys.argv[1:]) -> int:
     wanted = _arguments(words)
     plans = few(wanted.seed) if wanted.few else rounds(wanted.seed, wanted.faults)
     root = Path(wanted.keep if wanted.keep is not None else tempfile.mkdtemp(prefix="chaos-"))
@@ -87,7 +87,7 @@ def _as_json(done: Sequence[Outcome], command: str) -> dict[str, Any]:
     }
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--few", action="store_true")

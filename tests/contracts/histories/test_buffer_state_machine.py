@@ -57,16 +57,16 @@ def twins(urls: list[str]) -> type[RuleBasedStateMachine]:
 
 
 def test_memory_and_every_server_answer_alike(server_urls: list[str]):
-    play(twins(server_urls), examples=50, steps=30)
+    play(twins(server_urls), examples=30, steps=30)
 
 
 def test_the_memory_buffer_keeps_its_promises():
-    play(life(MemoryStage), examples=120, steps=25)
+    play(life(MemoryStage), examples=60, steps=25)
 
 
 def test_a_server_keeps_its_promises_also_when_it_is_set_back(server_urls: list[str]):
     for url in server_urls:
-        play(life(lambda url=url: on_server(url)), examples=40, steps=25)
+        play(life(lambda url=url: on_server(url)), examples=20, steps=25)
 
 
 @pytest.mark.slow

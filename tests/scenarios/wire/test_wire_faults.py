@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.repository import module_command, module_environment
+from tests.wire_faults.run import main
 
 QUICK = ("worker SIGKILL", "worker SIGSTOP", "worker SIGTERM", "learner SIGKILL", "learner SIGTERM", "stranger")
 CUT = "one-way cut"
@@ -18,9 +17,7 @@ CUT = "one-way cut"
 
 
 def _play(report: Path, *arguments: object) -> dict[str, Any]:
-    command = module_command("tests.wire_faults.run", "--report", report, *arguments)
-    ended = subprocess.run(command, env=module_environment(), capture_output=True, text=True)
-    print(ended.stdout, ended.stderr)  # pytest shows it when something was violated
+    main(["--report", str(report), *map(str, arguments)])
     played = json.loads(report.read_text())
     assert played["violations"] == []  # how long it took is for a quiet machine to judge
     return played

@@ -1,13 +1,13 @@
 """Advantages of single tokens, against a loop over the tokens of one sequence after the other."""
 
 import math
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from learner.advantages.config import GaeAdvantages, ReturnAdvantages
 from learner.advantages.gae import gae, whiten
 from learner.ranks.token_advantages import token_advantages
+from tests.support.warm_processes import play_ranks
 
 
 def packed(seed: int, lengths: list[int]) -> dict[str, Tensor]:
@@ -116,20 +117,22 @@ def test_nothing_is_made_of_rounding(mask: list[int]) -> None:
     assert whiten(torch.full((3,), 0.1), torch.tensor(mask)).tolist() == [0, 0, 0]
 
 
+def whiten_parts(folder: Path, rank: int) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    for first in (2, 6):
+        part = torch.arange(6.0).square().split([first, 6 - first])[rank]
+        found = whiten(part, torch.ones(len(part)), group=dist.group.WORLD)
+        torch.save(found, folder / f"{first}.{rank}.pt")
+    dist.destroy_process_group()  # its threads must not outlive the interpreter
+
+
 def test_ranks_whiten_as_if_they_were_one(tmp_path: Path) -> None:
     """Also where one of them has nothing to train on, and must still take part."""
-    program = (
-        "import sys, torch, torch.distributed as dist; from learner.advantages.gae import whiten\n"
-        "folder, rank = sys.argv[1], int(sys.argv[2])\n"
-        "dist.init_process_group('gloo', store=dist.FileStore(folder + '/store', 2), rank=rank, world_size=2)\n"
-        "for first in (2, 6):\n"
-        "    part = torch.arange(6.0).square().split([first, 6 - first])[rank]\n"
-        "    found = whiten(part, torch.ones(len(part)), group=dist.group.WORLD)\n"
-        "    torch.save(found, f'{folder}/{first}.{rank}.pt')\n"
-        "dist.destroy_process_group()\n"  # its threads must not outlive the interpreter
-    )
-    ranks = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(rank)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    play_ranks("tests.unit.learner.advantages.test_gae", tmp_path)
     for first in (2, 6):
         together = torch.cat([torch.load(tmp_path / f"{first}.{rank}.pt", weights_only=True) for rank in range(2)])
         torch.testing.assert_close(together, whiten(torch.arange(6.0).square(), torch.ones(6)))
+
+
+if __name__ == "__main__":
+    whiten_parts(Path(sys.argv[1]), int(sys.argv[2]))
