@@ -75,13 +75,14 @@ wire-faults: $(VENV)/.dev
 fuzz-ports: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow -s tests/scenarios/whole_runs/test_listeners.py
 
+# Types are checked beside the tests, which leave cores idle while they wait.
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(MAKE) --no-print-directory test
+	@said=$$(mktemp); $(BIN)/pyright > $$said 2>&1 & types=$$!; $(MAKE) --no-print-directory test; tests=$$?; \
+		wait $$types; types=$$?; echo pyright: && cat $$said && rm $$said && exit $$((tests | types))
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
