@@ -298,7 +298,7 @@ COLUMNS = (
     "max_age",
     "seeds",
     "samples to the reward",
-    "of age 0",
+    "x age 0, same seed",
     "wall, s",
     "final reward",
     "collapsed",
@@ -322,26 +322,30 @@ def tables(found: Mapping[str, Line]) -> str:
 
 def rows_of_table(task: str, found: Mapping[str, Line]) -> Iterable[list[str]]:
     for objective, rate in series_of(task, found):
-        base = math.nan
+        fresh = {seed_of(line): numeric(line["samples"]) for line in lines_of(found, task, objective, 0, rate)}
         for age in AGES:
             lines = lines_of(found, task, objective, age, rate)
             if not lines:
                 continue
             samples = [numeric(line["samples"]) for line in lines]
-            base = median(samples) if age == 0 else base
-            ratio = median(samples) / base
+            pairs = [(numeric(line["samples"]), fresh.get(seed_of(line), math.inf)) for line in lines]
+            ratios = [old / new for old, new in pairs if math.isfinite(new)]
             yield [
                 f"`{objective}`, {rate:g}",
                 str(age),
                 str(len(lines)),
                 spread(samples, ",.0f"),
-                f"{ratio:.2f}" if math.isfinite(ratio) else "",
+                spread(ratios, ".2f") if ratios else "",
                 spread([numeric(line["wall_s"]) for line in lines], ".0f"),
                 spread([line["final"] for line in lines], ".2f"),
                 str(sum(line["collapsed"] for line in lines)),
                 f"{median(line['age'] for line in lines):.1f}",
                 f"{median(line['bounded'] for line in lines):.0%}",
             ]
+
+
+def seed_of(line: Line) -> str:
+    return line["cell"].rpartition("/")[2]
 
 
 def numeric(value: float | None) -> float:
