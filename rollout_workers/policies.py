@@ -36,5 +36,5 @@ def open_policy(config: PolicyConfig, device: torch.device) -> AbstractAsyncCont
     """Open one policy. Its completions are what the backend returns, without placeholders."""
     if isinstance(config, OpenAIPolicy):
         return open_openai(config)
-    tokenizer = open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=config.folder))
-    return open_hf(config.folder, tokenizer, config.sampling.generation_args, device=device)
+    tokenizer = open_tokenizer(HuggingFaceTokenizer(type="huggingface", folder=config.place))
+    return open_hf(config.place, tokenizer, config.sampling.generation_args, device=device)

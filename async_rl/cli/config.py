@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from async_rl.cli.grammar import CommandLine, Verb
-from async_rl.config.loading import DEFAULT, leaves, load, load_with_origins, to_show
+from async_rl.config.loading import DEFAULT, leaves, load_with_origins, to_show
 from async_rl.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def schema(line: CommandLine) -> int:
 
 
 def check(line: CommandLine) -> int:
-    config = load(line.config)
+    config = load_with_origins(line.config).config
     print(
         f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
         f"{config.limits.age_bound} when trained"

@@ -21,7 +21,7 @@ def first_lines(config: AnyRun) -> str:
 
 def _model(model: ModelConfig) -> str:
     if model.size is None:
-        return str(model.folder)
+        return f"{model.name} at {model.revision}" if model.name else str(model.folder)
     size = model.size
     return f"random weights, hidden {size.hidden}, {size.layers} layers, {size.heads} heads"
 

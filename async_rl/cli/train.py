@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from async_rl.cli.grammar import CommandLine, Verb
 from async_rl.cli.run import made_up_name, run_and_summarise
 from async_rl.config.loading import check_named, load_named, read_key, resolve
+from async_rl.config.pretrained import fetched
 from async_rl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def load_training(method: Method, args: Sequence[str]) -> TrainingConfig:
 def _resolved(method: Method, args: Sequence[str]) -> TrainingConfig:
     from async_rl.config.training import METHODS
 
-    return resolve(METHODS[method], args, example=f"configs/train/{method}.yaml").config
+    return fetched(resolve(METHODS[method], args, example=f"configs/train/{method}.yaml").config)
 
 
 def load_described(args: Sequence[str]) -> TrainingConfig:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from async_rl.config.pretrained import Required
 from async_rl.config.section import Section
 from async_rl.config.tokenizer import TokenizerConfig
 from async_rl.protocols import GenerationArgs
@@ -52,12 +53,10 @@ class OpenAIPolicy(Section):
     """Maximum concurrent requests; further ones wait in the client."""
 
 
-class HuggingFacePolicy(Section):
-    """A Hugging Face folder run with transformers, one generation at a time. For small models and for comparisons."""
+class HuggingFacePolicy(Required):
+    """A model with its tokenizer, run with transformers, one generation at a time. For small models and for comparisons."""
 
     type: Literal["hf"]
-    folder: Path
-    """Hugging Face folder with weights and tokenizer."""
     sampling: PolicySampling = PolicySampling()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from async_rl.config.exposure import is_loopback, is_wildcard
+from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -142,12 +142,12 @@ class UpdatesConfig(Section):
     """Consecutive steps with a non-finite loss or gradient after which the run ends with exit code 7."""
 
 
-class OwnCritic(Section):
-    """A critic with weights of its own, parallelised like the policy."""
+class OwnCritic(Pretrained):
+    """A critic with weights of its own, parallelised like the policy. It begins as a pretrained model of any architecture, or,
+    unset, as the policy. The value head starts near 0.
+    """
 
     type: Literal["own"]
-    folder: Path | None = None
-    """Hugging Face folder with initial weights, of any architecture. Unset: the policy's. The value head starts near 0."""
     optimizer: OptimizerConfig = OptimizerConfig()
     warmup_steps: int = Field(default=0, ge=0)
     """Steps at the beginning that train only the critic. 0: none."""
@@ -164,18 +164,14 @@ class SharedCritic(Section):
 CriticConfig = Annotated[OwnCritic | SharedCritic, Field(discriminator="type")]
 
 
-class ReferenceConfig(Section):
-    """The reference policy of a KL penalty. Loaded only if the objective has one."""
+class ReferenceConfig(Pretrained):
+    """The reference policy of a KL penalty, with the policy's vocabulary. Loaded only if the objective has one. Unset: the
+    run's initial weights.
+    """
 
-    folder: Path | None = None
-    """Hugging Face folder with the policy's vocabulary. Unset: the run's initial weights."""
 
-
-class TeacherConfig(Section):
-    """The teacher of objectives with advantages of type `distillation`."""
-
-    folder: Path
-    """Hugging Face folder with the policy's vocabulary, of any architecture."""
+class TeacherConfig(Required):
+    """The teacher of objectives with advantages of type `distillation`: of any architecture, with the policy's vocabulary."""
 
 
 class LearnerConfig(UpdatesConfig):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 import async_rl
 from async_rl.config.located_yaml import DEFAULT, Branch, Items, Leaf, Node, Plain, dump, plain, read_file, read_value
+from async_rl.config.pretrained import fetched
 from async_rl.config.problems import describe, numbers_meant_as_text
 from async_rl.errors import ConfigError
 
@@ -46,8 +47,8 @@ class Override:
 
 
 def load(args: Sequence[str]) -> Config:
-    """Load the configuration that a command line describes. Raises ConfigError."""
-    return load_with_origins(args).config
+    """Load the configuration that a command line describes, and fetch the models that it names. Raises ConfigError."""
+    return fetched(load_with_origins(args).config)
 
 
 def load_named(args: Sequence[str]) -> Config:

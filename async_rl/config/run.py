@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from async_rl.config.pretrained import Pretrained
 from async_rl.config.section import Section
 from async_rl.supervision.processes.restarts import RestartPolicy
 
@@ -92,20 +93,21 @@ class ModelSize(Section):
         return self
 
 
-class ModelConfig(Section):
-    """The model to train: exactly one of `size` and `folder`."""
+class ModelConfig(Pretrained):
+    """The model to train: a new one of `size`, or a pretrained one (docs/models.md)."""
 
     size: ModelSize | None = None
     """A new model of these dimensions, with random weights."""
-    folder: Path | None = None
-    """Hugging Face folder: config.json gives the architecture, the safetensors files the initial weights (docs/models.md)."""
     layer_spec: Literal["local", "transformer_engine"] = "local"
     """Layer implementation: Megatron's local layers, or Transformer Engine (needs CUDA and the extra `gpu`)."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ModelConfig:
-        if (self.size is None) == (self.folder is None):
-            raise ValueError("give exactly one of model.size and model.folder (--model.size null removes the one from a file)")
+        if (self.size is not None) == self.is_given:
+            raise ValueError(
+                "give exactly one of model.name (a model on the Hugging Face Hub), model.folder and model.size "
+                "(--model.size null removes the one from a file)"
+            )
         return self
 
 

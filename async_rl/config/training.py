@@ -10,9 +10,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from async_rl.config.learner import UpdatesConfig
 from async_rl.config.loading import own_or_shipped
+from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
-from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
+from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig, with_own_tokenizer
 from async_rl.config.tree import Config
 
 Method = Literal["sft", "dpo", "rm", "distill"]
@@ -102,6 +103,11 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _model_has_its_tokenizer(cls, run: Any) -> Any:
+        return with_own_tokenizer(run)
+
     @property
     def run_folder(self) -> Path:
         return (self.run.folder / self.run.name).absolute()
@@ -161,8 +167,8 @@ class DpoConfig(Section):
 class DpoSection(DpoConfig):
     """Direct preference optimisation: the loss, and the reference model."""
 
-    reference: Path | None = None
-    """Hugging Face folder of the reference model. Unset: the initial weights."""
+    reference: Pretrained | None = None
+    """The reference model: a Hugging Face folder, or `{name: ...}`. Unset: the initial weights."""
 
 
 class DpoTraining(TrainingConfig):
@@ -182,8 +188,8 @@ class RewardModelTraining(TrainingConfig):
 class DistillSection(Section):
     """Distillation from a teacher model."""
 
-    teacher: Path
-    """Hugging Face folder of a model with the same tokenizer."""
+    teacher: Required
+    """A model with the same tokenizer: a Hugging Face folder, or `{name: ...}`."""
     direction: Literal["forward", "reverse", "mixed"] = "forward"
     """`forward`: KL(teacher || student), mode-covering; `reverse`: KL(student || teacher), mode-seeking; `mixed`: the mean."""
     temperature: PositiveFloat = 1.0

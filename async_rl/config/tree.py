@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ from async_rl.config.references import absolute_reference
 from async_rl.config.rollout import EnvironmentConfig, SamplingConfig, WorkerConfig
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
-from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
+from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig, with_own_tokenizer
 from async_rl.replay_protocol import Limits
 
 
@@ -48,6 +48,11 @@ class Config(Section):
     supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models compute. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_has_its_tokenizer(cls, run: Any) -> Any:
+        return with_own_tokenizer(run)
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Config:
@@ -214,8 +219,8 @@ class Config(Section):
     def fleet_facts(self) -> dict[str, str]:
         """Settings that all processes of a run must share, by dotted key. A worker that differs is refused, naming the key."""
         shared: dict[str, object] = {
-            "model": _by_content(self.model.model_dump(mode="json", exclude={"layer_spec"}), "config.json"),
-            "tokenizer": _by_content(self.tokenizer.model_dump(mode="json"), "tokenizer.json"),
+            "model": _by_content(self.model.model_dump(mode="json", exclude={"layer_spec", "name", "revision"}), "config.json"),
+            "tokenizer": _by_content(self.tokenizer.model_dump(mode="json", exclude={"name", "revision"}), "tokenizer.json"),
             "environments": [environment.model_dump(mode="json") for environment in self.environments],
             "sampling": self.sampling.model_dump(mode="json"),
             "batch.group_size": self.batch.group_size,

@@ -16,7 +16,7 @@ from async_rl.types import Message, Tool, ToolCall
 def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokenizer:
     if isinstance(config, CharacterTokenizer):
         return Characters(config.alphabet)
-    return HuggingFace(config.folder)
+    return HuggingFace(config.place)
 
 
 class Characters:

@@ -41,8 +41,8 @@ def build_models(
 
 
 def _reference(dpo: DpoSection) -> InitialWeights:
-    return InitialWeights(key="dpo.reference", folder=dpo.reference)
+    return InitialWeights(key="dpo.reference", folder=dpo.reference.place if dpo.reference is not None else None)
 
 
 def _teacher(distill: DistillSection) -> InitialWeights:
-    return InitialWeights(key="distill.teacher", folder=distill.teacher)
+    return InitialWeights(key="distill.teacher", folder=distill.teacher.place)

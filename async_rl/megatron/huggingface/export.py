@@ -88,8 +88,8 @@ def _write_tokenizer(folder: Path, tokenizer: TokenizerConfig) -> None:
         write_character_files(folder, tokenizer.alphabet)
         return
     for name in TOKENIZER_FILES:
-        if (tokenizer.folder / name).is_file():
-            shutil.copy2(tokenizer.folder / name, folder / name)
+        if (tokenizer.place / name).is_file():
+            shutil.copy2(tokenizer.place / name, folder / name)
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, shard_bytes: int) -> None:

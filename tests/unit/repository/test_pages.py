@@ -9,7 +9,7 @@ import pytest
 from async_rl import errors
 from async_rl.cli.main import VERBS
 from async_rl.config import Config
-from async_rl.config.loading import load
+from async_rl.config.loading import load_with_origins
 from tests.support.repository import ROOT
 
 FOLDERS = ("async_rl", "buffer", "rollout_workers", "learner", "configs", "examples", "tests", "benchmarks", "docs", ".ci")
@@ -96,7 +96,7 @@ def test_every_verb_that_a_page_types_exists(page: str):
 @pytest.mark.parametrize("command", [line for line in commands("README.md") if line.startswith("run @ configs/")])
 def test_every_run_of_the_first_page_is_a_valid_configuration(command: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    load(shlex.split(command, comments=True)[1:])
+    load_with_origins(shlex.split(command, comments=True)[1:])
 
 
 def test_the_configuration_page_has_every_section():

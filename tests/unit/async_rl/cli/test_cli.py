@@ -49,7 +49,7 @@ def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[st
         (("buffer", "serve", "@", "nowhere.yaml"), "cannot read nowhere.yaml"),
         (
             ("config", "check", *QUICKSTART, "--model.folder", "/x"),
-            "exactly one of model.size and model.folder (--model.size null",
+            "exactly one of model.name (a model on the Hugging Face Hub), model.folder and model.size (--model.size null",
         ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from async_rl.config import Config
 from async_rl.config.loading import load, load_with_origins, shipped_configs, to_yaml
 from async_rl.config.located_yaml import dump, plain, read_file, read_value
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 
 BASE = """\
@@ -107,7 +108,7 @@ def test_what_is_dumped_reads_back(value: object) -> None:
 def test_changing_a_type_starts_its_section_afresh(base: str, tmp_path: Path) -> None:
     characters = written(tmp_path, "tokenizer: {type: characters, alphabet: ab}\n")
     args = ["@", base, "@", characters, "--tokenizer.folder", "/models/x", "--tokenizer.type", "huggingface"]
-    assert load(args).tokenizer.model_dump(mode="json") == {"type": "huggingface", "folder": "/models/x"}
+    assert load(args).tokenizer == HuggingFaceTokenizer(type="huggingface", folder=Path("/models/x"))
 
 
 def test_anchors_and_merge_keys(base: str, tmp_path: Path) -> None:
@@ -169,7 +170,10 @@ FILE_PROBLEMS = [
     ("run: {seed: !!python/name:os.system ''}\n", "the tag tag:yaml.org,2002:python/name:os.system is not supported"),
     ("environments: []\n", "environments ({file}:1)"),
     ("model: {size: {hidden: 30, layers: 1, heads: 4}}\n", "hidden (30) must be a multiple of heads (4)"),
-    ("model: {size: {hidden: 32, layers: 1, heads: 4}, folder: x}\n", "give exactly one of model.size and model.folder"),
+    (
+        "model: {size: {hidden: 32, layers: 1, heads: 4}, folder: x}\n",
+        "give exactly one of model.name (a model on the Hugging Face Hub), model.folder and model.size",
+    ),
 ]
 
 

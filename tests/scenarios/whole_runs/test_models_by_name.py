@@ -1,0 +1,123 @@
+"""A model is named as on the Hugging Face Hub, fetched once, and trained; afterwards no network is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from async_rl.config import Config
+from async_rl.config.loading import load_file
+from async_rl.errors import ConfigError
+from tests.support.repository import ROOT, module_environment
+from tests.support.run_history import last_step
+from tests.support.run_processes import ASYNC_RL
+from tests.support.small_hub import COMMIT, GATED, small_hub
+from tests.support.small_models import write_folder
+
+NAME = "tests/tiny"
+UNREACHABLE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("tiny"))
+
+
+def environment(home: Path, endpoint: str) -> dict[str, str]:
+    return module_environment(
+        HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_ETAG_TIMEOUT="2"
+    )
+
+
+def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
+    path = folder / f"{name}.yaml"
+    settings = {
+        "run": {"name": name, "folder": str(folder / "runs")},
+        "model": model,
+        "environments": [{"type": "even_digits", "args": {"max_tokens": 8, "prompt_digits": 3}}],
+        "sampling": {"max_tokens": 8},
+        "batch": {"groups_per_step": 2, "group_size": 2, "bin_tokens": 256, "drop_no_signal": False},
+        "learner": {"steps": 2},
+        "worker": {"processes": 1},
+        "device": "cpu",
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def async_rl(*words: object, environment: Mapping[str, str], within_s: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ASYNC_RL, *map(str, words)], env=environment, capture_output=True, text=True, timeout=within_s, check=False
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_model_is_trained_by_its_name_and_then_without_a_network(tmp_path: Path, folder: Path) -> None:
+    home = tmp_path / "cache"
+    with small_hub({NAME: folder}) as endpoint:
+        path = run_file(tmp_path, "named", {"name": NAME})
+        done = async_rl("run", "@", path, environment=environment(home, endpoint))
+        assert done.returncode == 0, done.stderr
+    assert f"{NAME} at {COMMIT}" in done.stdout
+    config = load_file(Config, tmp_path / "runs" / "named" / "config.yaml")
+    assert (config.model.name, config.model.revision) == (NAME, COMMIT)
+    assert config.model.place == config.tokenizer.place == home / "hub" / "models--tests--tiny" / "snapshots" / COMMIT
+    assert last_step(config) == 2
+
+    again = async_rl("run", "@", path, "--learner.steps", 3, environment=environment(home, UNREACHABLE))
+    assert again.returncode == 0, again.stderr
+    assert last_step(config) == 3
+
+
+def test_a_model_in_the_hub_and_its_folder_are_the_same_to_a_fleet(tmp_path: Path, folder: Path) -> None:
+    """So a learner may name the model, and a worker without a network its folder."""
+    with small_hub({NAME: folder}) as endpoint:
+        facts = [
+            read_facts(run_file(tmp_path, "fleet", model), environment(tmp_path / "cache", endpoint))
+            for model in ({"name": NAME}, {"name": NAME, "revision": COMMIT}, {"name": NAME, "folder": str(folder)})
+        ]
+    assert facts[0] == facts[1] == facts[2]
+    assert "no config.json" not in facts[0]
+
+
+def read_facts(path: Path, environment: Mapping[str, str]) -> str:
+    code = f"from async_rl.config.loading import load; print(load(['@', {str(path)!r}]).fleet_facts)"
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "is_reached", "said"),
+    [
+        ({"name": "tests/unknown"}, True, "the Hub has no model tests/unknown, or it is private: then log in"),
+        ({"name": GATED}, True, f"{GATED} is gated: accept its conditions"),
+        ({"name": NAME, "revision": "old"}, True, f"{NAME} has no revision 'old' on the Hub"),
+        ({"name": "a name"}, True, "'a name' is no name of a model on the Hub, such as Qwen/Qwen3-0.6B"),
+        ({"name": NAME}, False, f"{NAME} is not in the Hub's cache and cannot be fetched: run `hf download {NAME}` where"),
+        ({"name": NAME, "revision": "v1"}, False, f"run `hf download {NAME} --revision v1` where"),
+        ({"revision": "v1"}, True, "revision belongs to a name on the Hub"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_one_sentence_with_the_way_out(
+    tmp_path: Path, folder: Path, model: dict[str, str], is_reached: bool, said: str
+) -> None:
+    with small_hub({NAME: folder}) as endpoint:
+        path = run_file(tmp_path, "lost", model)
+        done = async_rl("run", "@", path, environment=environment(tmp_path / "cache", endpoint if is_reached else UNREACHABLE))
+    assert done.returncode == ConfigError.exit_code
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+def test_a_check_fetches_nothing(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "checked", {"name": NAME})
+    done = async_rl("config", "check", "@", path, environment=environment(tmp_path / "cache", UNREACHABLE))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,84 @@
+"""A stand-in for the Hugging Face Hub on loopback: models from local folders, one of them gated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+GATED = "tests/gated"
+_PATH = re.compile(r"/(?:api/models/)?([^/]+/[^/]+)/(revision|tree|resolve)/([^/]+)(?:/(.+))?")
+
+
+@contextmanager
+def small_hub(models: Mapping[str, Path]) -> Iterator[str]:
+    """Serve the folders by name and yield the address, for HF_ENDPOINT."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def _answer(self, *, with_body: bool) -> None:
+            asked = _PATH.fullmatch(self.path.partition("?")[0])
+            if asked is None:
+                self._send(404, b"")
+                return
+            name, what, revision, file = asked.groups()
+            folder = self._folder(name, revision)
+            if folder is None:
+                return
+            headers, files = dict[str, str](), sorted(folder.iterdir())
+            match what:
+                case "revision":
+                    listed = [{"rfilename": each.name} for each in files]
+                    body = json.dumps({"id": name, "sha": COMMIT, "siblings": listed}).encode()
+                case "tree":
+                    tree = [{"type": "file", "path": each.name, "size": each.stat().st_size, "oid": "0"} for each in files]
+                    body = json.dumps(tree).encode()
+                case _:
+                    body = (folder / file).read_bytes()
+                    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            self._send(200, body, with_body=with_body, headers=headers)
+
+        def _folder(self, name: str, revision: str) -> Path | None:
+            """The model's folder; None after an answer that refuses."""
+            if name == GATED:
+                self._send(403, b"", headers={"X-Error-Code": "GatedRepo"})
+            elif name not in models:
+                self._send(401, b"", headers={"X-Error-Code": "RepoNotFound"})
+            elif revision not in ("main", COMMIT):
+                self._send(404, b"", headers={"X-Error-Code": "RevisionNotFound"})
+            else:
+                return models[name]
+            return None
+
+        def _send(self, status: int, body: bytes, *, with_body: bool = True, headers: Mapping[str, str] | None = None) -> None:
+            self.send_response(status)
+            for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="hub")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
