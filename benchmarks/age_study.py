@@ -37,8 +37,6 @@ STUDIES = end_to_end.REPOSITORY / "docs" / "studies"
 DATA, PAGE = STUDIES / "age.jsonl", STUDIES / "age.md"
 BEGIN, END = "<!-- tables: age_study.py --report -->\n", "<!-- end of the tables -->"
 GROUPS_PER_STEP = 8
-WINDOW = 5
-"""Successive step batches whose mean reward is compared with the target."""
 LAST = 10
 """Step batches of the final reward."""
 COLLAPSE = 0.8
@@ -60,6 +58,8 @@ class Task:
     steps: int
     """Steps after which a run at age 0 that has not reached the target ends."""
     settings: Mapping[str, str]
+    window: int = 5
+    """Successive step batches whose mean reward is compared with the target."""
 
 
 TASKS = {
@@ -77,7 +77,8 @@ TASKS = {
     ),
     "guess_number": Task(  # two turns; the best strategy begins with the middle and earns 2/3
         target=0.6,
-        steps=200,
+        window=20,  # with 40 secrets in 5 batches, a policy that earns 0.5 would soon have a lucky window
+        steps=400,
         settings={
             "environments": "[{type: guess_number, args: {highest: 3, max_turns: 2}}]",
             "tokenizer.alphabet": "0123456789=-beghilmnorsuw",
@@ -176,22 +177,27 @@ def curve_of(rows: Sequence[Row]) -> list[Point]:
     return points
 
 
-def reached(points: Sequence[Point], target: float) -> int | None:
-    """Return the index of the first point that ends a window with a mean of at least `target`."""
-    ends = range(WINDOW, len(points) + 1)
-    return next((end - 1 for end in ends if mean(point.reward for point in points[end - WINDOW : end]) >= target), None)
+def reached(points: Sequence[Point], task: Task) -> int | None:
+    """Return the index of the first point that ends a window with a mean of at least the target."""
+    return next((end for end, reward in windows(points, task) if reward >= task.target), None)
+
+
+def windows(points: Sequence[Point], task: Task) -> Iterable[tuple[int, float]]:
+    """Yield the index of the last point of every window, and its mean reward."""
+    for end in range(task.window, len(points) + 1):
+        yield end - 1, mean(point.reward for point in points[end - task.window : end])
 
 
 def is_over(cell: Cell, rows: Sequence[Row]) -> bool:
-    at = reached(curve_of(rows), TASKS[cell.task].target)
+    at = reached(curve_of(rows), TASKS[cell.task])
     return at is not None and len(rows) > at + STEPS_AFTER_TARGET + cell.age
 
 
 def result_of(cell: Cell, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of a run."""
-    points = curve_of(rows)
-    at = reached(points, TASKS[cell.task].target)
-    best = max(mean(point.reward for point in points[end - WINDOW : end]) for end in range(WINDOW, len(points) + 1))
+    points, task = curve_of(rows), TASKS[cell.task]
+    at = reached(points, task)
+    best = max(reward for _, reward in windows(points, task))
     final = mean(point.reward for point in points[-LAST:])
     settled = [row["staleness/mean"] for row in rows[cell.age :]] or [rows[-1]["staleness/mean"]]
     every = max(1, math.ceil(len(points) / POINTS))
@@ -225,7 +231,7 @@ def run(cell: Cell) -> dict[str, Any]:
             finally:
                 end_to_end.stop(process)
         rows = trained_rows(metrics)
-        if (not ended and process.returncode != 0) or len(rows) < WINDOW:
+        if (not ended and process.returncode != 0) or len(rows) < TASKS[cell.task].window:
             last_words = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
             raise RuntimeError(f"{cell.name} ended ({process.returncode}) after {len(rows)} steps:\n{last_words}")
         return {"cell": cell.name, **result_of(cell, rows), **facts(), "load": round(load, 1)}

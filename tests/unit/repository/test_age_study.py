@@ -54,7 +54,7 @@ def test_a_reward_belongs_to_the_policy_that_sampled_it(study: ModuleType) -> No
     [((), None), ((1.0,) * 4, None), ((0.9,) * 5, 4), ((0.0, 1.0, 1.0, 1.0, 1.0, 1.0), 5), ((0.89,) * 9, None)],
 )
 def test_the_target_is_reached_by_a_window(study: ModuleType, rewards: tuple[float, ...], index: int | None) -> None:
-    assert study.reached(study.curve_of(rows(*rewards)), 0.9) == index
+    assert study.reached(study.curve_of(rows(*rewards)), study.TASKS["counting"]) == index
 
 
 def test_the_result_of_a_run(study: ModuleType) -> None:
