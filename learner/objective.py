@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, InstanceOf, NonNegativeFloat, model_validator
 
 from async_rl.config.loading import load_file, shipped_configs
-from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
+from async_rl.imports.references import load_reference
 from learner.advantages.config import (
     Advantages,
     DistillationAdvantages,

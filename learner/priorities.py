@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import cast
 
-from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
+from async_rl.imports.references import load_reference
 from async_rl.types import TakenGroup
 from learner.prefetch import StepBatch
 

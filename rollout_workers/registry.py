@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from async_rl.config.references import load_reference
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
+from async_rl.imports.references import load_reference
 from async_rl.protocols import Agent
 
 ENTRY_POINT_GROUP = "async_rl.environments"

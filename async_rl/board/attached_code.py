@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from async_rl.config.references import absolute_reference
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
+from async_rl.imports.references import absolute_reference
 
 HARMLESS: Final = frozenset(
     {

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from async_rl.config.references import absolute_reference
 from async_rl.config.section import Section
+from async_rl.imports.references import absolute_reference
 from async_rl.protocols import GenerationArgs
 
 

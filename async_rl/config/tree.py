@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 from async_rl.config.buffer import LeaseConfig, RedisConfig, ReplayConfig, RetentionConfig, StalenessConfig
 from async_rl.config.evaluation import EvaluationConfig, PolicyConfig
 from async_rl.config.learner import BatchConfig, LearnerConfig, WireConfig
-from async_rl.config.references import absolute_reference
 from async_rl.config.rollout import EnvironmentConfig, SamplingConfig, WorkerConfig
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig, with_own_tokenizer
+from async_rl.imports.references import absolute_reference
 from async_rl.replay_protocol import Limits
 
 

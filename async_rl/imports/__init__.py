@@ -1,1 +1,3 @@
-"""How public names are imported: on first use (`lazy.py`), and under old names for one release (`old_names.py`)."""
+"""How names are imported: public ones on first use (`lazy.py`), old ones for one release (`old_names.py`), and the code that a
+configuration names (`references.py`).
+"""

@@ -21,7 +21,7 @@ MODULES: Mapping[str, str] = {
     "async_rl.exposure": "async_rl.config.exposure",
     "async_rl.learner_config": "async_rl.config.learner",
     "async_rl.mix": "async_rl.board.environment_mix",
-    "async_rl.references": "async_rl.config.references",
+    "async_rl.references": "async_rl.imports.references",
     "async_rl.rendering": "async_rl.tokenization.rendering",
     "async_rl.rollout_config": "async_rl.config.rollout",
     "async_rl.tables": "async_rl.datasets",

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from async_rl.config.references import load_reference
 from async_rl.errors import ConfigError
+from async_rl.imports.references import load_reference
 from learner.losses.aggregation import count
 from learner.losses.config import PolicyLossConfig
 from learner.losses.diagnostics import POLICY

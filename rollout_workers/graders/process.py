@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from async_rl.config.references import load_reference
+from async_rl.imports.references import load_reference
 from async_rl.supervision.processes.piped_process import ChildPipe, encode
 from async_rl.supervision.processes.process_tree import children_of
 from rollout_workers.episodes.rewards import Score

@@ -84,7 +84,7 @@ async def test_a_lost_reply_to_a_reservation_loses_no_slot(redis_buffer: Both, r
 async def test_a_lost_reply_to_an_acquisition_gives_the_same_fence(redis_buffer: Both, run_name: str):
     _, server = redis_buffer
     run = RunInRedis(server, run_name)
-    arguments = ("learner", "request", 60_000, 0, "max_age", 2)
+    arguments = ("learner", "request", 60_000, 0, "", "max_age", 2)
     is_ours, fence = await run.run_script("acquire", *arguments)
     assert is_ours
     assert await run.run_script("acquire", *arguments) == [1, fence]
