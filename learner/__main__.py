@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,9 +103,7 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
         async with open_buffer(config) as buffer, open_board(config) as board:
             stop = drain_on_signals()  # before this line a signal ends the process at once: there is nothing to drain
             await board.agree("learner", config.fleet_facts)
-            host, pid = socket.gethostname(), os.getpid() if place.file is None else os.getppid()  # of the supervised process
-            owner, before = f"{host}:{pid}", os.environ.get(PREDECESSOR)
-            fences, succeeds = Fences(config.run_folder), f"{host}:{before}" if before is not None else ""
+            fences, (owner, succeeds) = Fences(config.run_folder), owners(place, os.environ)
             fence = await buffer.acquire(owner, config.limits, after=fences.highest(), succeeds=succeeds)
             fences.claim(fence, owner)
             run = LearnerRun(
@@ -113,6 +111,13 @@ async def lead(config: Config, objective: Objective, shape: ModelShape, place: R
             )
             await run_with(lambda: learn(run, place, stores), hold=lambda: hold(buffer, fence))
             await buffer.resign(fence)
+
+
+def owners(place: RankPlace, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The names by which this learner and the one that it replaces ("": none) hold the run: host and supervised process."""
+    host, pid = socket.gethostname(), os.getpid() if place.file is None else os.getppid()  # the parent of ranks is supervised
+    before = environ.get(PREDECESSOR)
+    return f"{host}:{pid}", f"{host}:{before}" if before is not None else ""
 
 
 async def hold(buffer: ReplayBuffer, fence: int) -> None:

@@ -1,4 +1,5 @@
--- owner, request, lease ms, highest fence in the run's folder, an owner known to be dead, then limits and payload folder as name and value in turn ("" for none)
+-- owner, request, lease ms, highest fence in the run's folder, an owner known to be dead ("": none), then limits and payload
+-- folder as name and value in turn ("" for none)
 -- -> 1, fence; or 0 and of the learner that holds the run: owner, renewals, request, milliseconds left
 even_when_full()
 local owner, request, now = ARGV[1], ARGV[2], now_ms()
@@ -8,9 +9,9 @@ end
 -- Cut the lease to its full length: after the clock was set back, a dead learner's would last until the clock caught up.
 if held_by('expires') > now + ARGV[3] then call('HSET', LEARNER, 'expires', now + ARGV[3]) end
 local left = held_by('expires') - now
-local holder = call('HGET', LEARNER, 'request')
+local holder, predecessor = call('HGET', LEARNER, 'request'), call('HGET', LEARNER, 'owner')
 if holder == request then return { 1, held_by('fence') } end -- the first reply was lost
-if left > 0 and call('HGET', LEARNER, 'owner') ~= ARGV[5] then return { 0, call('HGET', LEARNER, 'owner'), held_by('renewals'), holder, left } end
+if left > 0 and predecessor ~= ARGV[5] then return { 0, predecessor, held_by('renewals'), holder, left } end
 
 apply_limits(ARGV, 6)
 apply_limits(call('HGETALL', OVERRIDES), 1)
