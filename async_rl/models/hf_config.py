@@ -51,7 +51,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        hint = "" if folder.exists() else "; a model of the Hugging Face Hub is given by its `name` instead of a folder"
+        raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -13,6 +13,7 @@ import yaml
 from async_rl.config import Config
 from async_rl.config.loading import load_file
 from async_rl.errors import ConfigError
+from async_rl.models.hf_config import read_shape
 from tests.support.repository import ROOT, module_environment
 from tests.support.run_history import last_step
 from tests.support.run_processes import ASYNC_RL
@@ -114,6 +115,11 @@ def test_a_name_that_leads_nowhere_is_one_sentence_with_the_way_out(
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+def test_a_name_that_is_given_as_a_folder_is_told_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; a model of the Hugging Face Hub is given by its `name`"):
+        read_shape(tmp_path / "Qwen" / "Qwen3-0.6B")
 
 
 def test_a_check_fetches_nothing(tmp_path: Path) -> None:
