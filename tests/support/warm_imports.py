@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 import warnings
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them when it is imported
@@ -20,5 +21,7 @@ import rollout_workers.evaluation.__main__  # noqa: E402, F401
 warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
 
 import torch._dynamo  # noqa: E402, F401  # a process that makes an optimizer imports it, which takes seconds
+
+tempfile.tempdir = None  # found while importing, in the environment of whichever test was first; each fork has its own
 
 gc.freeze()  # forks do not look through what is here, so they share its pages
