@@ -10,13 +10,14 @@ from pathlib import Path
 
 from async_rl.checkpoints.manifest import MANIFEST, found_in, read_asked
 from async_rl.cli.grammar import CommandLine
+from async_rl.config.learner import ParallelConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import names
 from async_rl.megatron.parameters.table import table
 from async_rl.models.hf_config import family_of, read_config, read_shape, refusals
 from async_rl.models.safetensors import InvalidSafetensors, TensorFacts, tensors_of
 from async_rl.models.shape import ModelShape
-from learner.models.memory import bytes_of, layouts
+from async_rl.plan.parameters import layouts, trained_bytes
 
 
 def inspect(line: CommandLine) -> None:
@@ -43,10 +44,15 @@ def _inspect_folder(folder: Path) -> None:
         print(f"  {text}")
     print("\nTraining in bfloat16 needs on each GPU, without activations:")
     for layout in layouts(shape):
-        print(f"  {count(layout.gpus, 'GPU'):<6}  {size_of(bytes_of(shape, layout)):>8}  {layout}")
+        print(f"  {count(layout.ranks, 'GPU'):<6}  {size_of(trained_bytes(shape, layout)):>8}  {_named(layout)}")
     cache = 1000 * 4 * shape.layers * shape.kv_heads * shape.head_dim
     weights = 2 * sum(prod(row.shape) for row in table(shape))
     print(f"Sampling needs {size_of(weights)} for the weights, and {size_of(cache)} of cache for every 1000 tokens in flight.")
+
+
+def _named(layout: ParallelConfig) -> str:
+    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "expert": layout.expert}
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "data-parallel alone"
 
 
 def _described(shape: ModelShape) -> Iterator[str]:

@@ -22,7 +22,6 @@ from async_rl.megatron.parameters.table import VALUE_BIAS, VALUE_WEIGHT
 from async_rl.models.hf_config import read_shape
 from async_rl.models.safetensors import divide
 from learner.models.__main__ import main
-from learner.models.memory import MemoryLayout, bytes_of
 from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
 from tests.support.full_parameters import gather_full
@@ -188,11 +187,3 @@ def test_parts_are_as_large_as_allowed() -> None:
     assert divide({"a": 4, "b": 6, "c": 11, "d": 1}, most=10) == [["a", "b"], ["c"], ["d"]]
     sizes = {text: shard_bytes(read(EXPORT, ["--max-shard-size", text])) for text in ("4GB", "1.5 mb", "20k", "77")}
     assert list(sizes.values()) == [4_000_000_000, 1_500_000, 20_000, 77]
-
-
-def test_memory_is_divided_as_the_ranks_are(folder: Path) -> None:
-    shape = read_shape(folder)
-    numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-    assert bytes_of(shape, MemoryLayout(gpus=1)) == 18 * numbers
-    assert bytes_of(shape, MemoryLayout(gpus=4)) == (6 + 12 / 4) * numbers
-    assert bytes_of(shape, MemoryLayout(gpus=2, tensor=2)) > 9 * numbers, "norms are whole on both"

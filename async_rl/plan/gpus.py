@@ -1,0 +1,93 @@
+"""Whether a memory plan fits on given GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from async_rl.plan.memory import RECEIVED, MemoryPlan, Part, total
+
+CONTEXT_BYTES = 2**30
+"""What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs of a machine."""
+
+    count: int
+    gb: float
+    """Memory of each, in units of 2^30 bytes, as in their names."""
+
+    @staticmethod
+    def parse(text: str) -> Gpus:
+        """Read `8x80`: 8 GPUs of 80 GB each. Raises ConfigError."""
+        found = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)(?:GB)?", text.strip(), re.IGNORECASE)
+        if found is None or float(found[2]) <= 0:
+            raise ConfigError(f"--gpus {text}: give the number of GPUs and the GB of each, as in 8x80")
+        return Gpus(count=int(found[1]), gb=float(found[2]))
+
+
+def problems(plan: MemoryPlan, gpus: Gpus, config: Config) -> list[str]:
+    """Return what does not fit, each in one sentence with the setting to change; nothing if the run fits."""
+    return [*_problems(plan, gpus, config)]
+
+
+def _problems(plan: MemoryPlan, gpus: Gpus, config: Config) -> Iterator[str]:
+    if plan.learner_gpus > gpus.count:
+        yield (
+            f"learner.parallel: the learner needs {plan.learner_gpus} GPUs, and there are {gpus.count}; lower tensor, "
+            "pipeline, context or processes"
+        )
+        return
+    if plan.worker_gpus > gpus.count:
+        yield (
+            f"worker.engines ({config.worker.engines}) x worker.tensor ({config.worker.tensor}) need {plan.worker_gpus} GPUs, "
+            f"and there are {gpus.count}; lower one of them"
+        )
+        return
+    for gpu, parts in enumerate(placed(plan, gpus)):
+        processes, used = len(parts), sum(total(each) for each in parts.values())
+        needed = used + processes * CONTEXT_BYTES
+        if needed > gpus.gb * 2**30:
+            names = " and ".join(parts)
+            yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} need {needed / 2**30:.1f} GB; {_way_out(parts, config)}"
+            return
+
+
+def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
+    """Return the processes on each GPU with their parts. Workers take the GPUs behind the learner's, and share all if there are
+    too few.
+    """
+    found: list[dict[str, tuple[Part, ...]]] = [{} for _ in range(gpus.count)]
+    for rank in range(plan.learner_gpus):
+        found[rank]["the learner"] = plan.learner
+    has_room = plan.learner_gpus + plan.workers * plan.worker_gpus <= gpus.count
+    first = plan.learner_gpus if has_room else 0
+    names = [*(f"worker {number}" for number in range(plan.workers)), *(["the evaluator"] if plan.has_evaluator else [])]
+    for worker, name in enumerate(names):
+        for offset in range(plan.worker_gpus):
+            here = found[(first + worker * plan.worker_gpus + offset) % gpus.count]
+            in_place = "the learner" in here and plan.learner_gpus == 1
+            parts = tuple(part for part in plan.worker if not (in_place and part.name == RECEIVED))
+            here[name] = parts
+    return found
+
+
+def _way_out(parts: dict[str, tuple[Part, ...]], config: Config) -> str:
+    owner, largest = max(((owner, part) for owner, each in parts.items() for part in each), key=lambda found: found[1].bytes)
+    if owner != "the learner":
+        return {
+            "KV cache": f"lower worker.kv_cache_gb (now {config.worker.kv_cache_gb:g})",
+            "activations": f"lower worker.prompt_tokens_per_step (now {config.worker.prompt_tokens_per_step})",
+            "logits": "lower worker.groups_in_flight, or batch.group_size",
+        }.get(largest.name, f"raise worker.tensor (now {config.worker.tensor})")
+    if largest.name in ("activations", "logits"):
+        recompute = (
+            "set learner.recompute: full, or " if largest.name == "activations" and config.learner.recompute != "full" else ""
+        )
+        return f"{recompute}lower batch.bin_tokens (now {config.batch.bin_tokens})"
+    return f"raise learner.parallel.tensor (now {config.learner.parallel.tensor}) or pipeline, or set learner.optimizer.offload"

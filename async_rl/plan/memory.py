@@ -1,0 +1,163 @@
+"""The memory plan of a run: bytes of each GPU and of the host, by part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from async_rl.config import Config
+from async_rl.config.learner import OwnCritic, SharedCritic
+from async_rl.megatron.parameters.table import VALUE_HEAD, Split, table
+from async_rl.models.shape import ModelShape
+from async_rl.plan.activations import FLOAT, activations
+from async_rl.plan.parameters import held_by_stages
+
+BFLOAT16 = 2
+RECEIVED = "received weights"
+"""The part of a worker that reads weights in place where it shares the learner's only GPU."""
+MAX_RUNNING = 256
+"""Generations that an engine decodes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes at the moment that needs most, of the rank that needs most."""
+
+    learner: tuple[Part, ...]
+    """On the GPU of a learner rank."""
+    worker: tuple[Part, ...]
+    """On each GPU of a rollout worker."""
+    host: tuple[Part, ...]
+    """In the memory of the machines: the buffer, and the weights of one push."""
+    learner_gpus: int
+    """GPUs of the learner, one for each rank."""
+    worker_gpus: int
+    """GPUs of one rollout worker: engines x tensor."""
+    workers: int
+    """Rollout workers that `async-rl run` starts."""
+    has_evaluator: bool
+    """Whether an evaluator runs beside them, with the engines of a worker."""
+
+
+def total(parts: Iterable[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+def memory_plan(
+    config: Config,
+    shape: ModelShape,
+    *,
+    critic: ModelShape | None = None,
+    reference: ModelShape | None = None,
+    teacher: ModelShape | None = None,
+) -> MemoryPlan:
+    """Plan a run of a model of `shape`. `critic`: of a critic with weights of its own; None: as the policy. `reference`,
+    `teacher`: of frozen models beside the policy; None: the run has none.
+    """
+    worker = config.worker
+    return MemoryPlan(
+        learner=_learner(config, shape, critic if critic is not None else shape, [reference, teacher]),
+        worker=_worker(config, shape),
+        host=_host(config, shape),
+        learner_gpus=config.learner.parallel.ranks,
+        worker_gpus=worker.engines * worker.tensor,
+        workers=worker.processes,
+        has_evaluator=config.evaluation.every > 0,
+    )
+
+
+def weight_bytes(config: Config) -> int:
+    """Return the bytes of one weight of the learner's models."""
+    return FLOAT if config.learner.precision == "float32" else _default_bytes(config, config.learner.precision == "auto")
+
+
+def row_tokens(config: Config, shape: ModelShape) -> int:
+    """Return the tokens of the longest packed row: a bin, or one generation that is longer."""
+    return max(config.batch.bin_tokens, min(config.sampling.max_tokens, shape.max_positions))
+
+
+def _default_bytes(config: Config, is_default: bool = True) -> int:
+    return FLOAT if is_default and config.device == "cpu" else BFLOAT16
+
+
+# -- the learner -----------------------------------------------------------------------------------------------------------
+
+
+def _learner(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterable[ModelShape | None]) -> tuple[Part, ...]:
+    """Return the parts of the pipeline stage that needs most."""
+    others = [each for each in frozen if each is not None]
+    stages = [_stage(config, shape, critic, others, stage) for stage in range(config.learner.parallel.pipeline)]
+    return max(stages, key=total)
+
+
+def _stage(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterable[ModelShape], stage: int) -> tuple[Part, ...]:
+    learner, weight, tokens = config.learner, weight_bytes(config), row_tokens(config, shape)
+    policy = replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape
+    trained = {"": policy}
+    if isinstance(learner.critic, OwnCritic):
+        trained["critic's "] = critic.with_head("scalar")
+    parts: Counter[str] = Counter()
+    for owner, model in trained.items():
+        held = held_by_stages(model, learner.parallel)[stage].trained_bytes(weight)
+        parts.update({f"{owner}{name}": round(number) for name, number in held.items()})
+    for model in frozen:
+        parts["frozen models"] += round(weight * held_by_stages(model, learner.parallel)[stage].numbers)
+    passes = [
+        activations(model, learner, tokens=tokens, element=weight, stage=stage, updates=True) for model in trained.values()
+    ]
+    largest = max(passes, key=lambda each: each.layers + each.logits)
+    parts.update({"activations": round(largest.layers), "logits": round(largest.logits)})
+    if config.device != "cpu":
+        parts["packed weights"] = 2 * _push_bytes(config, shape) // learner.parallel.ranks
+    return _parts(parts)
+
+
+# -- a worker --------------------------------------------------------------------------------------------------------------
+
+
+def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
+    worker, element = config.worker, _default_bytes(config)
+    numbers = sum(prod(row.shape) / (1 if row.split is Split.WHOLE else worker.tensor) for row in table(shape))
+    running = min(MAX_RUNNING, _concurrent(config))
+    tokens = running + worker.prompt_tokens_per_step
+    widest = max(2 * shape.ffn, (shape.heads + 2 * shape.kv_heads) * shape.head_dim) / worker.tensor
+    parts = {
+        "weights": round(element * numbers),
+        "KV cache": round(worker.kv_cache_gb * 2**30),
+        "activations": round(tokens * element * (3 * shape.hidden + 2 * widest)),
+        "logits": round(running * shape.vocab_size * (element + 4 * FLOAT)),
+    }
+    if config.device != "cpu" and worker.engines * worker.tensor == 1:
+        parts[RECEIVED] = _push_bytes(config, shape)
+    return _parts(parts)
+
+
+def _concurrent(config: Config) -> int:
+    worker = config.worker
+    groups = worker.groups_at_most if worker.groups_in_flight == "auto" else worker.groups_in_flight
+    return -(-groups * config.batch.group_size // worker.engines)
+
+
+# -- the host --------------------------------------------------------------------------------------------------------------
+
+
+def _host(config: Config, shape: ModelShape) -> tuple[Part, ...]:
+    tokens = min(config.sampling.max_tokens, shape.max_positions)
+    return _parts({"buffer": round(config.buffer_mb(tokens) * 2**20), "weights of a push": _push_bytes(config, shape)})
+
+
+def _push_bytes(config: Config, shape: ModelShape) -> int:
+    element = weight_bytes(config) if config.wire.dtype == "model" else BFLOAT16
+    return element * sum(prod(row.shape) for row in table(shape) if row.name not in VALUE_HEAD)
+
+
+def _parts(sizes: Mapping[str, int]) -> tuple[Part, ...]:
+    return tuple(Part(name=name, bytes=size) for name, size in sizes.items() if size)

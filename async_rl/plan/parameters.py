@@ -1,0 +1,94 @@
+"""Weights, gradients and optimizer state of a rank, from the parameter table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from async_rl.config.learner import ParallelConfig
+from async_rl.megatron.parameters.table import EMBEDDING, Parameter, Split, table
+from async_rl.models.shape import ModelShape
+
+GRADIENT = 4
+"""Gradients are accumulated in float32."""
+MOMENTS = 4 + 4
+"""Adam's two moments, float32."""
+MASTER = 4
+"""The optimizer's float32 copy of a bfloat16 weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParameters:
+    """The parameters of a rank."""
+
+    numbers: float = 0.0
+    optimized: float = 0.0
+    """Those whose optimizer state is on this rank: data-parallel ranks divide it."""
+    largest: float = 0.0
+    """Numbers of the largest parameter."""
+
+    def trained_bytes(self, weight: int) -> dict[str, float]:
+        """Bytes of weights, gradients and optimizer of a trained model with weights of `weight` bytes."""
+        master = MASTER if weight < MASTER else 0
+        return {
+            "weights": weight * self.numbers,
+            "gradients": GRADIENT * self.numbers,
+            "optimizer": (master + MOMENTS) * self.optimized,
+        }
+
+
+def held_by_stages(shape: ModelShape, parallel: ParallelConfig) -> list[HeldParameters]:
+    """Return what one rank of each pipeline stage holds."""
+    stages = [HeldParameters() for _ in range(parallel.pipeline)]
+    for row in table(shape):
+        for stage in _stages_of(row, shape, parallel):
+            stages[stage] = _with(stages[stage], row, parallel)
+    return stages
+
+
+def trained_bytes(shape: ModelShape, parallel: ParallelConfig, weight: int = 2) -> int:
+    """Return the bytes of weights, gradients and optimizer on a rank of the stage that needs most."""
+    return round(max(sum(held.trained_bytes(weight).values()) for held in held_by_stages(shape, parallel)))
+
+
+def layouts(shape: ModelShape) -> Iterator[ParallelConfig]:
+    """Yield the simple layouts on up to 8 GPUs that the model's sizes allow."""
+    yield ParallelConfig()
+    for gpus in (2, 4, 8):
+        yield ParallelConfig(processes=gpus)
+        if shape.kv_heads % gpus == shape.ffn % gpus == 0:
+            yield ParallelConfig(tensor=gpus)
+        if shape.layers % gpus == 0:
+            yield ParallelConfig(pipeline=gpus)
+        if shape.experts is not None and shape.experts.number % gpus == 0:
+            yield ParallelConfig(expert=gpus)
+
+
+def _with(held: HeldParameters, row: Parameter, parallel: ParallelConfig) -> HeldParameters:
+    divided, copies = _division(row, parallel)
+    numbers = prod(row.shape) / divided
+    return HeldParameters(
+        numbers=held.numbers + numbers,
+        optimized=held.optimized + numbers / copies,
+        largest=max(held.largest, numbers),
+    )
+
+
+def _division(row: Parameter, parallel: ParallelConfig) -> tuple[int, int]:
+    """Return among how many ranks the parameter is divided, and how many ranks divide the optimizer state of each part."""
+    of_a_stage = parallel.ranks // parallel.pipeline
+    has_data_ranks = of_a_stage > parallel.tensor * parallel.context  # else Megatron's optimizer is not divided
+    if row.expert is not None:
+        return parallel.expert, of_a_stage // parallel.expert if has_data_ranks else 1
+    return 1 if row.split is Split.WHOLE else parallel.tensor, of_a_stage // parallel.tensor if has_data_ranks else 1
+
+
+def _stages_of(row: Parameter, shape: ModelShape, parallel: ParallelConfig) -> set[int]:
+    last = parallel.pipeline - 1
+    if row.layer is not None:
+        chunk = row.layer * parallel.pipeline * parallel.virtual_stages // shape.layers
+        return {chunk % parallel.pipeline}
+    if row.name == EMBEDDING:  # the last stage has a copy of a matrix that is also the output layer
+        return {0, last} if shape.tied_embeddings else {0}
+    return {last}

@@ -1,0 +1,1 @@
+"""The memory plan of a run."""

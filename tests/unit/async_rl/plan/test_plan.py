@@ -1,0 +1,74 @@
+"""The memory plan: how ranks divide a model, and what does not fit on given GPUs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.config.learner import ParallelConfig
+from async_rl.errors import ConfigError
+from async_rl.megatron.parameters.table import table
+from async_rl.models.shape import Experts, ModelShape
+from async_rl.plan.gpus import Gpus, placed, problems
+from async_rl.plan.memory import memory_plan, total
+from async_rl.plan.parameters import trained_bytes
+
+SHAPE = ModelShape(
+    hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab_size=151936, max_positions=4096,
+    rope_theta=1e6, qk_norm=True, tied_embeddings=False,
+)  # fmt: skip
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate(
+        {"model": {"size": {"hidden": 64, "layers": 2, "heads": 4}}, "environments": [{"type": "even_digits"}]} | sections
+    )
+
+
+def test_parameters_are_divided_as_the_ranks_are() -> None:
+    numbers = sum(prod(row.shape) for row in table(SHAPE))
+    assert trained_bytes(SHAPE, ParallelConfig()) == 18 * numbers
+    assert trained_bytes(SHAPE, ParallelConfig(processes=4)) == (6 + 12 / 4) * numbers
+    assert 9 * numbers < trained_bytes(SHAPE, ParallelConfig(tensor=2)) < 9.1 * numbers, "norms are whole on both"
+    assert trained_bytes(SHAPE, ParallelConfig(), weight=4) == 16 * numbers, "no float32 copies"
+
+
+def test_gpus_are_written_as_a_number_and_a_size() -> None:
+    assert Gpus.parse("8x80") == Gpus(count=8, gb=80)
+    assert Gpus.parse("1x24gb") == Gpus(count=1, gb=24)
+    for nonsense in ("", "80", "0x80", "8x0", "8x", "x80", "8 x eighty", "-1x80"):
+        with pytest.raises(ConfigError, match="as in 8x80"):
+            Gpus.parse(nonsense)
+
+
+def test_what_does_not_fit_is_named_with_the_setting_to_change() -> None:
+    run = config(batch={"bin_tokens": 16_384})
+    plan = memory_plan(run, SHAPE)
+    assert problems(plan, Gpus(count=2, gb=160), run) == []
+    (shared,) = problems(plan, Gpus(count=1, gb=8), run)
+    assert "GPU 0 has 8 GB, and the learner and worker 0 need" in shared
+    assert "batch.bin_tokens" in shared
+    (missing,) = problems(memory_plan(wide := config(learner={"parallel": {"tensor": 4}}), SHAPE), Gpus(count=2, gb=80), wide)
+    assert missing.startswith("learner.parallel: the learner needs 4 GPUs")
+
+
+def test_workers_take_the_gpus_behind_the_learner() -> None:
+    plan = memory_plan(config(worker={"processes": 2}), SHAPE)
+    assert [list(each) for each in placed(plan, Gpus(count=3, gb=80))] == [["the learner"], ["worker 0"], ["worker 1"]]
+    apart, beside = placed(plan, Gpus(count=2, gb=80))
+    assert list(apart) == ["the learner", "worker 0"]
+    assert total(apart["worker 0"]) < total(beside["worker 1"]), "beside the learner weights are read in place"
+
+
+def test_a_model_with_experts_divides_them_alone() -> None:
+    experts = Experts(number=8, per_token=2, ffn=512, layers=tuple(range(28)))
+    shape = ModelShape(
+        hidden=512, layers=28, heads=8, kv_heads=8, head_dim=64, ffn=2048, vocab_size=1000, max_positions=512,
+        rope_theta=1e4, experts=experts,
+    )  # fmt: skip
+    of_experts = sum(prod(row.shape) for row in table(shape) if row.expert is not None)
+    others = sum(prod(row.shape) for row in table(shape) if row.expert is None)
+    assert trained_bytes(shape, ParallelConfig(expert=4)) == (6 + 12) * of_experts / 4 + (6 + 12 / 4) * others
