@@ -146,7 +146,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
     config, buffer, board, fence = run.config, run.buffer, run.board, run.fence
     buffer.vocab_size = run.shape.vocab_size
     priority = load_priority(config.replay.priority)
-    describe_memory(config, run.shape.max_positions)
+    describe_memory(config, run.shape.context_tokens)
     async with AsyncExitStack() as parts:
         meet = partial(open_rendezvous, place, stores, life=fence)
         ranks = await parts.enter_async_context(
@@ -217,7 +217,7 @@ def open_prefetcher(run: LearnerRun, ranks: RankGroupThread, fleet: FleetMetrics
         pack_batch,
         objective=run.objective,
         capacity=batch.bin_tokens,
-        longest=run.shape.max_positions,
+        longest=run.shape.context_tokens,
         num_shards=ranks.num_shards,
         minibatches=batch.minibatches,
         multiple=layout.slot_multiple,

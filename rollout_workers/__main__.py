@@ -75,7 +75,7 @@ async def work(config: Config) -> None:
         buffer.vocab_size = shape.vocab_size
         policies = await enter(open_policies(config.policies, device=resolve_device(config.device)))
         gateway = await enter(
-            open_gateway(config.worker.gateway, context_tokens=shape.max_positions, run_token=run_token(os.environ))
+            open_gateway(config.worker.gateway, context_tokens=shape.context_tokens, run_token=run_token(os.environ))
         )
         seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
         engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))

@@ -98,6 +98,9 @@ class ModelConfig(Pretrained):
 
     size: ModelSize | None = None
     """A new model of these dimensions, with random weights."""
+    max_sequence: PositiveInt | None = None
+    """Tokens of the longest sequence that is sampled and trained: prompt, answers and observations of an episode together. The
+    engine's KV cache must hold one (`worker.kv_cache_gb`). At most the model's positions. Unset: all of them."""
     layer_spec: Literal["local", "transformer_engine"] = "local"
     """Layer implementation: Megatron's local layers, or Transformer Engine (needs CUDA and the extra `gpu`)."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from async_rl.config import ExpertsSize, ModelConfig, ModelSize
 from async_rl.errors import ConfigError, naming_setting
 from async_rl.models.hf_config import read_shape
@@ -11,6 +13,16 @@ from async_rl.models.shape import Experts, ModelShape
 def model_shape(config: ModelConfig, vocab_size: int) -> ModelShape:
     """Resolve the shape. `vocab_size` is the tokenizer's; that of a folder must be at least as large and is used. Raises
     ConfigError."""
+    shape = _of_model(config, vocab_size)
+    if config.max_sequence is not None and config.max_sequence > shape.max_positions:
+        raise ConfigError(
+            f"model.max_sequence ({config.max_sequence}) is above the model's {shape.max_positions} positions; lower it, or "
+            "remove it to use them all"
+        )
+    return replace(shape, max_sequence=config.max_sequence)
+
+
+def _of_model(config: ModelConfig, vocab_size: int) -> ModelShape:
     if config.folder is not None:
         with naming_setting("model.folder"):
             found = read_shape(config.folder)

@@ -44,6 +44,13 @@ class ModelShape:
     tied_embeddings: bool = True
     init_std: float = 0.02
     head: Head = "tokens"
+    max_sequence: int | None = None
+    """Tokens of the longest sequence that a run samples and trains; None: as many as there are positions."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.max_sequence if self.max_sequence is not None else self.max_positions
 
     def with_head(self, head: Head) -> ModelShape:
         """The same model with another head. Embeddings are tied only with head `tokens`."""

@@ -57,7 +57,7 @@ def train(config: TrainingConfig, place: RankPlace) -> None:
     shape = model_shape(config.model, tokenizer.vocab_size)
     check(config, shape)
     read = ExampleReader.of(config.data, tokenizer, compares=config.compares)
-    room = TokenLimits(row=config.batch.bin_tokens, context=shape.max_positions)
+    room = TokenLimits(row=config.batch.bin_tokens, context=shape.context_tokens)
     table = Table.to_train(config.data, read, room, seed=config.run.seed)
     held_out = Table.held_out(config.data, read, room)
     steps = config.steps(len(table))

@@ -76,6 +76,6 @@ class Table:
             return None
         raise ConfigError(
             f"{self._rows.place(number)} has {' + '.join(str(len(text)) for text in example.texts)} tokens, which is too long: "
-            f"batch.bin_tokens is {self._limits.row}, and the model's context {self._limits.context}; raise the one "
-            "that it exceeds, or set data.too_long to drop"
+            f"batch.bin_tokens is {self._limits.row}, and model.max_sequence or else the model's positions "
+            f"{self._limits.context}; raise the one that it exceeds, or set data.too_long to drop"
         )

@@ -49,7 +49,7 @@ async def open_respondents(config: Config, *, script: str | None, model: str | N
 
 def _scripted(config: Config, script: str | None) -> Respondents:
     tokenizer = open_tokenizer(config.tokenizer)
-    context_tokens = model_shape(config.model, tokenizer.vocab_size).max_positions
+    context_tokens = model_shape(config.model, tokenizer.vocab_size).context_tokens
 
     def answerers(task: Task) -> list[tuple[str, InferenceInterface]]:
         said = guesses(task) if script is None else {"the script": _lines(script)}

@@ -78,7 +78,7 @@ async def evaluate_once(subject: Subject, config: Config) -> None:
         async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as engine:
             log.info("waits for the learner's weights")
             evaluated = describe_version(config, await take_version(board, store, engine, config, at_step=0))
-            async with open_evaluator(engine, config, engine.shape.max_positions) as evaluator:
+            async with open_evaluator(engine, config, engine.shape.context_tokens) as evaluator:
                 results = await evaluator.evaluate()
     else:
         evaluated = describe_subject(subject)
@@ -105,7 +105,7 @@ async def evaluate_on_schedule(config: Config) -> None:
         )
         # The next evaluator would be blocked by the same task, so this ends as a crash.
         ends = ends_after(config.worker.stall_limit_s)
-        async with open_evaluator(engine, config, engine.shape.max_positions) as evaluator:
+        async with open_evaluator(engine, config, engine.shape.context_tokens) as evaluator:
 
             async def follow() -> None:
                 """

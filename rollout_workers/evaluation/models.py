@@ -59,12 +59,13 @@ async def open_model(
         else:
             weights = load_checkpoint(subject.path, subject.manifest, engine.shape, dtype)
         await engine.swap(0, weights)
-        yield OpenModel(inference=engine, context_tokens=engine.shape.max_positions)
+        yield OpenModel(inference=engine, context_tokens=engine.shape.context_tokens)
 
 
 def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:
     """The configuration with the folder's model, and its tokenizer if it has one."""
-    changes: dict[str, object] = {"model": ModelConfig(folder=subject.path, layer_spec=config.model.layer_spec)}
+    model = ModelConfig(folder=subject.path, max_sequence=config.model.max_sequence, layer_spec=config.model.layer_spec)
+    changes: dict[str, object] = {"model": model}
     if (subject.path / "tokenizer_config.json").is_file():
         changes["tokenizer"] = HuggingFaceTokenizer(type="huggingface", folder=subject.path)
     return config.model_copy(update=changes)

@@ -102,7 +102,7 @@ class MegatronEngine(Inference):
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
         """Raises ValueError for what cannot be generated."""
         token_ids = self._token_ids(prompt)
-        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), max_positions=self.shape.max_positions)
+        sampling = resolve(args.over(self._defaults), prompt_length=len(token_ids), context_tokens=self.shape.context_tokens)
         done: asyncio.Future[Completion] = self._loop.create_future()
         generation = Generation(
             id=next(self._ids),

@@ -35,7 +35,7 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0
 
 
-def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> Sampling:
+def resolve(args: GenerationArgs, *, prompt_length: int, context_tokens: int) -> Sampling:
     """Check and complete the arguments of one generation. Raises ValueError naming a wrong one, and ContextOverflow."""
     temperature = args.temperature if args.temperature is not None else 1.0
     if not temperature >= 0:
@@ -50,10 +50,11 @@ def resolve(args: GenerationArgs, *, prompt_length: int, max_positions: int) -> 
         raise ValueError(f"seed={args.seed} must be at least 0 and fit into 63 bits")
     if prompt_length == 0:
         raise ValueError("the prompt is empty: generation needs at least one token to continue")
-    room = max_positions - prompt_length
+    room = context_tokens - prompt_length
     if room < 1:
         raise ContextOverflow(
-            f"the prompt has {prompt_length} tokens, and the model only {max_positions} positions: no room for a continuation"
+            f"the prompt has {prompt_length} tokens, and a sequence has at most {context_tokens} (model.max_sequence): no room "
+            "for a continuation"
         )
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ValueError(f"max_tokens={args.max_tokens} must be at least 1")

@@ -53,7 +53,7 @@ async def serve(config: RewardModelTraining, line: CommandLine) -> None:
             tokenizer,
             PromptFormat(chat=config.data.chat, system=config.data.system),
             row_tokens=config.batch.bin_tokens,
-            context_tokens=shape.max_positions,
+            context_tokens=shape.context_tokens,
         )
         async with listening(server, host=host, port=line.integer("port", 0), token=token) as url:
             asked = f"{url}#token_file={line.text('token-file')}" if token else url

@@ -72,12 +72,12 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
     """Build an engine over `model`, used on the calling thread. Raises ConfigError if the KV cache is too small."""
     block_bytes = _block_bytes(model, shape, settings.block_tokens)
     num_blocks = int(settings.kv_cache_gb * 2**30) // block_bytes
-    needed = -(-shape.max_positions // settings.block_tokens) + 1
+    needed = -(-shape.context_tokens // settings.block_tokens) + 1
     if num_blocks < needed + 1:
         raise ConfigError(
             f"worker.kv_cache_gb: {settings.kv_cache_gb:g} GB hold {num_blocks} blocks of {settings.block_tokens} tokens, but "
-            f"one sequence of {shape.max_positions} tokens needs {needed + 1}; give it at least "
-            f"{(needed + 1) * block_bytes / 2**30:.3g} GB"
+            f"one sequence of {shape.context_tokens} tokens needs {needed + 1}; give it at least "
+            f"{(needed + 1) * block_bytes / 2**30:.3g} GB, or lower model.max_sequence"
         )
     if host.is_needed():
         dynamic_context.triton_append_key_value_cache = None
@@ -155,7 +155,7 @@ def _build_with_arguments(model: GPTModel, shape: ModelShape, settings: EngineSe
         num_layers=shape.layers,
         kv_channels=shape.head_dim,
         num_attention_heads=shape.kv_heads,  # this argument means the heads of the cache
-        max_sequence_length=shape.max_positions,
+        max_sequence_length=shape.context_tokens,
         buffer_size_gb=settings.kv_cache_gb,
         block_size_tokens=settings.block_tokens,
         max_requests=settings.max_requests,
@@ -170,7 +170,7 @@ def _build_with_arguments(model: GPTModel, shape: ModelShape, settings: EngineSe
         inference_batch_times_seqlen_threshold=-1,
         padded_vocab_size=model.vocab_size,
         inference_max_requests=settings.max_requests,
-        inference_max_seq_length=shape.max_positions,
+        inference_max_seq_length=shape.context_tokens,
     )
     return SchedulingEngine(
         Controller(GPTInferenceWrapper(model, wrapper, context), NullTokenizer()),
@@ -191,7 +191,7 @@ def _build_with_config(model: GPTModel, shape: ModelShape, settings: EngineSetti
     context = Context(
         model.config,
         InferenceConfig(
-            max_sequence_length=shape.max_positions,
+            max_sequence_length=shape.context_tokens,
             buffer_size_gb=settings.kv_cache_gb,
             block_size_tokens=settings.block_tokens,
             max_requests=settings.max_requests,

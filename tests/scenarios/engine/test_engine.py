@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
-from async_rl.protocols import GenerationArgs
+from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, StopReason, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
@@ -250,7 +251,7 @@ async def test_prompts_come_as_text_messages_or_token_ids(ready: MegatronEngine)
 @pytest.mark.parametrize(
     ("prompt", "args", "sentence"),
     [
-        ([5] * 64, GenerationArgs(), "the prompt has 64 tokens, and the model only 64 positions"),
+        ([5] * 64, GenerationArgs(), "the prompt has 64 tokens, and a sequence has at most 64"),
         ([], GenerationArgs(), "the prompt is empty"),
         ([5], GenerationArgs(top_p=0.0), "top_p=0 must be above 0"),
         ([5], GenerationArgs(top_p=1.5), "top_p=1.5 must be above 0 and at most 1"),
@@ -270,9 +271,22 @@ async def test_what_cannot_be_generated_is_refused_by_name(
 
 
 async def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"worker\.kv_cache_gb"):
+    with pytest.raises(ConfigError, match=r"worker\.kv_cache_gb.*one sequence of 64 tokens.*or lower model\.max_sequence"):
         async with engine(worker=WorkerConfig(kv_cache_gb=1e-5, kv_block_tokens=8)):
             pass
+
+
+async def test_a_model_with_many_positions_needs_a_cache_for_the_longest_sequence_only() -> None:
+    many = replace(SHAPE, max_positions=1 << 20)
+    with pytest.raises(ConfigError, match="one sequence of 1048576 tokens"):
+        async with engine(shape=many):
+            pass
+    async with engine(shape=replace(many, max_sequence=64), tokenizer=ENDLESS) as running:
+        await running.swap(0, weights(1))
+        completion = await running.generate([5] * 60, GenerationArgs(max_tokens=10_000))
+        assert (len(completion.token_ids), completion.stop_reason) == (4, StopReason.LENGTH)
+        with pytest.raises(ContextOverflow, match=r"has 64 tokens, and a sequence has at most 64 \(model\.max_sequence\)"):
+            await running.generate([5] * 64)
 
 
 async def test_closing_ends_everybody_who_waits() -> None:

@@ -328,7 +328,7 @@ async def test_a_wrong_request_is_one_sentence_that_names_the_parameter(
 
 def engine_checks(text: str) -> str:
     """Refuses as the engine does."""
-    resolve(GenerationArgs(temperature=-1), prompt_length=1, max_positions=CONTEXT)
+    resolve(GenerationArgs(temperature=-1), prompt_length=1, context_tokens=CONTEXT)
     return "never"
 
 

@@ -99,6 +99,18 @@ def test_a_model_knows_all_tokens_of_the_tokenizer(tmp_path: Path) -> None:
         model_shape(ModelConfig(folder=tmp_path), vocab_size=known + 1)
 
 
+def test_sequences_are_as_long_as_the_run_says_and_at_most_as_the_model_has_positions(tmp_path: Path) -> None:
+    shape_of(tmp_path, **LLAMA)
+
+    def limited(most: int | None) -> ModelShape:
+        return model_shape(ModelConfig(folder=tmp_path, max_sequence=most), vocab_size=1)
+
+    assert [limited(most).context_tokens for most in (None, 1, 64)] == [64, 1, 64]
+    assert written_config(limited(8), dtype="float32")["max_position_embeddings"] == 64
+    with pytest.raises(ConfigError, match=r"model\.max_sequence \(65\) is above the model's 64 positions"):
+        limited(65)
+
+
 def test_a_folder_need_not_say_what_its_weights_are(tmp_path: Path) -> None:
     said: list[dict[str, str | None]] = [{}, {"dtype": None}, {"torch_dtype": "bfloat16"}, {"dtype": "float16"}]
     found: list[str] = []

@@ -53,6 +53,12 @@ def test_fleets_agree_by_what_a_folder_says_and_not_by_where_it_lies(tmp_path: P
     assert {key for key in here if here[key] != other[key]} == {"model.folder"}
 
 
+def test_fleets_share_the_longest_sequence():
+    size = {"hidden": 32, "layers": 1, "heads": 2}
+    before, after = (config(model={"size": size, **given}).fleet_facts for given in ({}, {"max_sequence": 100}))
+    assert [key for key, value in before.items() if after[key] != value] == ["model.max_sequence"]
+
+
 def test_facts_name_each_value_that_fleets_share():
     changed = config(model={"size": {"hidden": 64, "layers": 1, "heads": 2}}).fleet_facts
     assert [key for key, value in config().fleet_facts.items() if changed[key] != value] == ["model.size.hidden"]

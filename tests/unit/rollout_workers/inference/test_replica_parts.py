@@ -127,7 +127,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
     )
     args = GenerationArgs(max_tokens=4, temperature=0.0, stop=("a",), seed=2**63 - 1)
     request = Generate(id=1, prompt=(1, 2), args=args)
-    order = Submit(id=2, prompt=(3,), sampling=resolve(args, prompt_length=1, max_positions=9))
+    order = Submit(id=2, prompt=(3,), sampling=resolve(args, prompt_length=1, context_tokens=9))
     near, far = socket.socketpair()
     with near, far:
         sender, receiver = SocketPipe(near), SocketPipe(far)
@@ -165,7 +165,7 @@ def test_a_rank_that_came_to_other_tokens_stops_before_it_computes_with_them() -
     leader, follower = socket.socketpair()
     with leader, follower:
         orders = SocketPipe(leader)
-        orders.send(Submit(id=0, prompt=(5,), sampling=resolve(GenerationArgs(), prompt_length=1, max_positions=32)))
+        orders.send(Submit(id=0, prompt=(5,), sampling=resolve(GenerationArgs(), prompt_length=1, context_tokens=32)))
         orders.send(StepOrder(state=0))
         try:
             with pytest.raises(ServiceStopped, match="other tokens"):
