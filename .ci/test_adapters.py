@@ -1,9 +1,10 @@
 """Play every adapter's example with its real library and the real engine, in virtual environments under .venvs/.
 
-    python .ci/test_adapters.py [NAME ...]
+    python .ci/test_adapters.py [--install] [NAME ...]
 
-Each library is installed with its pinned dependencies; async_rl's environment comes after it on the path, so the library's
-versions win. On two idle cores each takes less than a minute and a half; CI runs agents, envs and mcp at every change.
+With --install the environments are made, and nothing is played. Each library is installed with its pinned dependencies;
+async_rl's environment comes after it on the path, so the library's versions win. On two idle cores each takes less than a
+minute and a half; CI runs agents, envs and mcp at every change.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ class Outcome:
         return self.passed > 0 and self.missed == 0
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
+    names = [word for word in words if word != "--install"]
     if unknown := set(names) - {adapter.name for adapter in ADAPTERS}:
         print(f"no adapter is called {min(unknown)!r}; there are {', '.join(each.name for each in ADAPTERS)}", file=sys.stderr)
         return 2
-    outcomes = [tried(adapter) for adapter in ADAPTERS if not names or adapter.name in names]
+    chosen = [adapter for adapter in ADAPTERS if not names or adapter.name in names]
+    if "--install" in words:
+        for adapter in chosen:
+            python_of(adapter)
+        return 0
+    outcomes = [tried(adapter) for adapter in chosen]
     print(f"\n{'adapter':<11}{'passed':>7}{'missed':>7}{'install':>9}{'tests':>8}  libraries")
     for each in outcomes:
         numbers = f"{each.passed:>7}{each.missed:>7}{each.install_s:>8.0f}s{each.test_s:>7.0f}s"
