@@ -218,6 +218,7 @@ def open_prefetcher(run: LearnerRun, ranks: RankGroupThread, fleet: FleetMetrics
         objective=run.objective,
         capacity=batch.bin_tokens,
         longest=run.shape.context_tokens,
+        too_long=batch.too_long,
         num_shards=ranks.num_shards,
         minibatches=batch.minibatches,
         multiple=layout.slot_multiple,

@@ -11,6 +11,7 @@ from async_rl.config.exposure import is_loopback, is_wildcard
 from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.section import Section
 
+TooLong = Literal["truncate", "mask", "drop"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -201,6 +202,10 @@ class BatchConfig(Section):
     """Maximum tokens in a step batch: a step takes fewer groups when the next one would exceed it. Unset: no limit."""
     bin_tokens: PositiveInt = 4096
     """Token capacity of one packed row (micro-batch). A longer rollout gets a row of its own."""
+    too_long: TooLong = "truncate"
+    """A rollout with more tokens in a row than `model.max_sequence`, as environments that bring their own rows may have:
+    `truncate` trains the tokens up to there; `mask` trains none, and the reward still counts in the baseline of its group;
+    `drop` treats it as failed. Counted in `batch/too_long`."""
     minibatches: PositiveInt = 1
     """Optimizer updates per pass over the step batch. A step makes one version, however many updates it has."""
     epochs: PositiveInt = 1

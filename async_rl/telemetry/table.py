@@ -99,7 +99,7 @@ batch/trained_tokens [tokens]: sampled tokens in the step batch
 batch/tokens [tokens]: tokens in packed rows, including prompts
 batch/bins [bins]: packed rows (micro-batches)
 batch/oversize [bins]: samples longer than batch.bin_tokens, each in a row of its own
-batch/too_long [samples]: samples dropped because they exceed the model's context
+batch/too_long [samples]: samples longer than model.max_sequence, treated as batch.too_long says
 batch/fill [share]: share of the packed rows' capacity in use
 batch/imbalance: tokens of the largest data-parallel shard divided by the mean
 batch/lock_step: cost of the most expensive row that ranks compute at the same time, divided by the mean

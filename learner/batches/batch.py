@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from async_rl.config.learner import TooLong
 from async_rl.types import TakenGroup
 from learner.advantages.rollouts import assign_credit
 from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffers, to_buffers
+from learner.batches.too_long import num_too_long, within
 from learner.losses.aggregation import StepCounts
 from learner.objective import Objective
 from learner.packing.cost import TYPICAL, Cost
@@ -60,6 +62,7 @@ def pack_batch(
     objective: Objective,
     capacity: int,
     longest: int | None = None,
+    too_long: TooLong = "truncate",
     num_shards: int = 1,
     minibatches: int = 1,
     multiple: int = 1,
@@ -68,8 +71,11 @@ def pack_batch(
 ) -> PackedBatch:
     """Pack the groups of a step. `capacity` is the size of a row in tokens; `multiple`, `bins_multiple`, `cost`: see `plan`.
 
-    Samples of more than `longest` tokens (the model's context) are dropped and counted in `batch/too_long`.
+    Samples of more than `longest` tokens (model.max_sequence) are treated as `too_long` says and counted in `batch/too_long`.
     """
+    num_over = num_too_long(groups, longest) if longest is not None else 0
+    if longest is not None and num_over:
+        groups = within(groups, longest, too_long)
     rollouts = [(place, rollout) for place, taken in enumerate(groups) for rollout in taken.group.rollouts]
     credit = assign_credit(groups, objective)
     sources = [
@@ -87,8 +93,6 @@ def pack_batch(
         if (trained := int(np.count_nonzero(sample.loss_mask[1:])))
     ]
 
-    fitting = [each for each in sources if longest is None or len(each.sample) <= longest]
-
     def schedule(lengths: Sequence[int]) -> list[Bins]:
         planned = plan(lengths, capacity, num_shards, multiple=multiple, bins_multiple=bins_multiple, cost=cost)
         # every rank runs at least one backward pass: the gradient reduction is collective
@@ -96,15 +100,14 @@ def pack_batch(
 
     # groups are not split between updates: some losses average over the tokens of a group
     updates = min(minibatches, max(len(groups), 1))
-    portions = [[each for each in fitting if each.group * updates // len(groups) == update] for update in range(updates)]
+    portions = [[each for each in sources if each.group * updates // len(groups) == update] for update in range(updates)]
     made = tuple(
         Minibatch(shards=fill(portion, schedule([len(each.sample) for each in portion])), counts=_count(portion))
         for portion in portions
     )
     owners = np.array([place for place, _ in rollouts], np.int64)
     magnitudes = tuple(float(np.abs(credit.advantages[owners == place]).mean()) for place in range(len(groups)))
-    dropped = {"batch/too_long": float(len(sources) - len(fitting))}
-    metrics = {**_describe(credit.advantages, made, capacity, cost), **dropped}
+    metrics = {**_describe(credit.advantages, made, capacity, cost), "batch/too_long": float(num_over)}
     return PackedBatch(minibatches=made, metrics=metrics, magnitudes=magnitudes)
 
 

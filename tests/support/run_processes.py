@@ -26,13 +26,20 @@ from tests.support.warm_programs import start
 TASKS = Path(__file__).with_name("run_tasks.py")
 
 
-def write_config(folder: Path, name: str, *, tasks: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> Path:
-    """A tiny run. `tasks` are arguments of its environment; `sections` go over the ones here, key by key."""
+def write_config(
+    folder: Path,
+    name: str,
+    *,
+    environment: str = "Paced",
+    tasks: Mapping[str, Any] | None = None,
+    **sections: Mapping[str, Any],
+) -> Path:
+    """A tiny run. `tasks` are arguments of its `environment`; `sections` go over the ones here, key by key."""
     content: dict[str, Any] = {
         "run": {"name": name, "folder": str(folder / "runs")},
         "model": {"size": {"hidden": 32, "layers": 1, "heads": 2}},
         "tokenizer": {"type": "characters", "alphabet": "0123456789="},
-        "environments": [{"type": f"{TASKS}:Paced", "args": {"max_tokens": 8, **(tasks or {})}}],
+        "environments": [{"type": f"{TASKS}:{environment}", "args": {"max_tokens": 8, **(tasks or {})}}],
         "sampling": {"max_tokens": 8},
         "staleness": {"max_age": 2},
         "batch": {"groups_per_step": 2, "group_size": 2, "bin_tokens": 256, "drop_no_signal": False},

@@ -1,8 +1,11 @@
 """Groups to packed bins: alignment to the predicting position, who is trained, what the step divides by."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from async_rl.config.learner import TooLong
 from async_rl.types import Failure, Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
 from learner.batches.batch import PackedBatch, pack_batch, shard_from_bytes, shard_to_bytes
 from learner.batches.packed_rows import PackedRow
@@ -38,7 +41,7 @@ def sequences(batch: PackedBatch) -> list[dict[str, list[float]]]:
     found = []
     for each in (each for bins in batch.minibatches[0].shards for each in bins):
         for start, stop in zip(each.cu_seqlens[:-1], each.cu_seqlens[1:], strict=True):
-            names = ("token_ids", "positions", "targets", "mask", "behaviour", "advantages")
+            names = ("token_ids", "positions", "targets", "mask", "behaviour", "advantages", "ages")
             found.append({name: getattr(each, name)[start:stop].tolist() for name in names})
     return sorted(found, key=lambda row: row["token_ids"][0])
 
@@ -104,14 +107,47 @@ def test_nothing_to_train_still_makes_a_bin_for_every_shard() -> None:
     assert all(np.isfinite(value) for value in batch.metrics.values())
 
 
-def test_what_is_longer_than_a_row_has_one_of_its_own_and_what_the_model_has_no_positions_for_is_dropped() -> None:
+@pytest.mark.parametrize(
+    ("too_long", "lengths", "trained", "advantages"),
+    [
+        ("truncate", [9, 12, 7], 2 + 8 + 11 + 3, {3: -4.25, 4: -3.25, 9: 1.75, 12: 5.75}),
+        ("mask", [9, 7], 2 + 8 + 3, {3: -4.25, 4: -3.25, 9: 1.75}),
+        ("drop", [9, 7], 2 + 8 + 3, {3: -7 / 3, 4: -4 / 3, 9: 11 / 3}),
+    ],
+)
+def test_what_is_longer_than_a_row_has_one_of_its_own_and_what_the_model_has_no_positions_for_is_cut_masked_or_dropped(
+    too_long: TooLong, lengths: list[int], trained: int, advantages: dict[int, float]
+) -> None:
     rows = [sample(list(range(length)), [0] + [1] * (length - 1)) for length in (3, 9, 13, 4)]
-    batch = pack_batch([taken(*(rollout(row, reward=len(row)) for row in rows))], objective=PLAIN, capacity=8, longest=12)
-    (bins,) = batch.minibatches[0].shards
-    assert sorted(len(each.token_ids) for each in bins) == [7, 9]
-    assert batch.minibatches[0].counts.tokens == 2 + 8 + 3
-    assert (batch.metrics["batch/oversize"], batch.metrics["batch/too_long"]) == (1, 1)
-    assert batch.metrics["batch/fill"] == pytest.approx(16 / 17)
+    groups = [taken(*(rollout(row, reward=len(row)) for row in rows))]
+    for _ in range(2):  # after a restart, the same groups are taken again
+        batch = pack_batch(groups, objective=PLAIN, capacity=8, longest=12, too_long=too_long)
+        (bins,) = batch.minibatches[0].shards
+        assert sorted(len(each.token_ids) for each in bins) == sorted(lengths)
+        assert batch.minibatches[0].counts.tokens == trained
+        assert {len(row["token_ids"]): row["advantages"][0] for row in sequences(batch)} == pytest.approx(advantages)
+        assert (batch.metrics["batch/oversize"], batch.metrics["batch/too_long"]) == (len(lengths) - 1, 1)
+
+
+def test_an_answer_that_is_cut_counts_as_truncated_and_keeps_the_versions_of_what_is_left() -> None:
+    objective = PLAIN.model_copy(update={"rewards": PLAIN.rewards.model_copy(update={"train_truncated": False})})
+    row = sample(list(range(9)), [0, 0, 1, 1, 1, 1, 0, 1, 1])
+    row = replace(row, versions=tuple(VersionSpan(version=v, start=a, stop=b) for v, a, b in ((0, 2, 4), (1, 4, 6), (2, 7, 9))))
+    groups = [taken(rollout(row, reward=1.0), rollout(sample([50, 51], [0, 1])))]
+    for trains, wanted in ((PLAIN, [[50], [0]]), (objective, [[50]])):
+        found = sequences(pack_batch(groups, objective=trains, capacity=8, longest=5))
+        assert sorted(each["token_ids"][:1] for each in found) == sorted(wanted)
+    ages = {
+        each["token_ids"][0]: each["ages"] for each in sequences(pack_batch(groups, objective=PLAIN, capacity=8, longest=5))
+    }
+    assert ages[0] == [0, 3, 3, 2, 0]
+
+
+def test_a_step_of_which_nothing_is_left_is_still_a_step() -> None:
+    groups = [taken(*(rollout(sample(list(range(9)), [0] + [1] * 8), reward=n) for n in range(2)))]
+    batch = pack_batch(groups, objective=PLAIN, capacity=8, longest=4, too_long="drop", num_shards=2)
+    assert ([len(bins) for bins in batch.minibatches[0].shards], batch.minibatches[0].counts.tokens) == ([1, 1], 0)
+    assert all(np.isfinite(value) for value in batch.metrics.values())
 
 
 def test_a_shard_survives_the_way_to_its_rank() -> None:
