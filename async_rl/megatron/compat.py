@@ -36,6 +36,7 @@ with host.importing():
         get_num_layers_to_build,
     )
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+    from megatron.core.transformer.utils import is_layer_window_attention
 
 
 def _tensor_group(

@@ -131,6 +131,7 @@ def transformer_config(
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,
+        **_windows(shape),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -163,6 +164,15 @@ def transformer_config(
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
     )
+
+
+def _windows(shape: ModelShape) -> dict[str, Any]:
+    if (window := shape.window) is None:
+        return {}
+    return {
+        "window_size": (window.tokens - 1, 0),
+        "window_attn_skip_freq": [int(layer in window.layers) for layer in range(shape.layers)],
+    }
 
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {

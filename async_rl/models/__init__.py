@@ -1,1 +1,1 @@
-"""Descriptions of models, without torch (except stored_weights.py): `shape.py` first, then `hf_config.py`."""
+"""Descriptions of models, without torch (except stored_weights.py): `shape.py` first, `families.py`, then `hf_config.py`."""

@@ -1,4 +1,4 @@
-"""Reads and writes config.json of Hugging Face folders, for the supported model families.
+"""Reads and writes config.json of Hugging Face folders, for the families in `families.py`.
 
 A setting that would be computed wrongly is refused by name.
 """
@@ -7,41 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from async_rl.errors import ConfigError
-from async_rl.models.shape import Experts, ModelShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A `model_type` and the features that distinguish it."""
-
-    name: str
-    architecture: str
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    experts: bool = False
-
-
-FAMILIES = (
-    Family(name="llama", architecture="LlamaForCausalLM"),
-    Family(name="qwen2", architecture="Qwen2ForCausalLM", qkv_bias=True),
-    Family(name="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True),
-    Family(name="qwen3_moe", architecture="Qwen3MoeForCausalLM", qk_norm=True, experts=True),
-)
-
-
-def family_of(shape: ModelShape) -> Family:
-    """The family with the features of this model. Raises ConfigError if there is none."""
-    asked = (shape.qkv_bias, shape.qk_norm, shape.experts is not None)
-    for family in FAMILIES:
-        if asked == (family.qkv_bias, family.qk_norm, family.experts):
-            return family
-    raise ConfigError("no Hugging Face family has this combination of biases, norms and experts")
-
+from async_rl.models.families import FAMILIES, Family, family_of
+from async_rl.models.shape import Experts, ModelShape, Window
 
 # -- reading --------------------------------------------------------------------------------------------------------------
 
@@ -91,13 +62,17 @@ def refusals(found: Mapping[str, Any]) -> Iterator[str]:
     if found.get("quantization_config"):
         yield "a quantization_config: only weights that are not quantized are supported"
     kinds = {kind for kind in found.get("layer_types") or () if kind != "full_attention"}
-    if kinds or found.get("use_sliding_window") or (family.name == "llama" and found.get("sliding_window")):
+    if kinds or found.get("use_sliding_window") or (family.name in _NEVER_SLIDING and found.get("sliding_window")):
         yield f"{' and '.join(sorted(kinds)) or 'a sliding window'}, which is not supported"
     if biased := [key for key in ("attention_bias", "mlp_bias") if found.get(key)]:
         yield f"{' and '.join(biased)}, which is not supported"
     yield from _rope_refusals(_rope(found))
     if family.experts and found.get("norm_topk_prob") and found.get("num_experts_per_tok") == 1:
         yield "norm_topk_prob with one expert per token, whose router could not learn"
+
+
+_NEVER_SLIDING = ("llama",)
+"""Families without `use_sliding_window`, where a `sliding_window` alone is a different model."""
 
 
 def _rope_refusals(rope: Mapping[str, Any]) -> Iterator[str]:
@@ -134,6 +109,8 @@ def _shape(found: Mapping[str, Any]) -> ModelShape:
     heads, rope = found["num_attention_heads"], _rope(found)
     kv_heads, head_dim = found.get("num_key_value_heads"), found.get("head_dim")
     return ModelShape(
+        family=family.name,
+        **family.features,
         hidden=found["hidden_size"],
         layers=found["num_hidden_layers"],
         heads=heads,
@@ -145,12 +122,19 @@ def _shape(found: Mapping[str, Any]) -> ModelShape:
         rope_theta=float(rope["rope_theta"]),
         rope_factor=float(rope["factor"]) if rope["rope_type"] == "llama3" else None,
         norm_eps=found["rms_norm_eps"],
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
+        window=_window(found, family),
         experts=_experts(found) if family.experts else None,
         tied_embeddings=found.get("tie_word_embeddings", False),
         init_std=found.get("initializer_range", 0.02),
     )
+
+
+def _window(found: Mapping[str, Any], family: Family) -> Window | None:
+    """None also if the window is as long as the longest sequence."""
+    tokens = found.get("sliding_window", 4096) if family.windows != "none" else None  # transformers' value if it is missing
+    if tokens is None or tokens >= found["max_position_embeddings"]:
+        return None
+    return Window(tokens=tokens, layers=tuple(range(found["num_hidden_layers"])))
 
 
 def _experts(found: Mapping[str, Any]) -> Experts:
@@ -197,6 +181,8 @@ def written_config(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "use_cache": True,
     }
+    if family.windows != "none":
+        written["sliding_window"] = shape.window.tokens if shape.window is not None else None
     if shape.experts is not None:
         written |= {
             "num_experts": shape.experts.number,

@@ -25,7 +25,19 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Sliding-window attention of some layers."""
+
+    tokens: int
+    """The last tokens that a token attends to, itself included."""
+    layers: tuple[int, ...]
+    """Indexes of the layers with the window; the others attend to all tokens before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
+    family: str | None = None
+    """Hugging Face's `model_type`; None: the first family with these features."""
     hidden: int
     layers: int
     heads: int
@@ -40,6 +52,7 @@ class ModelShape:
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
+    window: Window | None = None
     experts: Experts | None = None
     tied_embeddings: bool = True
     init_std: float = 0.02

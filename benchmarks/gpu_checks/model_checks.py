@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -29,8 +30,8 @@ def environment(machine: Machine, report: Report) -> None:
     report.note(
         dtype=str(dtype).removeprefix("torch."),
         page_tokens=page,
-        kernel_small=kernel_name(machine.device, dtype, page, SMALL.heads, SMALL.head_dim, SMALL.kv_heads),
-        kernel_head_128=kernel_name(machine.device, dtype, page, 16, 128, 8),
+        kernel_small=kernel_name(machine.device, dtype, page, SMALL),
+        kernel_head_128=kernel_name(machine.device, dtype, page, replace(SMALL, heads=16, head_dim=128, kv_heads=8)),
     )
     if machine.is_gpu:
         facts = torch.cuda.get_device_properties(machine.device)

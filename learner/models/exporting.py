@@ -16,8 +16,9 @@ from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.export import FolderExtras, write_folder
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from async_rl.models.families import family_of
 from async_rl.models.from_config import model_shape
-from async_rl.models.hf_config import family_of, read_dtype
+from async_rl.models.hf_config import read_dtype
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters, open_tokenizer
 from learner.models.inspecting import count, size_of

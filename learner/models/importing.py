@@ -14,7 +14,8 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.megatron.parameters.checkpoint_weights import save_checkpoint
 from async_rl.megatron.parameters.table import table
-from async_rl.models.hf_config import family_of, read_dtype, read_shape
+from async_rl.models.families import family_of
+from async_rl.models.hf_config import read_dtype, read_shape
 
 
 def import_folder(line: CommandLine) -> None:

@@ -14,7 +14,8 @@ from async_rl.config.learner import ParallelConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import names
 from async_rl.megatron.parameters.table import table
-from async_rl.models.hf_config import family_of, read_config, read_shape, refusals
+from async_rl.models.families import family_of
+from async_rl.models.hf_config import read_config, read_shape, refusals
 from async_rl.models.safetensors import InvalidSafetensors, TensorFacts, tensors_of
 from async_rl.models.shape import ModelShape
 from async_rl.plan.parameters import layouts, trained_bytes
@@ -71,6 +72,8 @@ def _described(shape: ModelShape) -> Iterator[str]:
         yield f"{total:,} parameters, of which a token uses {total - round(idle):,}"
     tied = "the same matrix for embedding and output" if shape.tied_embeddings else "separate matrices for embedding and output"
     yield f"vocabulary {shape.vocab_size:,}, {tied}"
+    if (window := shape.window) is not None:
+        yield f"sliding window of {window.tokens:,} tokens in {count(len(window.layers), 'layer')}"
     stretched = f", stretched {shape.rope_factor:g} times as in Llama 3" if shape.rope_factor is not None else ""
     yield f"context {shape.max_positions:,} tokens, rope base {shape.rope_theta:,.0f}{stretched}"
 

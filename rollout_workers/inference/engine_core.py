@@ -96,7 +96,7 @@ class EngineCore:
             dtype=dtype,
             seed=seed,
             layer_spec=layer_spec,
-            attention=attention_for(device),
+            attention=attention_for(device, shape),
         )
         self._engine = build_engine(
             self._model,
@@ -110,7 +110,7 @@ class EngineCore:
                 reuse_prefixes=worker.prefix_reuse,
             ),
         )
-        self.kernel = kernel_name(device, dtype, block_tokens, shape.heads, shape.head_dim, shape.kv_heads)
+        self.kernel = kernel_name(device, dtype, block_tokens, shape)
         log.info("engine is ready", device=str(device), attention=self.kernel, megatron_core=version("megatron-core"))
 
     @property

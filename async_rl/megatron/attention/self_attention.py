@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +13,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacking
-from async_rl.megatron.compat import AttnMaskType, MegatronModule, PackedSeqParams, TransformerConfig
+from async_rl.megatron.compat import (
+    AttnMaskType,
+    MegatronModule,
+    PackedSeqParams,
+    TransformerConfig,
+    is_layer_window_attention,
+)
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes of torch's fused kernels."""
 WORTHWHILE_PADDING = 2.0
 """Compute sequences as one padded batch if it has at most this many times their tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a layer computes the attention scores of a token."""
+
+    scale: float | None = None
+    """Factor of the scores; None: 1 / sqrt(dimension of a head)."""
+    window: int | None = None
+    """The last tokens that a token attends to, itself included; None: all."""
+
+    @classmethod
+    def of_layer(cls, config: TransformerConfig, layer_number: int, scale: float | None = None) -> Scores:
+        window, skipped = config.window_size, config.window_attn_skip_freq
+        is_windowed = is_layer_window_attention(window, skipped, layer_number)  # pyright: ignore[reportArgumentType]
+        return cls(scale, window[0] + 1 if is_windowed and window is not None else None)
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """The window as torch's and FlashAttention's kernels take it."""
+        return (-1 if self.window is None else self.window - 1), 0
 
 
 class PackedAttention(MegatronModule):
@@ -37,7 +65,7 @@ class PackedAttention(MegatronModule):
         refuse_unsupported(config)
         if attention_type != "self" or attn_mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
             raise NotImplementedError(f"PackedAttention does causal self-attention only, not {attention_type} {attn_mask_type}")
-        self._scale = softmax_scale
+        self._scores = Scores.of_layer(config, layer_number, softmax_scale)
 
     def forward(
         self,
@@ -60,21 +88,20 @@ class PackedAttention(MegatronModule):
         return self._packed(query, key, value, packed_seq_params)
 
     def _plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale, enable_gqa=True)
-        return out.permute(2, 0, 1, 3).flatten(2)
+        query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        return _attend(query, key, value, self._scores).transpose(0, 1).flatten(2)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams) -> Tensor:
         if isinstance(packing, ShardedPacking) and packing.division is not None:
-            return _divided(query, key, value, packing.division, self._scale).flatten(1)
+            return _divided(query, key, value, packing.division, self._scores).flatten(1)
         if can_use_varlen(query):
-            return varlen_attention(query, key, value, packing, self._scale).flatten(1)
+            return varlen_attention(query, key, value, packing, self._scores).flatten(1)
         lengths = [stop - start for start, stop in pairwise(packing.cu_seqlens_q.tolist())]
         if len(lengths) * max(lengths) <= WORTHWHILE_PADDING * len(query):
-            return _padded(query, key, value, packing, self._scale).flatten(1)
+            return _padded(query, key, value, packing, self._scores).flatten(1)
         # `split`, not slices: the gradient of a slice has the size of the whole tensor.
         pieces = [
-            _attend(q[None], k[None], v[None], self._scale)[0]
+            _attend(q[None], k[None], v[None], self._scores)[0]
             for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
         ]
         return torch.cat(pieces).flatten(1)
@@ -82,7 +109,7 @@ class PackedAttention(MegatronModule):
 
 def refuse_unsupported(config: TransformerConfig) -> None:
     """Raise NotImplementedError for features that these kernels would silently ignore."""
-    for name in ("window_size", "multi_latent_attention", "attention_output_gate"):
+    for name in ("multi_latent_attention", "attention_output_gate"):
         if getattr(config, name, None):
             raise NotImplementedError(f"{name} is not supported by the attention of the local layer spec")
     if getattr(config, "softmax_type", "vanilla") != "vanilla":
@@ -91,33 +118,32 @@ def refuse_unsupported(config: TransformerConfig) -> None:
         )
 
 
-def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+def _padded(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scores: Scores) -> Tensor:
     """Compute all sequences as one padded batch. Causality keeps tokens from attending to padding at the end."""
     starts, lengths = packing.cu_seqlens_q[:-1].long(), packing.cu_seqlens_q.diff().long()
     offsets = torch.arange(packing.max_seqlen_q, device=query.device)
     places = (starts[:, None] + offsets).clamp_(max=len(query) - 1)
     q, k, v = (tensor.index_select(0, places.flatten()).unflatten(0, places.shape) for tensor in (query, key, value))
     kept = (offsets < lengths[:, None]).flatten().nonzero()[:, 0]
-    return _attend(q, k, v, scale).flatten(0, 1).index_select(0, kept)
+    return _attend(q, k, v, scores).flatten(0, 1).index_select(0, kept)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """[sequences, length, heads, dim] -> same shape. If there are fewer queries than keys, they belong to the last tokens."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     num_queries, num_keys = query.shape[2], key.shape[2]
-    # torch's is_causal would align the first query with the first key
-    mask = (
-        torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
-        if num_queries < num_keys
-        else None
-    )
+    window = scores.window if scores.window is not None and scores.window < num_keys else None
+    mask = None
+    if num_queries < num_keys or window is not None:  # torch's is_causal would align the first query with the first key
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
+        mask = mask.triu(num_keys - num_queries - window + 1) if window is not None else mask
     out = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=True
     )
     return out.transpose(1, 2)
 
 
-def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, scale: float | None) -> Tensor:
+def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, scores: Scores) -> Tensor:
     """Attention of this rank's two chunks per sequence, each to the keys and values of all ranks up to its end."""
     keys, values = division.in_order(key), division.in_order(value)
     chunks = 2 * division.group.size()
@@ -126,7 +152,7 @@ def _divided(query: Tensor, key: Tensor, value: Tensor, division: RowShards, sca
     for part in (division.group.rank(), chunks - 1 - division.group.rank()):
         here, seen = (own_parts == part).nonzero()[:, 0], (division.parts <= part).nonzero()[:, 0]
         prefix = _prefixes(chunk, chunk * (part + 1))
-        out = out.index_copy(0, here, _attend_to_prefixes(query[here], keys[seen], values[seen], prefix, scale))
+        out = out.index_copy(0, here, _attend_to_prefixes(query[here], keys[seen], values[seen], prefix, scores))
     return out
 
 
@@ -142,12 +168,12 @@ def _prefixes(queries: Tensor, keys: Tensor) -> PackedSeqParams:
     )
 
 
-def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: PackedSeqParams, scale: float | None) -> Tensor:
+def _attend_to_prefixes(query: Tensor, key: Tensor, value: Tensor, prefix: PackedSeqParams, scores: Scores) -> Tensor:
     if can_use_varlen(query):  # it aligns the last query with the last key
-        return varlen_attention(query, key, value, prefix, scale)
+        return varlen_attention(query, key, value, prefix, scores)
     askers, asked = prefix.cu_seqlens_q.diff().tolist(), prefix.cu_seqlens_kv.diff().tolist()
     pieces = [
-        _attend(q[None], k[None], v[None], scale)[0]
+        _attend(q[None], k[None], v[None], scores)[0]
         for q, k, v in zip(query.split(askers), key.split(asked), value.split(asked), strict=True)
     ]
     return torch.cat(pieces)
@@ -164,22 +190,24 @@ def varlen_kernel() -> Callable[..., Any]:
     return varlen_attn
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scale: float | None) -> Tensor:
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedSeqParams, scores: Scores) -> Tensor:
     """One fused kernel for the whole row. Emulates arguments that older torch releases lack."""
     kernel = varlen_kernel()
     known = inspect.signature(kernel).parameters
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    options: dict[str, Any] = {"window_size": scores.window_size} if "window_size" in known else {"is_causal": True}
+    if scores.window is not None and "window_size" not in known:
+        raise NotImplementedError("torch's varlen attention has no sliding windows in this release; use a newer torch")
     if query.shape[1] != key.shape[1]:
         if "enable_gqa" in known:
             options["enable_gqa"] = True
         else:
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    if scale is not None:
+    if scores.scale is not None:
         if "scale" in known:
-            options["scale"] = scale
+            options["scale"] = scores.scale
         else:
-            query = query * (scale * query.shape[-1] ** 0.5)
+            query = query * (scores.scale * query.shape[-1] ** 0.5)
     out = kernel(
         query, key, value, packing.cu_seqlens_q, packing.cu_seqlens_kv, packing.max_seqlen_q, packing.max_seqlen_kv, **options
     )

@@ -56,7 +56,7 @@ def test_experts_are_counted_under_both_of_their_names(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba'; supported are llama, qwen2, qwen3, qwen3_moe"),
+    ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba'; supported are llama, mistral, qwen2"),
     ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
     ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'yarn'"),
     ({**LLAMA, "rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 2.0}}, "'llama3' with low_freq_factor 2.0"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from async_rl.config import ModelConfig
 from async_rl.errors import CheckpointError, ConfigError
@@ -23,50 +23,14 @@ from async_rl.megatron.parameters.table import OUTPUT, VALUE_BIAS, VALUE_WEIGHT
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.models.stored_weights import StoredWeights
+from tests.support.model_families import MODELS, write_model
 
 CPU = torch.device("cpu")
-SIZES = {
-    "vocab_size": 53, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 5e4,
-}  # fmt: skip
-
-
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}  # fmt: skip
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "llama-tied-llama3": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3},
-    "llama-one-kv-head": {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 24},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16},
-    "qwen3-tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
-    "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS},
-    "qwen3_moe-mixed": {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True},
-    "qwen3_moe-every-second": {
-        "model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "num_experts_per_tok": 1,
-    },
-}  # fmt: skip
-
-
-def oracle(**settings: Any) -> PreTrainedModel:
-    """A random model whose norms and biases are random too: their defaults would hide a mix-up."""
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(SIZES | settings)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
-    return model.eval()
 
 
 @pytest.fixture(params=MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
-    model = oracle(**MODELS[request.param])
-    model.save_pretrained(tmp_path)
-    return model, tmp_path
+    return write_model(request.param, tmp_path), tmp_path
 
 
 def shape_of(folder: Path) -> ModelShape:

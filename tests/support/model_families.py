@@ -1,0 +1,52 @@
+"""Tiny random models of all families, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SIZES = {
+    "vocab_size": 53, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 5e4,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-tied-llama3": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "llama-one-kv-head": {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 24},
+    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": 7},
+    "mistral-no-window": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3-tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS},
+    "qwen3_moe-mixed": {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    "qwen3_moe-every-second": {
+        "model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "num_experts_per_tok": 1,
+    },
+}  # fmt: skip
+"""Settings by name. The first of each family is also generated from and trained."""
+
+
+def oracle(name: str) -> PreTrainedModel:
+    """A random model whose norms and biases are random too: their defaults would hide a mix-up."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(SIZES | MODELS[name])))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
+    return model.eval()
+
+
+def write_model(name: str, folder: Path) -> PreTrainedModel:
+    model = oracle(name)
+    model.save_pretrained(folder)
+    return model
