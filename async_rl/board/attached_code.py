@@ -22,8 +22,8 @@ HARMLESS: Final = frozenset(
     }
 )
 """Shipped environments that load no code except what references in their arguments name."""
-_REFERENCE: Final = re.compile(r"(?!\w+://).+:[^\s/]+", re.DOTALL)
-"""`package.module:name`, `path/to/file.py:name`, also gymnasium's `module:Name-v0`; but not a URL."""
+_REFERENCE: Final = re.compile(r"(?!\w+://).+:[^\s/\]]+", re.DOTALL)
+"""`package.module:name`, `path/to/file.py:name`, also gymnasium's `module:Name-v0`; but not a URL, nor `train[:95%]`."""
 
 
 def refuse_foreign_code(

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-import async_rl
 from async_rl.config.located_yaml import DEFAULT, Branch, Items, Leaf, Node, Plain, dump, plain, read_file, read_value
 from async_rl.config.pretrained import fetched
 from async_rl.config.problems import describe, numbers_meant_as_text
 from async_rl.errors import ConfigError
+from async_rl.imports.shipped_files import own_or_shipped
+from async_rl.imports.shipped_files import shipped_configs as shipped_configs
 
 if TYPE_CHECKING:
     from async_rl.config.tree import Config
@@ -132,13 +133,6 @@ def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:
     return tuple(files), tuple(overrides)
 
 
-def shipped_configs() -> Path:
-    """The folder of shipped configurations: inside the package when installed from a wheel, beside it in a checkout."""
-    package = Path(async_rl.__file__).parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
 def _tree(files: Sequence[Path], overrides: Sequence[Override]) -> Branch:
     tree = Branch(children={}, origin=DEFAULT)
     for file in files:
@@ -146,15 +140,6 @@ def _tree(files: Sequence[Path], overrides: Sequence[Override]) -> Branch:
     for override in sorted(overrides, key=lambda override: override.keys[-1] != "type"):
         tree = _set(tree, override.keys, override)
     return tree
-
-
-def own_or_shipped(path: Path) -> Path:
-    """The path itself if it exists, else the shipped file: `configs/quickstart.yaml` works from any folder."""
-    if path.exists() or path.is_absolute():
-        return path
-    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
-    shipped = shipped_configs().joinpath(*parts)
-    return shipped if shipped.is_file() else path
 
 
 def _merge(under: Node | None, over: Node) -> Node:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
+from async_rl.config.hub.datasets import DatasetConfig
+from async_rl.config.hub.snapshot import hub_snapshot
+from async_rl.config.rollout import EnvironmentConfig
 from async_rl.config.section import Section
-from async_rl.errors import ConfigError
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """Weights, configuration and tokenizer. Code and pickled weights of a repository are never fetched."""
@@ -61,7 +63,8 @@ class Required(Pretrained):
 
 
 def fetched(section: ConfigT) -> ConfigT:
-    """Fetch all models that a configuration names, and return it with their folders and commits. Raises ConfigError."""
+    """Fetch all models that a configuration names, and return it with their folders and commits, and with the commits of
+    datasets, so that all processes of a run read the same rows. Raises ConfigError."""
     changes: dict[str, object] = {}
     for key in type(section).model_fields:
         before: object = getattr(section, key)
@@ -70,38 +73,32 @@ def fetched(section: ConfigT) -> ConfigT:
                 after = fetched(before)
             case dict():
                 after = {name: fetched(each) if isinstance(each, BaseModel) else each for name, each in before.items()}  # pyright: ignore[reportUnknownVariableType]
+            case tuple():
+                after = tuple(fetched(each) if isinstance(each, BaseModel) else each for each in before)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             case _:
                 continue
         if after != before:
             changes[key] = after
     if isinstance(section, Pretrained) and section.name and section.folder is None:
-        folder = _snapshot(section.name, section.revision)
+        folder = hub_snapshot("model", section.name, section.revision, _FILES, without=("*/*",))
         changes |= {"folder": folder, "revision": folder.name}
+    if isinstance(section, DatasetConfig) and section.is_on_hub:
+        changes["revision"] = section.commit()
+    if isinstance(section, EnvironmentConfig) and (args := _with_commits(section.type, section.args)) != section.args:
+        changes["args"] = args
     return section.model_copy(update=changes) if changes else section
 
 
-@cache
-def _snapshot(name: str, revision: str) -> Path:
-    """Return the folder of a model in the Hub's cache, which is named after its commit."""
-    from huggingface_hub import errors, snapshot_download  # pyright: ignore[reportUnknownVariableType]
-
-    what = f"{name} at revision {revision}" if revision else name
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_FILES), ignore_patterns=["*/*"]))
-    except errors.GatedRepoError as error:
-        why = f"{name} is gated: accept its conditions on its page of the Hub, then log in with `hf auth login` or set HF_TOKEN"
-        raise ConfigError(why) from error
-    except errors.RevisionNotFoundError as error:
-        raise ConfigError(f"{name} has no revision {revision!r} on the Hub") from error
-    except errors.RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"the Hub has no model {name}, or it is private: then log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except errors.HFValidationError as error:
-        raise ConfigError(f"{name!r} is no name of a model on the Hub, such as Qwen/Qwen3-0.6B") from error
-    except (errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError is an OSError
-        fetch = f"hf download {name}" + (f" --revision {revision}" if revision else "")
-        raise ConfigError(
-            f"{what} is not in the Hub's cache and cannot be fetched: run `{fetch}` where there is a network and bring the "
-            "cache (HF_HOME), or name a folder"
-        ) from error
+def _with_commits(kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an environment; those of `dataset`, also inside of `multi_task`, get the commit of their dataset."""
+    if kind == "multi_task" and isinstance(args.get("environments"), list):
+        try:
+            members = [fetched(EnvironmentConfig.model_validate(each)) for each in args["environments"]]
+        except ValidationError:  # refused with its place when the environment is made
+            return dict(args)
+        return {**args, "environments": [member.model_dump(exclude_unset=True) for member in members]}
+    path, revision = args.get("path"), args.get("revision", "")
+    if kind == "dataset" and isinstance(path, str) and isinstance(revision, str):
+        dataset = DatasetConfig(path=path, revision=revision)
+        return {**args, "revision": dataset.commit()} if dataset.is_on_hub else dict(args)
+    return dict(args)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.learner import UpdatesConfig
-from async_rl.config.loading import own_or_shipped
 from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
@@ -19,21 +19,7 @@ from async_rl.config.tree import Config
 Method = Literal["sft", "dpo", "rm", "distill"]
 
 
-class TableConfig(Section):
-    """A dataset."""
-
-    path: str
-    """A .jsonl or .parquet file, a folder written by `save_to_disk`, or the name of a dataset on the Hugging Face hub."""
-    split: str = "train"
-    """Split of a dataset that has several."""
-
-    @property
-    def place(self) -> str:
-        """The path, resolved to a shipped file if there is none of the user's."""
-        return str(own_or_shipped(Path(self.path)))
-
-
-class HeldOutConfig(TableConfig):
+class HeldOutConfig(DatasetConfig):
     """A held-out dataset with the same columns, for evaluation only."""
 
     every: PositiveInt = 50
@@ -42,11 +28,13 @@ class HeldOutConfig(TableConfig):
     """Use only this many examples from the beginning. Unset: all."""
 
 
-class DataConfig(TableConfig):
+class DataConfig(DatasetConfig):
     """The training dataset and how its examples are rendered (docs/train.md)."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Column names that differ from the expected ones: {prompt: question, response: answer}."""
+    """Columns, or dotted paths into them, that differ from the expected names: {prompt: question, response: answer}."""
+    template: str = ""
+    """Jinja template that makes the prompt from a row's columns, instead of the column `prompt` (docs/datasets.md)."""
     chat: bool = False
     """Render text prompts with the chat template, as a user message."""
     system: str = ""
@@ -127,7 +115,7 @@ class TrainingConfig(Section):
         return type(self).model_validate(tree)
 
 
-def _absolute(table: TableConfig) -> str:
+def _absolute(table: DatasetConfig) -> str:
     """The absolute path; a path that does not exist is the name of a dataset on the hub and stays as it is."""
     path = Path(table.place)
     return str(path.absolute()) if path.exists() else table.path

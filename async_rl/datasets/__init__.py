@@ -1,1 +1,3 @@
-"""Datasets of examples: `rows.py` reads JSONL, Parquet and Hugging Face datasets, `order.py` shuffles reproducibly."""
+"""Datasets of examples, here and on the Hub: `opening.py` first, then `files.py` (finds files), `rows.py` (reads them),
+`columns.py` (reads a row) and `order.py` (shuffles reproducibly).
+"""

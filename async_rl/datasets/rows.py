@@ -1,11 +1,13 @@
-"""Opens datasets: JSON lines, Parquet, or anything that the library `datasets` opens."""
+"""Readers of one file or saved folder: JSON lines, JSON, Parquet, and what the library `datasets` saved."""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,7 +23,11 @@ class Rows(Protocol):
         """Read a row. Raises BadRow."""
         ...
 
-    def place(self, number: int) -> str:
+    def __iter__(self) -> Iterator[Row]:
+        """Read all rows in order. Raises BadRow."""
+        ...
+
+    def place(self, number: int, /) -> str:
         """Location of a row, for error messages."""
         ...
 
@@ -30,24 +36,13 @@ class BadRow(ValueError):
     """A row is invalid. The message names its location."""
 
 
-def open_rows(path: str, split: str) -> Rows:
-    """Open a .jsonl or .parquet file, a folder written by `save_to_disk`, or a dataset of the Hugging Face hub. Raises
-    ConfigError."""
-    file = Path(path)
-    if file.suffix in (".jsonl", ".parquet") and not file.is_file():
-        raise ConfigError(f"there is no dataset {path} in {Path.cwd()}")
-    rows = _open(file, path, split)
-    if not len(rows):
-        raise ConfigError(f"dataset {path} has no rows")
-    return rows
-
-
-def _open(file: Path, path: str, split: str) -> Rows:
-    if file.suffix == ".jsonl":
-        return JsonLines(file)
+def read_file(file: Path) -> Rows:
+    """Open a .jsonl, .json or .parquet file. Raises ConfigError."""
     if file.suffix == ".parquet":
         return _parquet(file)
-    return _hugging_face(path, split)
+    with file.open("rb") as text:
+        is_list = text.read(4096).lstrip()[:1] == b"["
+    return _json_list(file) if is_list and file.suffix == ".json" else JsonLines(file)
 
 
 class JsonLines:
@@ -69,7 +64,19 @@ class JsonLines:
     def __getitem__(self, number: int, /) -> Row:
         with self._file.open("rb") as lines:
             lines.seek(self._starts[number])
-            line = lines.readline()
+            return self._row(number, lines.readline())
+
+    def __iter__(self) -> Iterator[Row]:
+        with self._file.open("rb") as lines:
+            for number, line in enumerate(line for line in lines if line.strip()):
+                yield self._row(number, line)
+
+    def place(self, number: int) -> str:
+        with self._file.open("rb") as lines:
+            before = lines.read(self._starts[number]).count(b"\n")
+        return f"{self._file}:{before + 1}"
+
+    def _row(self, number: int, line: bytes) -> Row:
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -78,17 +85,14 @@ class JsonLines:
             raise BadRow(f"{self.place(number)} is not a JSON object")
         return cast("Row", row)
 
-    def place(self, number: int) -> str:
-        with self._file.open("rb") as lines:
-            before = lines.read(self._starts[number]).count(b"\n")
-        return f"{self._file}:{before + 1}"
-
 
 class LibraryRows:
     """Rows that a library reads, which has no line numbers."""
 
-    def __init__(self, num_rows: int, read: Callable[[int], Row], path: str | Path) -> None:
-        self._num_rows, self._read, self._path = num_rows, read, path
+    def __init__(
+        self, num_rows: int, read: Callable[[int], Row], path: str | Path, *, read_all: Callable[[], Iterable[Row]]
+    ) -> None:
+        self._num_rows, self._read, self._path, self._read_all = num_rows, read, path, read_all
 
     def __len__(self) -> int:
         return self._num_rows
@@ -96,38 +100,83 @@ class LibraryRows:
     def __getitem__(self, number: int, /) -> Row:
         return self._read(number)
 
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._read_all())
+
     def place(self, number: int) -> str:
         return f"row {number} of {self._path}"
 
 
+class JoinedRows:
+    """The rows of several files, one file after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+        self._begins = [0, *accumulate(len(part) for part in parts)]
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def __getitem__(self, number: int, /) -> Row:
+        part, inside = self._find(number)
+        return part[inside]
+
+    def __iter__(self) -> Iterator[Row]:
+        return chain.from_iterable(self._parts)
+
+    def place(self, number: int) -> str:
+        part, inside = self._find(number)
+        return part.place(inside)
+
+    def _find(self, number: int) -> tuple[Rows, int]:
+        chosen = bisect_right(self._begins, number) - 1
+        return self._parts[chosen], number - self._begins[chosen]
+
+
+def read_saved(folder: Path, split: str) -> Rows:
+    """Open a folder written by `save_to_disk` of the library `datasets`. Raises ConfigError."""
+    datasets = _library("datasets", folder)
+    try:
+        found: Any = datasets.load_from_disk(str(folder))
+        dataset: Any = found[split] if isinstance(found, datasets.DatasetDict) else found
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"dataset {str(folder)!r} has no split {split!r} that can be opened: {error}") from error
+    return LibraryRows(len(dataset), dataset.__getitem__, folder, read_all=lambda: dataset)
+
+
+def is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _json_list(file: Path) -> Rows:
+    try:
+        rows: Any = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"dataset {file} is not JSON: {error}") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ConfigError(f"row {number} of {file} is not a JSON object")
+    return LibraryRows(len(rows), rows.__getitem__, file, read_all=lambda: rows)
+
+
 def _parquet(file: Path) -> Rows:
     """Open a Parquet file, which is memory-mapped."""
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigError(f"reading {file} needs the package pyarrow: pip install 'async-rl[datasets]'") from error
+    parquet = _library("pyarrow.parquet", file)
     try:
         table: Any = parquet.read_table(file, memory_map=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"dataset {file} cannot be read: {error}") from error
-    return LibraryRows(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0], file)
+
+    def read_all() -> Iterator[Row]:
+        for batch in table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+    return LibraryRows(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0], file, read_all=read_all)
 
 
-def _hugging_face(path: str, split: str) -> Rows:
+def _library(name: str, path: Path) -> Any:
     try:
-        datasets: Any = import_module("datasets")
+        return import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            f"dataset {path!r} is not a .jsonl or .parquet file, so it needs the package datasets: "
-            "pip install 'async-rl[datasets]'"
-        ) from error
-    saved = Path(path)
-    try:
-        if any((saved / name).is_file() for name in ("state.json", "dataset_dict.json")):
-            found: Any = datasets.load_from_disk(path)
-            dataset: Any = found[split] if isinstance(found, datasets.DatasetDict) else found
-        else:
-            dataset = datasets.load_dataset(path, split=split)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"dataset {path!r} has no split {split!r} that can be opened: {error}") from error
-    return LibraryRows(len(dataset), dataset.__getitem__, path)
+        package = name.partition(".")[0]
+        raise ConfigError(f"reading {path} needs the package {package}: pip install 'async-rl[datasets]'") from error

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from async_rl.config.training import DataConfig
+from async_rl.datasets.columns import Template, column_or_none
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.rendering import (
     PromptFormat,
@@ -39,18 +40,26 @@ class ExampleReader:
     prompt_format: PromptFormat
     columns: Mapping[str, str]
     """Our column names -> those of the table (data.columns)."""
+    template: Template | None = None
+    """Makes the prompt."""
     compares: bool
     """A row is a better and a worse answer, for DPO and reward models; else a text for supervised training or distillation."""
 
     @staticmethod
     def of(data: DataConfig, tokenizer: Tokenizer, *, compares: bool) -> ExampleReader:
         prompt_format = PromptFormat(chat=data.chat, system=data.system)
-        return ExampleReader(tokenizer=tokenizer, prompt_format=prompt_format, columns=data.columns, compares=compares)
+        template = Template(data.template) if data.template else None
+        return ExampleReader(
+            tokenizer=tokenizer, prompt_format=prompt_format, columns=data.columns, template=template, compares=compares
+        )
 
     def __call__(self, row: Mapping[str, Any]) -> Example:
         """Read a row. Raises ValueError; its message continues a sentence that begins with the row's place."""
         names = {ours: self.columns.get(ours, ours) for ours in COLUMNS}
-        given = {ours: row[theirs] for ours, theirs in names.items() if row.get(theirs) is not None}
+        read = {ours: column_or_none(row, theirs) for ours, theirs in names.items()}
+        given = {ours: value for ours, value in read.items() if value is not None}
+        if self.template is not None:
+            given["prompt"] = self.template(row)
         texts = self._pair(given) if self.compares else self._completion(given)
         if texts is None:
             wanted = PAIR_COLUMNS if self.compares else COMPLETION_COLUMNS

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from async_rl.config.training import DataConfig
+from async_rl.datasets.opening import open_rows
 from async_rl.datasets.order import Epochs
-from async_rl.datasets.rows import BadRow, Rows, open_rows
+from async_rl.datasets.rows import BadRow, Rows
 from async_rl.errors import ConfigError
 from learner.training.examples import Example, ExampleReader
 
@@ -40,7 +41,7 @@ class Table:
 
     @staticmethod
     def to_train(data: DataConfig, read: ExampleReader, limits: TokenLimits, *, seed: int) -> Table:
-        rows = open_rows(data.place, data.split)
+        rows = open_rows(data)
         order = Epochs(len(rows), seed=str(seed), is_shuffled=data.shuffle)
         return Table(rows, read, order=order, limits=limits, drops=data.too_long == "drop")
 
@@ -48,7 +49,7 @@ class Table:
     def held_out(data: DataConfig, read: ExampleReader, limits: TokenLimits) -> Table | None:
         if data.held_out is None:
             return None
-        rows = open_rows(data.held_out.place, data.held_out.split)
+        rows = open_rows(data.held_out)
         order = Epochs(len(rows), seed="", is_shuffled=False)
         return Table(rows, read, order=order, limits=limits, drops=data.too_long == "drop")
 

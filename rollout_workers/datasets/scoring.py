@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from async_rl.errors import ConfigError
 from async_rl.types import Task
+from rollout_workers.datasets.numbers import final_number
 from rollout_workers.episodes.rewards import Score
 from rollout_workers.graders import in_process
 from rollout_workers.registry import load_attribute
@@ -27,12 +28,20 @@ def contains(task: Task, response: str) -> float:
     return float(task.answer.strip() in response)
 
 
+def number(task: Task, response: str) -> float:
+    """1 if the final number of the response equals the answer, such as 1,000.0 and 1000; else 0."""
+    wanted = final_number(task.answer)
+    if wanted is None:
+        raise ValueError(f"the answer {task.answer!r:.80} of task {task.key} is not a number; use another scoring")
+    return float(final_number(response) == wanted)
+
+
 async def math(task: Task, response: str) -> float:
     """1 if both are mathematically equal, such as 0.5 and 1/2. Needs the package math-verify."""
     return await in_process("rollout_workers.datasets.mathematics:is_same", task.answer, response, timeout_s=MATH_S)
 
 
-BUILT_IN: dict[str, Scoring] = {"exact_match": exact_match, "contains": contains, "math": math}
+BUILT_IN: dict[str, Scoring] = {"exact_match": exact_match, "contains": contains, "number": number, "math": math}
 
 
 def find_scoring(name: str) -> Scoring:

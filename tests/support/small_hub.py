@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on loopback: models from local folders, one of them gated."""
+"""A stand-in for the Hugging Face Hub on loopback: models and datasets from local folders, one name is gated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GATED = "tests/gated"
-_PATH = re.compile(r"/(?:api/models/)?([^/]+/[^/]+)/(revision|tree|resolve)/([^/]+)(?:/(.+))?")
+_PATH = re.compile(r"/(?:api/)?(?:(models|datasets)/)?([^/]+/[^/]+)/(revision|tree|resolve)/([^/]+)(?:/(.+))?")
 
 
 @contextmanager
-def small_hub(models: Mapping[str, Path]) -> Iterator[str]:
+def small_hub(models: Mapping[str, Path], datasets: Mapping[str, Path] | None = None) -> Iterator[str]:
     """Serve the folders by name and yield the address, for HF_ENDPOINT."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -37,33 +37,38 @@ def small_hub(models: Mapping[str, Path]) -> Iterator[str]:
             if asked is None:
                 self._send(404, b"")
                 return
-            name, what, revision, file = asked.groups()
-            folder = self._folder(name, revision)
+            kind, name, what, revision, file = asked.groups()
+            folder = self._folder(kind, name, revision)
             if folder is None:
                 return
-            headers, files = dict[str, str](), sorted(folder.iterdir())
+            headers, files = dict[str, str](), sorted(path for path in folder.rglob("*") if path.is_file())
+            names = [path.relative_to(folder).as_posix() for path in files]
             match what:
                 case "revision":
-                    listed = [{"rfilename": each.name} for each in files]
+                    listed = [{"rfilename": each} for each in names]
                     body = json.dumps({"id": name, "sha": COMMIT, "siblings": listed}).encode()
                 case "tree":
-                    tree = [{"type": "file", "path": each.name, "size": each.stat().st_size, "oid": "0"} for each in files]
+                    tree = [
+                        {"type": "file", "path": each, "size": path.stat().st_size, "oid": "0"}
+                        for each, path in zip(names, files, strict=True)
+                    ]
                     body = json.dumps(tree).encode()
                 case _:
                     body = (folder / file).read_bytes()
                     headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT}
             self._send(200, body, with_body=with_body, headers=headers)
 
-        def _folder(self, name: str, revision: str) -> Path | None:
-            """The model's folder; None after an answer that refuses."""
+        def _folder(self, kind: str | None, name: str, revision: str) -> Path | None:
+            """The folder of a model or dataset; None after an answer that refuses."""
+            served = (datasets if datasets is not None else {}) if kind == "datasets" else models
             if name == GATED:
                 self._send(403, b"", headers={"X-Error-Code": "GatedRepo"})
-            elif name not in models:
+            elif name not in served:
                 self._send(401, b"", headers={"X-Error-Code": "RepoNotFound"})
             elif revision not in ("main", COMMIT):
                 self._send(404, b"", headers={"X-Error-Code": "RevisionNotFound"})
             else:
-                return models[name]
+                return served[name]
             return None
 
         def _send(self, status: int, body: bytes, *, with_body: bool = True, headers: Mapping[str, str] | None = None) -> None:

@@ -24,6 +24,7 @@ MAY: list[tuple[str, dict[str, Any]]] = [
     ("theirs.games:Chess", {"opening": "e4"}),
     ("dataset", {"scoring": "theirs.scores:exact", "system": "Say: yes or no"}),
     ("dataset", {"scoring": "http://127.0.0.1:80"}),
+    ("dataset", {"path": "openai/gsm8k", "split": "train[:95%]", "template": "Solve: {{ question }}"}),
     ("multi_task", {"environments": [{"type": "counting"}, {"type": "theirs.games:Chess"}]}),
     ("remote", {"url": "https://there:7100/path:x"}),
     ("gymnasium", {"id": "Taxi-v3"}),

@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from async_rl.testing import ScriptedInference
 from async_rl.types import Message, Ticket
 from rollout_workers.agents import DatasetAgent
 from rollout_workers.datasets.curriculum import CurriculumOrder, CurriculumStage
+from rollout_workers.datasets.numbers import final_number
 from rollout_workers.graders import open_graders
 from rollout_workers.registry import build_agent
 from rollout_workers.user_functions import awaited
@@ -153,6 +156,69 @@ def test_blank_lines_are_no_rows_and_long_ones_are(tmp_path: Path):
     assert [len(task.prompt) for task in posed] == [100_000, 1, 100_000]
 
 
+GSM8K = {"prompt": "question", "answer_after": "####", "scoring": "number", "chat": True}
+
+
+def test_the_shipped_word_problems_have_numbers_as_answers_which_their_solutions_reach():
+    posed = agent("configs/train/word_problems.jsonl", shuffle=False, **GSM8K)
+    assert posed.num_tasks == 12
+    for index in range(12):
+        task = posed.task(index)
+        assert isinstance(task.prompt, tuple)
+        assert float(task.answer) > 0
+        assert posed.reward(task, f"... = {task.answer}.00") == 1.0
+        assert posed.reward(task, f"... = {task.answer}1") == 0.0
+
+
+def test_rows_in_the_shape_of_dapo_math(tmp_path: Path):
+    asked = [{"role": "user", "content": "Solve. The last line is Answer: $Answer.\n\n2+2="}]
+    row = {
+        "data_source": "math_dapo",
+        "prompt": asked,
+        "reward_model": {"ground_truth": "34", "style": "rule"},
+        "extra_info": {"index": "a"},
+    }
+    path = write(tmp_path / "dapo.jsonl", [row])
+    posed = agent(
+        path, prompt="prompt", answer="reward_model.ground_truth", scoring="number", columns=["extra_info.index", "data_source"]
+    )
+    task = posed.task(0)
+    assert task.prompt == (Message(role="user", content=asked[0]["content"]),)
+    assert (task.answer, task.data) == ("34", {"extra_info.index": "a", "data_source": "math_dapo"})
+    assert [posed.reward(task, said) for said in ("so\nAnswer: $34$", "Answer: 43")] == [1.0, 0.0]
+
+
+def test_a_template_makes_the_prompt(sums: str):
+    asked = agent(sums, shuffle=False, prompt="none", template="{{ question }} (level {{ level }})").task(2)
+    assert asked.prompt == "2+1= (level 2)"
+    with pytest.raises(BadRow, match=r"sums\.jsonl:1: does not fit the template: 'hint' is undefined"):
+        agent(sums, shuffle=False, template="{{ hint }}").task(0)
+
+
+def test_slices_and_filters_keep_the_keys_of_rows(sums: str):
+    whole = {task.prompt: task.key for task in map(agent(sums).task, range(10))}
+    part = agent(sums, split="train[50%:]", filters=[{"column": "level", "equals": 0}])
+    assert part.num_tasks == 2
+    assert {task.prompt: task.key for task in map(part.task, range(2))} == {asked: whole[asked] for asked in ("6+1=", "9+1=")}
+
+
+async def test_several_datasets_are_mixed_by_weight_and_counted_apart(sums: str, tmp_path: Path):
+    """With `multi_task`, whose tasks carry the name of their dataset, as metrics do."""
+    more = write(tmp_path / "more.jsonl", [{"prompt": "x=", "reward": {"truth": "1"}}] * 3)
+    members = [
+        {"type": "dataset", "name": "sums", "weight": 3, "args": {"path": sums, "prompt": "question"}},
+        {"type": "dataset", "name": "more", "args": {"path": more, "answer": "reward.truth"}},
+    ]
+    mixed = build_agent(EnvironmentConfig(type="multi_task", name="math", args={"environments": members}), seed=0)
+    later = build_agent(EnvironmentConfig(type="multi_task", name="math", args={"environments": members}), seed=0)
+    posed = [mixed.task(index) for index in range(40)]
+    assert Counter(task.environment for task in posed) == {"math.sums": 30, "math.more": 10}
+    assert Counter(task.key for task in posed if task.environment == "math.sums") == {
+        f"sums/train/{row}": 3 for row in range(10)
+    }
+    assert [later.task(index) for index in range(20, 40)] == posed[20:]
+
+
 # -- scoring ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("scoring", "said", "reward"),
@@ -169,6 +235,33 @@ async def test_a_scoring_function_of_ones_own_is_used(sums: str, tmp_path: Path)
     (tmp_path / "mine.py").write_text("async def score(task, response):\n    return len(response) + task.data['level']\n")
     posed = agent(sums, shuffle=False, scoring=f"{tmp_path / 'mine.py'}:score", columns=["level"])
     assert (await posed.rollout(posed.task(2), ScriptedInference(lambda text: "123"), CONTEXT)).reward == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("It is 1,234.50 dollars.", "2469/2"),
+        ("First 5, then -3", "-3"),
+        ("5-3", "3"),
+        ("#### $1000 \n(2 notes)", "1000"),
+        (r"\boxed{7} and 8, then \boxed{ 9 }. That is 10", "9"),
+        ("3 / 4 of it", "3/4"),
+        ("costs .5", "1/2"),
+        ("**18**", "18"),
+        ("no number", None),
+        ("1/0", None),
+        ("#### none, 5", "5"),
+    ],
+)
+def test_the_final_number_of_an_answer(said: str, number: str | None):
+    assert final_number(said) == (Fraction(number) if number is not None else None)
+
+
+def test_an_answer_that_is_no_number_fails_the_episode_instead_of_scoring_0(sums: str):
+    posed = agent(sums, shuffle=False, answer="question", scoring="number", filters=[{"column": "level", "equals": 0}])
+    task = replace(posed.task(0), answer="x")
+    with pytest.raises(ValueError, match=r"the answer 'x' of task sums/train/0 is not a number"):
+        posed.reward(task, "5")
 
 
 MATH = [
@@ -196,6 +289,13 @@ async def test_mathematics_is_compared_by_what_it_means(tmp_path: Path):
         ({"path": "nowhere.jsonl"}, "there is no dataset nowhere.jsonl"),
         ({"prompt": "quastion"}, "has no column 'quastion'; it has question, answer, level"),
         ({"columns": ["hint"]}, "has no column 'hint'"),
+        ({"answer": "answer.value"}, "has no column 'answer.value'; answer has 1"),
+        (
+            {"filters": [{"column": "level", "equal": 1}]},
+            r"filters\.0\.equal: there is no such key; did you mean filters.0.equals",
+        ),
+        ({"filters": [{"column": "level", "equals": 7}]}, "the filters leave none of the 10 rows"),
+        ({"template": "{{ question"}, "is not valid"),
         ({"scoring": "exact"}, "no scoring is called 'exact'; there are exact_match"),
         ({"curriculum": "nowhere:stages"}, "module 'nowhere' cannot be imported"),
     ],
