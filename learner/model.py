@@ -5,22 +5,25 @@ With interleaved pipeline stages a rank holds several chunks of the model, other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from async_rl.checkpoints.manifest import Layout
+from async_rl.checkpoints.manifest import AdapterFacts, Layout
 from async_rl.config.learner import OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
+from async_rl.megatron.lora import attach, base_alone
 from async_rl.megatron.model import PLAIN, ComputeOptions, LayerSpec, build_chunks
 from async_rl.megatron.parallel import current_parallel_sizes
-from async_rl.megatron.parameters.full_parameters import Split, held_boxes, load_full, local_parameters, table
-from async_rl.megatron.parameters.table import VALUE_HEAD
+from async_rl.megatron.parameters.adapters import trained_rows
+from async_rl.megatron.parameters.full_parameters import held_boxes, load_full, local_parameters
+from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.transport.plan import Box
 from learner.learning_rate import learning_rate
@@ -67,11 +70,16 @@ class TrainingModel:
         total_updates: int,
         layer_spec: LayerSpec = "local",
         compute: ComputeOptions = PLAIN,
+        adapters: AdapterFacts | None = None,
     ):
         if shape.experts is not None and current_layout().tensor > 1 and not compute.sequence:
             # without sequence parallelism every tensor rank would send all tokens to the experts
             raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
+        self.adapters = adapters
+        """Adapters to train instead of the model's own weights."""
+        self.rows = trained_rows(shape, adapters.lora if adapters is not None else None)
+        """What is trained and in checkpoints."""
         self.updates = 0
         """Optimizer updates made so far; the learning rate depends on it."""
         self.learning_rate_scale = 1.0
@@ -79,10 +87,12 @@ class TrainingModel:
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
         self._clip, self._offload = optimizer.clip_grad, optimizer.offload
         chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
-        _mark(nn.ModuleList(chunks), shape)
+        self._adapted = attach(chunks, shape, adapters.lora, seed=seed) if adapters is not None else {}
+        _mark(nn.ModuleList(chunks), [*table(shape), *self.rows])
+        trained_dtype = torch.float32 if adapters is not None else dtype
         with host.on_host(), host.quiet():
             wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
-            self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, dtype), list(wrapped))
+            self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, trained_dtype), list(wrapped))
         self.chunks = nn.ModuleList(wrapped)
         for group in self._optimizer.param_groups:
             # Megatron leaves this to its own scheduler, which we do not use
@@ -130,16 +140,34 @@ class TrainingModel:
                     clip_grad_by_total_norm_fp32([*each.get_parameters()], self._clip, gradient_norm)
             self._optimizer.step_with_ready_grads()
         self._move_moments(host.HOST)
+        self.merge_adapters()
         self.updates += 1
 
     def held(self) -> dict[Box, Tensor]:
         """This rank's tensors of the weights that workers receive, in place (no copies)."""
+        merged = {name: each.merged for name, each in self._adapted.items()}
+        return {box: part for box, part in held_boxes(self.chunks, self.shape, merged).items() if box.name not in VALUE_HEAD}
+
+    def held_base(self) -> dict[Box, Tensor]:
+        """Like `held`, but without adapters."""
         return {box: part for box, part in held_boxes(self.chunks, self.shape).items() if box.name not in VALUE_HEAD}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy full weights into this rank's part and into the optimizer's float32 copies."""
         load_full(self.chunks, self.shape, tensors)
         self._optimizer.reload_model_params()
+        self.merge_adapters()
+
+    def merge_adapters(self) -> None:
+        """Merge adapters that have changed with their base."""
+        for each in self._adapted.values():
+            each.refresh()
+
+    @contextmanager
+    def base_alone(self) -> Iterator[nn.ModuleList]:
+        """The model without its adapters while inside."""
+        with base_alone(self._adapted.values()):
+            yield self.chunks
 
     def _move_moments(self, device: torch.device) -> None:
         """With offload, Adam's moments are on the device only during an update, when there are no activations."""
@@ -195,14 +223,29 @@ class FrozenModel:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         load_full(self.chunks, self.shape, tensors)
 
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.ModuleList]:
+        """The chunks to compute with while inside."""
+        yield self.chunks
 
-def _mark(model: nn.Module, shape: ModelShape) -> None:
+
+class FrozenBase:
+    """The base of a model with adapters as a frozen model, without a copy of the weights."""
+
+    def __init__(self, model: TrainingModel):
+        self.shape, self.evaluated = model.shape, model.base_alone
+
+
+Reference = FrozenModel | FrozenBase
+
+
+def _mark(model: nn.Module, table_rows: Iterable[Parameter]) -> None:
     """Mark the parameters that differ between tensor ranks; in a gradient norm Megatron counts the others once.
 
     Megatron sets these marks while it initialises weights, which we do ourselves. Experts are never sliced by tensor ranks but
     have process groups of their own, which Megatron recognises only if expert parallelism is on: so they are marked too.
     """
-    rows = {row.name: row for row in table(shape)}
+    rows = {row.name: row for row in table_rows}
     for name, parameter in local_parameters(model).items():
         row = rows.get(name)
         is_expert = row is not None and row.expert is not None

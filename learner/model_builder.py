@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from async_rl.config.learner import OptimizerConfig
+from async_rl.checkpoints.manifest import AdapterFacts
+from async_rl.config.learner import LoraConfig, OptimizerConfig
 from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError, naming_setting
 from async_rl.megatron import parallel
+from async_rl.megatron.base_weights import base_digest
 from async_rl.megatron.huggingface.tensors import load_folder
 from async_rl.models.hf_config import read_shape
 from async_rl.models.shape import ModelShape
-from learner.model import FrozenModel, TrainingModel, compute_options
+from learner.collectives import broadcast_bytes
+from learner.model import FrozenBase, FrozenModel, Reference, TrainingModel, compute_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +62,40 @@ class ModelBuilder:
         }
 
     def trained(
-        self, initial: InitialWeights, shape: ModelShape, optimizer: OptimizerConfig, *, total_updates: int
+        self,
+        initial: InitialWeights,
+        shape: ModelShape,
+        optimizer: OptimizerConfig,
+        *,
+        total_updates: int,
+        lora: LoraConfig | None = None,
     ) -> TrainingModel:
-        model = TrainingModel(shape, optimizer, total_updates=total_updates, **self._how)
+        adapters = self._adapters(lora, initial, shape) if lora is not None else None
+        model = TrainingModel(shape, optimizer, total_updates=total_updates, adapters=adapters, **self._how)
         self._load(model, initial)
         return model
 
+    def reference(self, initial: InitialWeights, shape: ModelShape, trained: TrainingModel) -> Reference:
+        """Build a reference; without a folder of its own it is the base of the trained model's adapters, if there is one."""
+        if initial.folder is None and trained.adapters is not None and trained.shape.head == "tokens":
+            return FrozenBase(trained)
+        return self.frozen(initial, shape)
+
     def frozen(self, initial: InitialWeights, shape: ModelShape) -> FrozenModel:
-        """Build a reference or teacher; without a folder of its own, from the initial weights of the run's model."""
+        """Build a frozen model; without a folder of its own, from the initial weights of the run's model."""
         initial = initial.or_else(self.own)
         model = FrozenModel(initial.shape(shape), **self._how)
         self._load(model, initial)
         return model
+
+    def _adapters(self, lora: LoraConfig, initial: InitialWeights, shape: ModelShape) -> AdapterFacts:
+        """Describe adapters for checkpoints. Collective: rank 0 reads the weights of their base."""
+        folder, seed = initial.folder, self._how["seed"]
+        if folder is not None:
+            with naming_setting(initial.key):  # every rank finds what is wrong, before the others wait for rank 0
+                load_folder(folder, shape, self._dtype)
+        base = broadcast_bytes(base_digest(folder, shape, seed=seed).encode() if dist.get_rank() == 0 else None).decode()
+        return AdapterFacts(lora=lora, base=base, folder=folder.absolute() if folder is not None else None, seed=seed)
 
     def _load(self, model: TrainingModel | FrozenModel, initial: InitialWeights) -> None:
         if initial.folder is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
+from async_rl.config.learner import LoraConfig
 from async_rl.errors import CheckpointError, FenceLost
 
 FORMAT = 2
@@ -55,13 +56,31 @@ class FileFacts(_Record):
     xxh3: str
 
 
+class AdapterFacts(_Record):
+    """The adapters of a model, and the base that they belong to."""
+
+    lora: LoraConfig
+    base: str
+    """Digest of the base's weights."""
+    folder: Path | None
+    """Hugging Face folder of the base; None: random weights."""
+    seed: int
+    """Seed of random weights."""
+
+    @property
+    def place(self) -> str:
+        return str(self.folder) if self.folder is not None else f"a new model with run.seed {self.seed}"
+
+
 class ModelFacts(_Record):
     """One model of a checkpoint."""
 
     updates: int
     """Optimizer updates so far, which position the learning rate schedule."""
     parameters: dict[str, tuple[int, ...]]
-    """Full shapes by canonical name."""
+    """Full shapes by canonical name: of all parameters, or of the adapters and a value head."""
+    adapters: AdapterFacts | None = None
+    """None: all weights were trained."""
 
 
 class Manifest(_Record):

@@ -16,6 +16,7 @@ def run(line: CommandLine) -> NoReturn:
 
 
 DTYPES = ("float32", "bfloat16", "float16")
+MERGED, PEFT = "merged", "peft"
 _DTYPE = Option(name="dtype", value="DTYPE", choices=DTYPES, help="precision of the written weights (default: unchanged)")
 
 IMPORT = Verb(
@@ -37,6 +38,12 @@ EXPORT = Verb(
         Option(name="to", value="FOLDER", help="the folder to write; must not exist"),
         Option(name="checkpoint", value="PATH", help="a checkpoint, or a folder of checkpoints (default: the run's newest)"),
         _DTYPE,
+        Option(
+            name="format",
+            value="FORMAT",
+            choices=(MERGED, PEFT),
+            help="of a run with learner.lora: whole weights, or the adapters alone as PEFT opens them (merged)",
+        ),
         Option(name="max-shard-size", value="SIZE", help="maximum size of one file, for example 500MB (4GB)"),
     ),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from async_rl.config.exposure import is_loopback, is_wildcard
 from async_rl.config.pretrained import Pretrained, Required
@@ -120,10 +120,36 @@ class GuardConfig(Section):
         return self
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters and leave the model's own weights as they are (docs/models.md): W + alpha / rank x B A."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B."""
+    alpha: PositiveFloat = 32.0
+    """Scale: adapters count alpha / rank times."""
+    targets: tuple[LoraTarget, ...] = Field(default=LORA_TARGETS, min_length=1)
+    """Adapted matrices, by the names that Hugging Face gives them. Default: all of attention and MLP."""
+
+    @field_validator("targets")
+    @classmethod
+    def _in_one_order(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
+        return tuple(each for each in LORA_TARGETS if each in targets)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class UpdatesConfig(Section):
     """Settings shared by `async-rl run` and `async-rl train`: optimizer, parallelism, precision, checkpoints."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of the model. Unset: all its weights."""
     parallel: ParallelConfig = ParallelConfig()
     precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
     """Compute precision. `auto`: bfloat16 on CUDA, float32 on a CPU. `fp8` needs model.layer_spec: transformer_engine."""

@@ -24,7 +24,7 @@ with host.importing():
         get_gpt_layer_with_transformer_engine_spec,
     )
     from megatron.core.packed_seq_params import PackedSeqParams
-    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+    from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.enums import AttnMaskType

@@ -62,7 +62,9 @@ def memory_plan(
     """Plan a run of a model of `shape`. `critic`: of a critic with weights of its own; None: as the policy. `reference`,
     `teacher`: of frozen models beside the policy; None: the run has none.
     """
-    worker = config.worker
+    worker, learner = config.worker, config.learner
+    if learner.lora is not None and not learner.reference.is_given and not isinstance(learner.critic, SharedCritic):
+        reference = None  # the base of the adapters
     return MemoryPlan(
         learner=_learner(config, shape, critic if critic is not None else shape, [reference, teacher]),
         worker=_worker(config, shape),
@@ -106,7 +108,8 @@ def _stage(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterab
         trained["critic's "] = critic.with_head("scalar")
     parts: Counter[str] = Counter()
     for owner, model in trained.items():
-        held = held_by_stages(model, learner.parallel)[stage].trained_bytes(weight)
+        lora = learner.lora if model is policy else None
+        held = held_by_stages(model, learner.parallel, lora)[stage].trained_bytes(weight)
         parts.update({f"{owner}{name}": round(number) for name, number in held.items()})
     for model in frozen:
         parts["frozen models"] += round(weight * held_by_stages(model, learner.parallel)[stage].numbers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 
-from async_rl.config.learner import ParallelConfig
-from async_rl.megatron.parameters.table import EMBEDDING, Parameter, Split, table
+from async_rl.config.learner import LoraConfig, ParallelConfig
+from async_rl.megatron.parameters.adapters import adapters, trained_rows
+from async_rl.megatron.parameters.table import EMBEDDING, VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
 
 GRADIENT = 4
@@ -23,33 +24,63 @@ class HeldParameters:
     """The parameters of a rank."""
 
     numbers: float = 0.0
+    """Numbers of the model's weights; adapted matrices count twice, because they are also held with their adapters."""
+    trained: float = 0.0
+    """Those of them with gradients."""
     optimized: float = 0.0
     """Those whose optimizer state is on this rank: data-parallel ranks divide it."""
+    adapters: float = 0.0
+    """Numbers of adapters, which are float32."""
+    optimized_adapters: float = 0.0
     largest: float = 0.0
     """Numbers of the largest parameter."""
+
+    def with_one(self, other: HeldParameters) -> HeldParameters:
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return HeldParameters(**sums | {"largest": max(self.largest, other.largest)})
 
     def trained_bytes(self, weight: int) -> dict[str, float]:
         """Bytes of weights, gradients and optimizer of a trained model with weights of `weight` bytes."""
         master = MASTER if weight < MASTER else 0
         return {
-            "weights": weight * self.numbers,
-            "gradients": GRADIENT * self.numbers,
-            "optimizer": (master + MOMENTS) * self.optimized,
+            "weights": weight * self.numbers + MASTER * self.adapters,
+            "gradients": GRADIENT * (self.trained + self.adapters),
+            "optimizer": (master + MOMENTS) * self.optimized + MOMENTS * self.optimized_adapters,
         }
 
 
-def held_by_stages(shape: ModelShape, parallel: ParallelConfig) -> list[HeldParameters]:
-    """Return what one rank of each pipeline stage holds."""
+def held_by_stages(shape: ModelShape, parallel: ParallelConfig, lora: LoraConfig | None = None) -> list[HeldParameters]:
+    """Return what one rank of each pipeline stage holds; with `lora`, of a model whose adapters are trained."""
     stages = [HeldParameters() for _ in range(parallel.pipeline)]
-    for row in table(shape):
+    for row, held in _held(shape, parallel, lora):
         for stage in _stages_of(row, shape, parallel):
-            stages[stage] = _with(stages[stage], row, parallel)
+            stages[stage] = stages[stage].with_one(held)
     return stages
 
 
-def trained_bytes(shape: ModelShape, parallel: ParallelConfig, weight: int = 2) -> int:
+def _held(shape: ModelShape, parallel: ParallelConfig, lora: LoraConfig | None) -> Iterator[tuple[Parameter, HeldParameters]]:
+    """Yield each parameter with what it adds to the ranks that have a part of it."""
+    adapted = {each.matrix for each in adapters(shape, lora)} if lora is not None else set[str]()
+    for row in table(shape):
+        numbers, copies = _share(row, parallel)
+        if lora is None:
+            yield row, HeldParameters(numbers=numbers, trained=numbers, optimized=numbers / copies, largest=numbers)
+        elif row.name not in VALUE_HEAD:
+            yield row, HeldParameters(numbers=numbers * (2 if row.name in adapted else 1), largest=numbers)
+    for row in trained_rows(shape, lora) if lora is not None else ():
+        numbers, copies = _share(row, parallel)
+        yield row, HeldParameters(adapters=numbers, optimized_adapters=numbers / copies, largest=numbers)
+
+
+def _share(row: Parameter, parallel: ParallelConfig) -> tuple[float, int]:
+    """Return the numbers of a parameter on a rank, and how many ranks divide their optimizer state."""
+    divided, copies = _division(row, parallel)
+    return prod(row.shape) / divided, copies
+
+
+def trained_bytes(shape: ModelShape, parallel: ParallelConfig, weight: int = 2, lora: LoraConfig | None = None) -> int:
     """Return the bytes of weights, gradients and optimizer on a rank of the stage that needs most."""
-    return round(max(sum(held.trained_bytes(weight).values()) for held in held_by_stages(shape, parallel)))
+    return round(max(sum(held.trained_bytes(weight).values()) for held in held_by_stages(shape, parallel, lora)))
 
 
 def layouts(shape: ModelShape) -> Iterator[ParallelConfig]:
@@ -63,16 +94,6 @@ def layouts(shape: ModelShape) -> Iterator[ParallelConfig]:
             yield ParallelConfig(pipeline=gpus)
         if shape.experts is not None and shape.experts.number % gpus == 0:
             yield ParallelConfig(expert=gpus)
-
-
-def _with(held: HeldParameters, row: Parameter, parallel: ParallelConfig) -> HeldParameters:
-    divided, copies = _division(row, parallel)
-    numbers = prod(row.shape) / divided
-    return HeldParameters(
-        numbers=held.numbers + numbers,
-        optimized=held.optimized + numbers / copies,
-        largest=max(held.largest, numbers),
-    )
 
 
 def _division(row: Parameter, parallel: ParallelConfig) -> tuple[int, int]:

@@ -111,7 +111,7 @@ class Checkpointer:
         for name in self._models.keys() - found.keys():
             log.warning(f"checkpoint {path.name} has no {name}, which starts from its initial weights")
         for name, model in found.items():
-            check_model(path, manifest, name, model.shape, head_may_lack=True)
+            check_model(path, manifest, name, model.shape, adapters=model.adapters, head_may_lack=True)
             if lacks_head(manifest.models[name], model.shape):
                 log.warning(f"checkpoint {path.name} has no value head of the {name}, which starts from its initial weights")
         with open_pieces(path, manifest) as pieces:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters.full_parameters import local_parameters
 from async_rl.megatron.parameters.pieces import Stretch
-from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
+from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split
 from learner.model import TrainingModel
 
 
@@ -61,11 +61,13 @@ class HeldParameter:
 
 
 def held_parameters(model: TrainingModel) -> Iterator[HeldParameter]:
-    rows = {row.name: row for row in table(model.shape)}
+    """Yield the parameters that are trained."""
+    rows = {row.name: row for row in model.rows}
     optimizers = _Optimizers(model)
     for name, parameter in local_parameters(model.chunks).items():
         is_copy = name == OUTPUT and model.shape.tied_embeddings
-        row = rows[EMBEDDING if is_copy else name]
+        if (row := rows.get(EMBEDDING if is_copy else name)) is None:  # the base of adapters
+            continue
         whole = Stretch.whole(row, *_place(row))
         optimized = optimizers.find(parameter, whole)
         if is_copy or not _is_first_holder(row):

@@ -30,7 +30,7 @@ def capture(model: TrainingModel, name: str = POLICY) -> dict[str, Tensor]:
 
 
 def facts_of(model: TrainingModel) -> ModelFacts:
-    return ModelFacts(updates=model.updates, parameters=parameters_of(model.shape))
+    return ModelFacts(updates=model.updates, parameters=parameters_of(model.rows), adapters=model.adapters)
 
 
 def restore(model: TrainingModel, pieces: Pieces, facts: ModelFacts, name: str = POLICY) -> None:
@@ -47,6 +47,7 @@ def restore(model: TrainingModel, pieces: Pieces, facts: ModelFacts, name: str =
             if main.untyped_storage().data_ptr() != held.parameter.untyped_storage().data_ptr():
                 main.copy_(pieces.read(name, WEIGHT, stretch).view_as(main))
             optimized.remember({kind: pieces.read(name, kind, stretch) for kind in kinds}, facts.updates)
+    model.merge_adapters()
     model.updates = facts.updates
 
 

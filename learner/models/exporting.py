@@ -10,15 +10,16 @@ import torch
 
 from async_rl.checkpoints.manifest import Manifest, found_in, read_asked
 from async_rl.cli.grammar import CommandLine
-from async_rl.cli.model import NEWEST, shard_bytes, target
+from async_rl.cli.model import NEWEST, PEFT, shard_bytes, target
 from async_rl.cli.train import load_any
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
-from async_rl.megatron.huggingface.export import FolderExtras, write_folder
-from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
+from async_rl.megatron.huggingface.export import FolderExtras, write_adapter, write_folder
+from async_rl.megatron.parameters.checkpoint_weights import facts_of_adapters, load_checkpoint, load_trained
 from async_rl.models.families import family_of
 from async_rl.models.from_config import model_shape
 from async_rl.models.hf_config import read_dtype
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import Characters, open_tokenizer
 from learner.models.inspecting import count, size_of
@@ -35,14 +36,32 @@ def export(line: CommandLine) -> None:
     checkpoint, manifest = _chosen(config, line.text("checkpoint"))
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
+    if line.text("format") == PEFT:
+        _export_adapter(line, config, shape, checkpoint, manifest)
+        return
     dtype: torch.dtype = getattr(torch, _dtype(line, config))
-    weights = load_checkpoint(checkpoint, manifest, shape, dtype)
+    weights = load_checkpoint(checkpoint, manifest, shape, dtype, base=config.model.folder)
     extras = FolderExtras(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
     write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, extras=extras)
     written = sorted(to.glob("*.safetensors"))
     size, files = size_of(sum(path.stat().st_size for path in written)), count(len(written), "file")
     precision = str(dtype).removeprefix("torch.")
     print(f"{to}: step {manifest.step} as {family_of(shape).name}, {size} of {precision} in {files}")
+
+
+def _export_adapter(line: CommandLine, config: AnyRun, shape: ModelShape, checkpoint: Path, manifest: Manifest) -> None:
+    to, facts = Path(target(line)), facts_of_adapters(manifest)
+    if facts is None:
+        raise ConfigError(f"--format peft: {checkpoint} has no adapters, because all weights were trained; leave it out")
+    if config.model.folder is None:
+        raise ConfigError(
+            "--format peft: these adapters belong to random weights (model.size), which others do not have; leave it out"
+        )
+    dtype = line.text("dtype", "float32")
+    trained = load_trained(checkpoint, manifest, shape, torch.float32)
+    write_adapter(to, shape, facts.lora, trained, dtype=getattr(torch, dtype), base=config.model, tokenizer=config.tokenizer)
+    number = count(len(trained) // 2, "adapter")
+    print(f"{to}: step {manifest.step} as {number} of rank {facts.lora.rank} for {config.model.folder}, {dtype}")
 
 
 def _chosen(config: AnyRun, word: str | None) -> tuple[Path, Manifest]:

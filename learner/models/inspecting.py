@@ -13,6 +13,7 @@ from async_rl.cli.grammar import CommandLine
 from async_rl.config.learner import ParallelConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import names
+from async_rl.megatron.parameters.adapters import default_lora
 from async_rl.megatron.parameters.table import table
 from async_rl.models.families import family_of
 from async_rl.models.hf_config import read_config, read_shape, refusals
@@ -43,9 +44,13 @@ def _inspect_folder(folder: Path) -> None:
     print(f"{folder}: {family_of(shape).name}")
     for text in (*_described(shape), f"weights: {_summary(tensors.values())}", *_mismatches(shape, tensors)):
         print(f"  {text}")
-    print("\nTraining in bfloat16 needs on each GPU, without activations:")
+    lora = default_lora(shape)
+    print(
+        f"\nTraining in bfloat16 needs on each GPU, without activations, for all weights and for adapters of rank {lora.rank}:"
+    )
     for layout in layouts(shape):
-        print(f"  {count(layout.ranks, 'GPU'):<6}  {size_of(trained_bytes(shape, layout)):>8}  {_named(layout)}")
+        whole, adapted = size_of(trained_bytes(shape, layout)), size_of(trained_bytes(shape, layout, lora=lora))
+        print(f"  {count(layout.ranks, 'GPU'):<6}  {whole:>8}  {adapted:>8}  {_named(layout)}")
     cache = 1000 * 4 * shape.layers * shape.kv_heads * shape.head_dim
     weights = 2 * sum(prod(row.shape) for row in table(shape))
     print(f"Sampling needs {size_of(weights)} for the weights, and {size_of(cache)} of cache for every 1000 tokens in flight.")
@@ -106,7 +111,8 @@ def _inspect_checkpoint(path: Path) -> None:
         numbers = sum(prod(sizes) for sizes in model.parameters.values())
         layers = {found[1] for each in model.parameters if (found := _LAYER.match(each))}
         began = count(model.updates, "update") if model.updates else "no updates yet"
-        print(f"  {name}: {numbers:,} parameters in {count(len(layers), 'layer')}, {began}")
+        of_adapters = f" of adapters of rank {model.adapters.lora.rank}" if model.adapters is not None else ""
+        print(f"  {name}: {numbers:,} parameters{of_adapters} in {count(len(layers), 'layer')}, {began}")
     size = sum(facts.bytes for facts in manifest.files.values())
     print(f"  {size_of(size)} in {count(len(manifest.files), 'file')}")
 

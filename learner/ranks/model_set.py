@@ -2,7 +2,7 @@
 
 policy       trained and pushed to workers; with a shared critic its last layer also gives values
 critic       trained beside the policy, if it is a separate model
-reference    frozen: the initial policy, or the model of learner.reference.folder
+reference    frozen: the initial policy (with learner.lora the policy without its adapters), or learner.reference.folder
 teacher      frozen: the model that the policy is distilled from
 """
 
@@ -14,8 +14,9 @@ from async_rl.config import Config
 from async_rl.config.learner import LearnerConfig, OwnCritic, SharedCritic
 from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
+from async_rl.megatron.parameters.adapters import check_lora
 from async_rl.models.shape import ModelShape
-from learner.model import FrozenModel, TrainingModel, check_offload
+from learner.model import FrozenModel, Reference, TrainingModel, check_offload
 from learner.model_builder import InitialWeights, ModelBuilder
 from learner.objective import Objective
 
@@ -24,7 +25,7 @@ from learner.objective import Objective
 class ModelSet:
     policy: TrainingModel
     critic: TrainingModel | None = None
-    reference: FrozenModel | None = None
+    reference: Reference | None = None
     teacher: FrozenModel | None = None
     cold_updates: int = 0
     """Number of first updates in which only a separate critic is trained (learner.critic.warmup_steps)."""
@@ -38,6 +39,7 @@ class ModelSet:
 def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> None:
     """Raise ConfigError if the objective and the `learner` section disagree about which models exist. Builds no model."""
     learner, name = config.learner, config.learner.objective
+    check_lora(learner.lora, shape, config.model.layer_spec)
     for is_needed, is_there, key, example in (
         (objective.needs_values, learner.critic is not None, "critic", "{type: own} or {type: shared}"),
         (objective.needs_teacher, learner.teacher is not None, "teacher", "{folder: PATH}"),
@@ -71,7 +73,7 @@ def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
     if isinstance(learner.critic, OwnCritic):
         check_offload("learner.critic.optimizer", learner.critic.optimizer, device)
     trained = replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape
-    policy = builder.trained(builder.own, trained, learner.optimizer, total_updates=updates - cold_updates)
+    policy = builder.trained(builder.own, trained, learner.optimizer, total_updates=updates - cold_updates, lora=learner.lora)
     critic = reference = teacher = None
     if isinstance(learner.critic, OwnCritic):
         initial = _critic(learner).or_else(builder.own)
@@ -79,7 +81,7 @@ def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
             initial, initial.shape(shape).with_head("scalar"), learner.critic.optimizer, total_updates=updates
         )
     if objective.needs_reference:
-        reference = builder.frozen(_reference(learner), shape)
+        reference = builder.reference(_reference(learner), shape, policy)
     if learner.teacher is not None:
         teacher = builder.frozen(_teacher(learner), shape)
     return ModelSet(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)

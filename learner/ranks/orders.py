@@ -105,7 +105,7 @@ class PackCheckpoint:
         assert rank.sender is not None
         packed, is_readable = None, True
         try:
-            with stored_weights(Path(self.checkpoint), _served_shape(rank), rank.model.held().keys()) as held:
+            with stored_weights(Path(self.checkpoint), _served_shape(rank), rank.model) as held:
                 packed = rank.sender.pack_parcel(self.version, held, keep=self.keep)
         except (DamagedCheckpoint, CheckpointError) as error:
             is_readable = False

@@ -73,9 +73,8 @@ class RankTrainer:
         if model_set.critic is not None:
             rows = _mapped(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
         if model_set.reference is not None:
-            rows = _mapped(
-                model_set.reference.chunks, rows, lambda row, logits: replace(row, reference=self._logprobs(row, logits))
-            )
+            with model_set.reference.evaluated() as chunks:
+                rows = _mapped(chunks, rows, lambda row, logits: replace(row, reference=self._logprobs(row, logits)))
         if model_set.teacher is not None:
             rows = _mapped(
                 model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._logprobs(row, logits))

@@ -19,7 +19,7 @@ from learner.batches.device_rows import ModelRow
 from learner.losses.functions import Loss, dpo_loss, reward_model_loss, sequence_logprobs, sft_loss
 from learner.losses.reports import DPO, REWARD_MODEL, SFT
 from learner.losses.totals import TotalNames, Totals
-from learner.model import FrozenModel
+from learner.model import FrozenModel, Reference
 from learner.step import map_outputs
 from learner.training.packed import ExampleCounts
 
@@ -64,11 +64,12 @@ class RewardModel(Method):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dpo(Method):
     config: DpoConfig
-    reference: FrozenModel
+    reference: Reference
     names = DPO
 
     def prepared(self, rows: Sequence[ModelRow]) -> Sequence[ModelRow]:
-        seen = map_outputs(self.reference.chunks, rows, self._logprobs)
+        with self.reference.evaluated() as chunks:
+            seen = map_outputs(chunks, rows, self._logprobs)
         # ranks without the last layers get no outputs and compute no loss
         return [replace(row, reference=each) for row, each in zip(rows, seen, strict=True)] if seen else rows
 

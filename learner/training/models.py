@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from async_rl.config.training import Distillation, DistillSection, DpoSection, DpoTraining, TrainingConfig
+from async_rl.megatron.parameters.adapters import check_lora
 from async_rl.models.shape import ModelShape
 from async_rl.supervision import working
 from learner.model import TrainingModel
@@ -13,7 +14,8 @@ from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervis
 
 
 def check(config: TrainingConfig, shape: ModelShape) -> None:
-    """Raise ConfigError if the reference or teacher has another vocabulary. Builds no model."""
+    """Raise ConfigError if the model cannot have adapters, or reference or teacher has another vocabulary. Builds nothing."""
+    check_lora(config.learner.lora, shape, config.model.layer_spec)
     match config:
         case DpoTraining(dpo=dpo):
             _reference(dpo).check_vocabulary(shape)
@@ -29,10 +31,13 @@ def build_models(
 ) -> tuple[TrainingModel, Method]:
     """Build the trained model, and the method with its reference or teacher."""
     builder = ModelBuilder(config, device)
-    model = builder.trained(builder.own, shape.with_head(config.head), config.learner.optimizer, total_updates=total_updates)
+    learner = config.learner
+    model = builder.trained(
+        builder.own, shape.with_head(config.head), learner.optimizer, total_updates=total_updates, lora=learner.lora
+    )
     match config:
         case DpoTraining(dpo=dpo):
-            method = Dpo(config=dpo, reference=builder.frozen(_reference(dpo), shape))
+            method = Dpo(config=dpo, reference=builder.reference(_reference(dpo), shape, model))
         case Distillation(distill=distill):
             method = Distill(config=distill, teacher=builder.frozen(_teacher(distill), shape))
         case _:

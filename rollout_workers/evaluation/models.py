@@ -57,7 +57,7 @@ async def open_model(
         if isinstance(subject, HuggingFaceFolder):
             weights = load_folder(subject.path, engine.shape, dtype)
         else:
-            weights = load_checkpoint(subject.path, subject.manifest, engine.shape, dtype)
+            weights = load_checkpoint(subject.path, subject.manifest, engine.shape, dtype, base=config.model.folder)
         await engine.swap(0, weights)
         yield OpenModel(inference=engine, context_tokens=engine.shape.context_tokens)
 

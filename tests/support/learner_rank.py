@@ -55,6 +55,7 @@ def config(
     epochs: int = 1,
     recompute: str = "none",
     precision: str = "auto",
+    lora: dict[str, Any] | None = None,
     **parallel: Any,
 ) -> Config:
     optimizer = {
@@ -69,7 +70,14 @@ def config(
     size: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": 4, "kv_heads": 2, "ffn": 48}
     if experts is not None:
         size["experts"] = {"number": experts, "per_token": 2, "ffn": 16, "every": 2}
-    learner = {"steps": 20, "optimizer": optimizer, "parallel": parallel, "recompute": recompute, "precision": precision}
+    learner = {
+        "steps": 20,
+        "optimizer": optimizer,
+        "lora": lora,
+        "parallel": parallel,
+        "recompute": recompute,
+        "precision": precision,
+    }
     return Config.model_validate(
         {
             "model": {"size": size},

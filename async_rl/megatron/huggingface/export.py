@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder: sharded safetensors, index, config.json and tokenizer.
+"""Writes a Hugging Face folder: sharded safetensors, index, config.json and tokenizer; or one of PEFT's, with adapters.
 
 It is written under a temporary name and renamed when complete.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from async_rl.config.learner import LoraConfig
+from async_rl.config.run import ModelConfig
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig
 from async_rl.durable.whole_file import sync_folder, write_whole
 from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.tensors import from_canonical
+from async_rl.megatron.parameters.adapters import adapters
 from async_rl.models.hf_config import written_config
 from async_rl.models.safetensors import divide
 from async_rl.models.shape import ModelShape
@@ -57,15 +61,59 @@ def write_folder(
     """
     if shape.head != "tokens":
         raise ConfigError(f"a model whose head is {shape.head!r} cannot be exported: Hugging Face's families predict tokens")
+    config = written_config(shape, dtype=str(dtype).removeprefix("torch."))
+    with _whole(folder) as partial:
+        _write_weights(partial, from_canonical(weights, shape), dtype, shard_bytes)
+        _write_extras(partial, config, extras)
+
+
+def write_adapter(
+    folder: Path,
+    shape: ModelShape,
+    lora: LoraConfig,
+    trained: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    base: ModelConfig,
+    tokenizer: TokenizerConfig,
+) -> None:
+    """Write adapters, full ones under canonical names, as PEFT does. Raises ConfigError when the folder exists or cannot be
+    written.
+    """
+    tensors = {
+        f"base_model.model.{each.theirs}.{kind}.weight": trained[row.name].to(dtype).contiguous()
+        for each in adapters(shape, lora)
+        for kind, row in (("lora_A", each.a), ("lora_B", each.b))
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.name if base.name else str(base.place.absolute()),
+        "revision": base.revision if base.revision else None,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": list(lora.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    with _whole(folder) as partial:
+        save_file(tensors, partial / "adapter_model.safetensors", {"format": "pt"})
+        _write_json(partial / "adapter_config.json", config)
+        _write_tokenizer(partial, tokenizer)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Give a folder to write into, which gets its name when it is complete."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
-    config = written_config(shape, dtype=str(dtype).removeprefix("torch."))
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write_weights(partial, from_canonical(weights, shape), dtype, shard_bytes)
-        _write_extras(partial, config, extras)
+        yield partial
         partial.rename(folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.huggingface.names import Merge, names
 from async_rl.megatron.parameters.full_parameters import initial_value
 from async_rl.megatron.parameters.table import table
+from async_rl.models.hf_config import read_shape
 from async_rl.models.shape import ModelShape
 from async_rl.models.stored_weights import StoredWeights
 
@@ -33,6 +35,17 @@ def load_folder(folder: Path, shape: ModelShape, dtype: torch.dtype) -> StoredWe
     A value head gets initial weights.
     """
     return _Folder(folder, shape, dtype)
+
+
+def content_digest(folder: Path) -> str:
+    """Digest of the weights in a folder, however they are divided into files. Reads all of them. Raises ConfigError."""
+    names = sorted(sizes_of(read_shape(folder)))
+    files, digest = _open(folder, {*names}), xxhash.xxh3_64()
+    for name in names:
+        tensor: Tensor = files[name].get_tensor(name)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class _Folder(StoredWeights):

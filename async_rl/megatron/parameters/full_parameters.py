@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.parameters.adapters import is_adapter
 from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
@@ -96,20 +97,26 @@ def _canonical(name: str, first_layer: int, first_expert: int) -> str:
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if found is None:
         return name
-    rest = _FUSED_NORMS.get(found[2], found[2])
+    rest = _FUSED_NORMS.get(found[2], _PARAMETRIZED.sub(_without_parametrization, found[2]))
     if expert := _SEQUENTIAL_EXPERT.fullmatch(rest) or _GROUPED_EXPERT.fullmatch(rest):
         rest = f"mlp.experts.{int(expert['number']) + first_expert}.{expert['matrix']}"
     return f"decoder.layers.{int(found[1]) + first_layer}.{rest}"
 
 
+def _without_parametrization(found: re.Match[str]) -> str:
+    return ".weight" if found["own"] == "original" else "."
+
+
+_PARAMETRIZED = re.compile(r"\.parametrizations\.weight\.(?P<own>original$|0\.)")
+"""An adapted matrix (lora.py), or the prefix of its adapters."""
 _SEQUENTIAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<number>\d+)\.(?P<matrix>.+)")
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(?P<matrix>linear_fc\d\.weight)(?P<number>\d+)")
 """Transformer Engine numbers the matrices of all experts within one grouped layer."""
 
 
 def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, nn.Parameter]]:
-    """Table entries with their parameter on this rank; a tied embedding can have two."""
-    local = local_parameters(model)
+    """Table entries with their parameter on this rank, without adapters; a tied embedding can have two."""
+    local = {name: own for name, own in local_parameters(model).items() if not is_adapter(name)}
     for row in table(shape):
         if (own := local.pop(row.name, None)) is not None:
             yield row, own
@@ -121,7 +128,7 @@ def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, n
 
 def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int) -> None:
     """Fill in initial weights, independent of the layout: each name has its own generator."""
-    rank, ranks = _tensor_rank()
+    rank, ranks = tensor_rank()
     with torch.no_grad():
         for row, own in _targets(model, shape):
             own.copy_(slice_for(initial_value(row, seed), row.split, rank, ranks))
@@ -140,7 +147,7 @@ def initial_value(row: Parameter, seed: int) -> Tensor:
 def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Copy full parameters into the model in place, each rank its part."""
     check_complete(shape, tensors)
-    rank, ranks = _tensor_rank()
+    rank, ranks = tensor_rank()
     with torch.no_grad():
         for row, own in _targets(model, shape):
             own.copy_(slice_for(tensors[row.name], row.split, rank, ranks))
@@ -164,10 +171,18 @@ def difference_of(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tup
     return f"{len(wrong)} parameters differ, the first is {wrong[0]}: expected {expected}, found {shape}"
 
 
-def held_boxes(model: nn.Module, shape: ModelShape) -> dict[Box, Tensor]:
-    """This rank's parts of the full parameters, without copying; a part with two copies appears once."""
-    rank, ranks = _tensor_rank()
-    return {box: part for row, own in _targets(model, shape) for box, part in boxes_of(row, own.detach(), rank, ranks)}
+def held_boxes(model: nn.Module, shape: ModelShape, merged: Mapping[str, Tensor] | None = None) -> dict[Box, Tensor]:
+    """This rank's parts of the full parameters, without copying; a part with two copies appears once.
+
+    `merged`, by name: what to hand out instead of a parameter.
+    """
+    instead = merged if merged is not None else {}
+    rank, ranks = tensor_rank()
+    return {
+        box: part
+        for row, own in _targets(model, shape)
+        for box, part in boxes_of(row, instead.get(row.name, own).detach(), rank, ranks)
+    }
 
 
 def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tuple[Box, Tensor]]:
@@ -189,5 +204,5 @@ def boxes_of(row: Parameter, own: Tensor, rank: int, ranks: int) -> Iterator[tup
             yield whole.cut(first, last), own[: last - first]
 
 
-def _tensor_rank() -> tuple[int, int]:
+def tensor_rank() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()

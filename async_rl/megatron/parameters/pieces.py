@@ -21,10 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from async_rl.checkpoints.manifest import WEIGHT, DamagedCheckpoint, Manifest, ModelFacts
+from async_rl.checkpoints.manifest import WEIGHT, AdapterFacts, DamagedCheckpoint, Manifest, ModelFacts
 from async_rl.errors import CheckpointError
+from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.full_parameters import difference_of, join, slice_for
-from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, table
+from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter
 from async_rl.models.shape import ModelShape
 
 
@@ -145,11 +146,21 @@ def open_pieces(checkpoint: Path, manifest: Manifest) -> Iterator[Pieces]:
         yield Pieces(checkpoint, files)
 
 
-def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelShape, *, head_may_lack: bool = False) -> None:
-    """Check that the checkpoint's parameters are those of this shape. Raises CheckpointError."""
+def check_model(
+    checkpoint: Path,
+    manifest: Manifest,
+    model: str,
+    shape: ModelShape,
+    *,
+    adapters: AdapterFacts | None = None,
+    head_may_lack: bool = False,
+) -> None:
+    """Check that the checkpoint has a model of this shape with these adapters. Raises CheckpointError."""
     if model not in manifest.models:
         raise CheckpointError(f"checkpoint {checkpoint} has no {model}, only {' and '.join(manifest.models)}")
-    wanted, found = parameters_of(shape), dict(manifest.models[model].parameters)
+    _check_adapters(checkpoint, manifest.models[model].adapters, adapters)
+    rows = trained_rows(shape, adapters.lora if adapters is not None else None)
+    wanted, found = parameters_of(rows), dict(manifest.models[model].parameters)
     for name in VALUE_HEAD:  # a reader without value head may skip that of a shared critic
         if name not in wanted:
             found.pop(name, None)
@@ -161,10 +172,36 @@ def check_model(checkpoint: Path, manifest: Manifest, model: str, shape: ModelSh
         )
 
 
+def _check_adapters(checkpoint: Path, found: AdapterFacts | None, wanted: AdapterFacts | None) -> None:
+    if found is None and wanted is None:
+        return
+    if wanted is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} has adapters alone: set learner.lora as it was, or choose another run.name"
+        )
+    if found is None:
+        raise CheckpointError(f"checkpoint {checkpoint} has no adapters: remove learner.lora, or choose another run.name")
+    for key, value in wanted.lora:
+        if (saved := getattr(found.lora, key)) != value:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} was trained with learner.lora.{key} {_text(saved)}, not {_text(value)}: set it back, "
+                "or choose another run.name"
+            )
+    if found.base != wanted.base:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} has adapters of other weights: those of {found.place}; give the same as `model`, or "
+            "choose another run.name"
+        )
+
+
+def _text(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
 def lacks_head(found: ModelFacts, shape: ModelShape) -> bool:
     return shape.head != "tokens" and not found.parameters.keys() & {*VALUE_HEAD}
 
 
-def parameters_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+def parameters_of(rows: Iterable[Parameter]) -> dict[str, tuple[int, ...]]:
     """Full shapes by name, as in a manifest."""
-    return {row.name: row.shape for row in table(shape)}
+    return {row.name: row.shape for row in rows}

@@ -21,6 +21,7 @@ from tests.support.learner_rank import config, meet, shape, train
 PROCESSES, STEPS = 4, 2
 DENSE: dict[str, Any] = {"layers": 4, "epochs": 2}
 EXPERTS: dict[str, Any] = {**DENSE, "experts": 4}
+LORA: dict[str, Any] = {**DENSE, "lora": {"rank": 4, "alpha": 32.0}}
 OBJECTIVE = Objective.model_validate(
     {
         "policy_loss": {
@@ -67,11 +68,15 @@ CASES = {
     "experts_pipeline": Case(ranks=4, settings={"expert": 2, "pipeline": 2}, model=EXPERTS),
     "experts_context": Case(ranks=4, settings={"expert": 4, "context": 4}, model=EXPERTS),
     "experts_data": Case(ranks=4, settings={"expert": 2}, model=EXPERTS),
+    "lora_sequence": Case(ranks=2, settings={"tensor": 2, "sequence": True, "recompute": "full"}, model=LORA),
+    "lora_interleaved": Case(ranks=2, settings={"pipeline": 2, "virtual_stages": 2}, model=LORA),
+    "lora_tensor_data": Case(ranks=4, settings={"tensor": 2}, model=LORA),
+    "lora_context_pipeline": Case(ranks=4, settings={"context": 2, "pipeline": 2}, model=LORA),
 }
 
 
 FEW = {name: case for name, case in CASES.items() if case.ranks == 2} | {
-    name: CASES[name] for name in ("tensor_pipeline", "context_sequence", "experts_sequence_data")
+    name: CASES[name] for name in ("tensor_pipeline", "context_sequence", "experts_sequence_data", "lora_tensor_data")
 }
 """Each way to divide, and some of their combinations."""
 

@@ -174,10 +174,11 @@ def test_untrained_tokens_do_not_leak(name: str) -> None:
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------------
-def learned(method: Method, folder: Path, *, steps: int, **sections: Any) -> list[dict[str, float]]:
+def learned(method: Method, folder: Path, *, steps: int, lora: Any = None, **sections: Any) -> list[dict[str, float]]:
     """What is held out, before and after."""
     parallel.shutdown()
-    learner = {"steps": steps, "optimizer": {"learning_rate": 0.01, "decay": "cosine"}, "checkpoint_every": steps}
+    optimizer = {"learning_rate": 0.01, "decay": "cosine"}
+    learner = {"steps": steps, "optimizer": optimizer, "lora": lora, "checkpoint_every": steps}
     table = TABLES[method in ("dpo", "rm")]
     held_out = {"path": f"configs/train/{table}_held_out.jsonl", "every": steps}
     batch = {"examples_per_step": 20, "bin_tokens": 512}
@@ -192,8 +193,9 @@ def test_supervised_training_learns_to_count(tmp_path: Path) -> None:
     assert after["perplexity"] < 2.5  # where to end is anybody's guess
 
 
-def test_dpo_learns_the_preference(tmp_path: Path) -> None:
-    before, after = learned("dpo", tmp_path, steps=30)
+@pytest.mark.parametrize("lora", [None, {}], ids=["all-weights", "adapters"])
+def test_dpo_learns_the_preference(tmp_path: Path, lora: Any) -> None:
+    before, after = learned("dpo", tmp_path, steps=30, lora=lora)
     assert after["loss"] < 0.5 < before["loss"]
     assert after["accuracy"] >= 0.8
     assert after["margin"] > 0.5

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from async_rl.config import Config
-from async_rl.config.learner import ParallelConfig
+from async_rl.config.learner import LoraConfig, ParallelConfig
 from async_rl.errors import ConfigError
+from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.table import table
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.plan.gpus import Gpus, placed, problems
@@ -34,6 +35,19 @@ def test_parameters_are_divided_as_the_ranks_are() -> None:
     assert trained_bytes(SHAPE, ParallelConfig(processes=4)) == (6 + 12 / 4) * numbers
     assert 9 * numbers < trained_bytes(SHAPE, ParallelConfig(tensor=2)) < 9.1 * numbers, "norms are whole on both"
     assert trained_bytes(SHAPE, ParallelConfig(), weight=4) == 16 * numbers, "no float32 copies"
+
+
+def test_adapters_save_gradients_and_optimizer_of_the_rest() -> None:
+    whole = sum(prod(row.shape) for row in table(SHAPE))
+    adapted = sum(prod(row.shape) for row in table(SHAPE) if "linear" in row.name)
+    lora = LoraConfig(rank=2)
+    factors = sum(prod(row.shape) for row in trained_rows(SHAPE, lora))
+    assert trained_bytes(SHAPE, ParallelConfig(), lora=lora) == 2 * (whole + adapted) + 16 * factors
+    plans = [memory_plan(config(learner={"lora": each}), SHAPE, reference=SHAPE) for each in (None, {"rank": 2})]
+    parts = [{part.name: part.bytes for part in plan.learner} for plan in plans]
+    assert parts[0]["frozen models"] == 2 * whole
+    assert "frozen models" not in parts[1], "the base is the reference"
+    assert parts[1]["gradients"] == 4 * factors
 
 
 def test_gpus_are_written_as_a_number_and_a_size() -> None:
