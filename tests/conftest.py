@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from buffer.server.embedded.programs import find_binary
+from tests.support import forked_pytest
 from tests.support.private_server import private_server
 
 settings.register_profile("any machine", deadline=None)  # no test asserts a time
 settings.load_profile("any machine")
 
 _THREADS = Path("/proc/self/task")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    for spec in specs:
+        spec.python = forked_pytest.python()
 
 
 def pytest_collection_finish() -> None:

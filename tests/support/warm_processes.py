@@ -10,12 +10,29 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 from tests.support.repository import ROOT
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
+_SERVER: Any = vars(forkserver)["_forkserver"]
+
+
+def start_server() -> str:
+    """Start the server of this process; returns its address. It ends with this process."""
+    _SERVER.ensure_running()
+    return _SERVER._forkserver_address
+
+
+def use_server(address: str | None = None) -> None:
+    """Fork from the server at an address, or from the one that this process is a fork of, and start none."""
+    if address is not None:
+        _SERVER._forkserver_address = address
+        _SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # forks do not keep it running
+    _SERVER.ensure_running = resource_tracker.ensure_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
