@@ -13,6 +13,7 @@ from torch.nn import functional
 from async_rl.errors import ConfigError
 from async_rl.megatron import experts, host, value_head
 from async_rl.megatron.attention.context_parallel import divide
+from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
 from async_rl.megatron.layers import LayerSpec, block_spec
 from async_rl.megatron.parallel import context_group, current_parallel_sizes
@@ -99,11 +100,11 @@ def _build_chunk(
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=place),
             position_embedding_type="rope",
             rotary_base=shape.rope_theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
-            rope_scaling=shape.rope_factor is not None,
-            rope_scaling_factor=shape.rope_factor if shape.rope_factor is not None else 1.0,
             share_embeddings_and_output_weights=shape.tied_embeddings,
             vp_stage=place,
         ).to(device)
+        if shape.rope_scaling is not None:
+            scale_rope(model, shape.rope_scaling, shape.rope_theta)
     value_head.attach(model, shape.head, shape.hidden, config.params_dtype, device)
     return model
 
@@ -117,7 +118,7 @@ def transformer_config(
     layer_spec: LayerSpec = "local",
 ) -> TransformerConfig:
     division = current_parallel_sizes()
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -164,6 +165,9 @@ def transformer_config(
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
     )
+    if shape.rope_scaling is not None:
+        set_attention_factor(config, shape.rope_scaling)
+    return config
 
 
 def _windows(shape: ModelShape) -> dict[str, Any]:

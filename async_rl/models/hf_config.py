@@ -12,6 +12,7 @@ from typing import Any
 
 from async_rl.errors import ConfigError
 from async_rl.models.families import FAMILIES, Family, family_of
+from async_rl.models.rope import read_scaling, rope_refusals, written_scaling
 from async_rl.models.shape import Experts, ModelShape, Window
 
 # -- reading --------------------------------------------------------------------------------------------------------------
@@ -66,31 +67,13 @@ def refusals(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{' and '.join(sorted(kinds)) or 'a sliding window'}, which is not supported"
     if biased := [key for key in ("attention_bias", "mlp_bias") if found.get(key)]:
         yield f"{' and '.join(biased)}, which is not supported"
-    yield from _rope_refusals(_rope(found))
+    yield from rope_refusals(_rope(found))
     if family.experts and found.get("norm_topk_prob") and found.get("num_experts_per_tok") == 1:
         yield "norm_topk_prob with one expert per token, whose router could not learn"
 
 
 _NEVER_SLIDING = ("llama",)
 """Families without `use_sliding_window`, where a `sliding_window` alone is a different model."""
-
-
-def _rope_refusals(rope: Mapping[str, Any]) -> Iterator[str]:
-    kind = rope["rope_type"]
-    if any(isinstance(value, dict) for value in rope.values()):
-        yield "rope_parameters per kind of layer, which is not supported"
-    elif kind not in ("default", "llama3"):
-        yield f"rope_type {kind!r}, where only 'default' and 'llama3' are supported"
-    elif kind == "llama3":
-        for key, value in _LLAMA3.items():
-            if rope.get(key) != value:
-                yield f"rope_type 'llama3' with {key} {rope.get(key)}, where only {value:g} is supported"
-    if rope["partial_rotary_factor"] != 1.0:
-        yield f"partial_rotary_factor {rope['partial_rotary_factor']}, where only 1 is supported"
-
-
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The values of all models with rope_type llama3, and the only ones that Megatron supports."""
 
 
 def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +103,7 @@ def _shape(found: Mapping[str, Any]) -> ModelShape:
         vocab_size=found["vocab_size"],
         max_positions=found["max_position_embeddings"],
         rope_theta=float(rope["rope_theta"]),
-        rope_factor=float(rope["factor"]) if rope["rope_type"] == "llama3" else None,
+        rope_scaling=read_scaling(rope, found["max_position_embeddings"]),
         norm_eps=found["rms_norm_eps"],
         window=_window(found, family),
         experts=_experts(found) if family.experts else None,
@@ -156,9 +139,7 @@ def _experts(found: Mapping[str, Any]) -> Experts:
 def written_config(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
     """A config.json for transformers 4 and 5."""
     family = family_of(shape)
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if shape.rope_factor is not None:
-        rope = {"rope_type": "llama3", "factor": shape.rope_factor, **_LLAMA3}
+    rope = written_scaling(shape.rope_scaling)
     written: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.name,
@@ -172,7 +153,7 @@ def written_config(shape: ModelShape, *, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": shape.max_positions,
         "rope_parameters": {"rope_theta": shape.rope_theta, **rope},
         "rope_theta": shape.rope_theta,
-        "rope_scaling": rope if shape.rope_factor is not None else None,
+        "rope_scaling": rope if shape.rope_scaling is not None else None,
         "rms_norm_eps": shape.norm_eps,
         "hidden_act": "silu",
         "tie_word_embeddings": shape.tied_embeddings,

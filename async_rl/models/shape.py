@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from async_rl.models.rope import RopeScaling
+
 Head = Literal["tokens", "scalar", "both"]
 """Output of the last layer per token: logits (`tokens`), one number (`scalar`), or both."""
 
@@ -47,8 +49,7 @@ class ModelShape:
     vocab_size: int
     max_positions: int
     rope_theta: float
-    rope_factor: float | None = None
-    """Factor of Llama 3's RoPE scaling; None: no scaling."""
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False

@@ -79,7 +79,8 @@ def _described(shape: ModelShape) -> Iterator[str]:
     yield f"vocabulary {shape.vocab_size:,}, {tied}"
     if (window := shape.window) is not None:
         yield f"sliding window of {window.tokens:,} tokens in {count(len(window.layers), 'layer')}"
-    stretched = f", stretched {shape.rope_factor:g} times as in Llama 3" if shape.rope_factor is not None else ""
+    scaling = shape.rope_scaling
+    stretched = f", stretched {scaling.factor:g} times ({scaling.kind})" if scaling is not None else ""
     yield f"context {shape.max_positions:,} tokens, rope base {shape.rope_theta:,.0f}{stretched}"
 
 

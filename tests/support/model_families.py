@@ -16,6 +16,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
+    "beta_slow": 0.01,
+}  # fmt: skip
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -27,6 +31,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3-tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "llama-llama3-of-other-lengths": {
+        "model_type": "llama",
+        "rope_parameters": {
+            **LLAMA3, "low_freq_factor": 0.1, "high_freq_factor": 2.0, "original_max_position_embeddings": 16,
+        },
+    },
+    "qwen2-linear": {"model_type": "qwen2", "rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 2.5}},
+    "qwen3-yarn": {"model_type": "qwen3", "head_dim": 16, "rope_parameters": YARN},
+    "qwen3-yarn-not-truncated": {
+        "model_type": "qwen3", "head_dim": 16, "rope_parameters": {**YARN, "truncate": False, "attention_factor": 0.8},
+    },
+    "llama-yarn-of-its-paper": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS},
     "qwen3_moe-mixed": {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True},
     "qwen3_moe-every-second": {

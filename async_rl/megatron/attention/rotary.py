@@ -17,11 +17,11 @@ class Rotation:
     """Negated in the first half."""
 
     @classmethod
-    def at(cls, positions: Tensor, angles: Tensor, dtype: torch.dtype) -> Rotation:
-        """From Megatron's `angles` [positions, 1, 1, dim], whose halves are equal."""
+    def at(cls, positions: Tensor, angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
+        """From Megatron's `angles` [positions, 1, 1, dim], whose halves are equal; `factor` multiplies sine and cosine."""
         own = angles[positions]
-        first, second = own.sin().chunk(2, dim=-1)
-        return cls(cos=own.cos().to(dtype), sin=torch.cat((-first, second), dim=-1).to(dtype))
+        first, second = (own.sin() * factor).chunk(2, dim=-1)
+        return cls(cos=(own.cos() * factor).to(dtype), sin=torch.cat((-first, second), dim=-1).to(dtype))
 
     def turn(self, heads: Tensor) -> Tensor:
         """Rotate [tokens, 1, heads, dim]."""

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from async_rl.megatron.attention.rope_scaling import attention_factor
 from async_rl.megatron.attention.rotary import Rotation
+from async_rl.megatron.compat import TransformerConfig
 from async_rl.megatron.engine.dynamic_engine import Context, Engine, KVCacheUsage
 from async_rl.megatron.engine.kv_blocks import BlockHash, SharedBlocks, block_hashes
 
@@ -73,16 +75,16 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
             counted[rows].add_(1)
         return True
 
-    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, *_: Any, **__: Any) -> Tensor:
-        return self._rotation_of_step(query, query_emb).turn(query)
+    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
+        return self._rotation_of_step(query, query_emb, config).turn(query)
 
-    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, *_: Any, **__: Any) -> Tensor:
-        return self._rotation_of_step(key, key_emb).turn(key)
+    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
+        return self._rotation_of_step(key, key_emb, config).turn(key)
 
-    def _rotation_of_step(self, heads: Tensor, angles: Tensor) -> Rotation:
+    def _rotation_of_step(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
         if self._rotation is None:
             positions = self.token_to_pos_ids[: self.padded_active_token_count]
-            self._rotation = Rotation.at(positions, angles, heads.dtype)
+            self._rotation = Rotation.at(positions, angles, heads.dtype, attention_factor(config))
         return self._rotation
 
     def begin_with(self, request: Any, blocks: Sequence[int]) -> None:

@@ -85,9 +85,9 @@ def _rollout(prompt: Sequence[int], completion: Completion, reward: float) -> Ro
     return Rollout(samples=(row,), reward=reward, status=Status.OK)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH_FAMILY)
-async def test_engine_and_learner_compute_the_same_model(tmp_path: Path, family: str) -> None:
-    write_model(ONE_OF_EACH_FAMILY[family], tmp_path)
+@pytest.mark.parametrize("name", [*ONE_OF_EACH_FAMILY.values(), "qwen3-yarn", "qwen2-linear"])
+async def test_engine_and_learner_compute_the_same_model(tmp_path: Path, name: str) -> None:
+    write_model(name, tmp_path)
     shape, objective = read_shape(tmp_path), load_objective("reinforce")
     weights = load_folder(tmp_path, shape, torch.float32)
     found = await generated(shape, dict(weights))

@@ -10,6 +10,7 @@ from async_rl.config import ModelConfig
 from async_rl.errors import ConfigError
 from async_rl.models.from_config import model_shape
 from async_rl.models.hf_config import read_dtype, refusals, written_config
+from async_rl.models.rope import RopeScaling
 from async_rl.models.shape import ModelShape
 
 SIZES: dict[str, Any] = {
@@ -32,9 +33,9 @@ def test_rope_is_read_where_either_version_of_transformers_writes_it(tmp_path: P
     assert shape_of(tmp_path, **LLAMA).rope_theta == 10_000
     assert shape_of(tmp_path, **LLAMA, rope_theta=5e5, rope_scaling=None).rope_theta == 5e5
     new = shape_of(tmp_path, **LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
-    assert (new.rope_theta, new.rope_factor) == (5e5, None)
+    assert (new.rope_theta, new.rope_scaling) == (5e5, None)
     scaled = shape_of(tmp_path, **LLAMA, rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3})
-    assert (scaled.rope_theta, scaled.rope_factor) == (5e5, 32)
+    assert (scaled.rope_theta, scaled.rope_scaling) == (5e5, RopeScaling(kind="llama3", factor=32, original_positions=8192))
     assert scaled == shape_of(tmp_path, **LLAMA, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
 
 
@@ -57,9 +58,12 @@ def test_experts_are_counted_under_both_of_their_names(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba'; supported are llama, mistral, qwen2"),
-    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
-    ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'yarn'"),
-    ({**LLAMA, "rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 2.0}}, "'llama3' with low_freq_factor 2.0"),
+    (
+        {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "'dynamic', where only 'default', 'linear', 'llama3', 'yarn'",
+    ),
+    ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'longrope'"),
+    ({**LLAMA, "rope_scaling": {"type": "linear"}}, "lacks factor"),
     ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per kind of layer"),
     ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ({**LLAMA, "model_type": "qwen2", "use_sliding_window": True}, "a sliding window"),
@@ -120,9 +124,21 @@ def test_a_folder_need_not_say_what_its_weights_are(tmp_path: Path) -> None:
     assert found == ["float32", "float32", "bfloat16", "float16"]
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 2.0},
+        {"type": "linear", "factor": 2},
+        {"type": "yarn", "factor": 4},
+        {"type": "yarn", "factor": None, "original_max_position_embeddings": 16, "beta_fast": 8, "truncate": False},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.3},
+    ],
+    ids=lambda rope: f"{rope.get('type', rope.get('rope_type'))}-{len(rope)}",
+)
 @pytest.mark.parametrize("content", [LLAMA, MOE | {"mlp_only_layers": [0]}], ids=["llama", "qwen3_moe"])
-def test_what_is_written_is_read_as_the_same_shape(tmp_path: Path, content: dict[str, Any]) -> None:
-    shape = shape_of(tmp_path, **content, rope_scaling={"rope_type": "llama3", **LLAMA3})
+def test_what_is_written_is_read_as_the_same_shape(tmp_path: Path, content: dict[str, Any], rope: dict[str, Any]) -> None:
+    shape = shape_of(tmp_path, **content, rope_scaling=rope)
+    assert shape.rope_scaling is not None
     assert shape_of(tmp_path, **written_config(shape, dtype="bfloat16")) == shape
 
 
