@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -19,8 +20,31 @@ from async_rl.config.tree import Config
 Method = Literal["sft", "dpo", "rm", "distill"]
 
 
-class HeldOutConfig(DatasetConfig):
-    """A held-out dataset with the same columns, for evaluation only."""
+class ExampleDataset(DatasetConfig):
+    """A dataset of examples: its rows, and what their columns are called."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns, or dotted paths into them, that differ from the expected names: {prompt: question, response: answer}."""
+    template: str = ""
+    """Jinja template that makes the prompt from a row's columns, instead of the column `prompt` (docs/datasets.md)."""
+
+
+class WeightedDataset(ExampleDataset):
+    """One of several training datasets. Keys that it does not set have the values beside `datasets`."""
+
+    name: str = ""
+    """Name in metrics; must be unique. Empty: the last part of the path, and the subset."""
+    weight: PositiveFloat = 1.0
+    """Share of the examples, relative to the other datasets, whatever their sizes. Examples are evenly spread."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.name else "-".join(part for part in (Path(self.path).stem, self.subset) if part)
+
+
+class HeldOutConfig(ExampleDataset):
+    """A held-out dataset, for evaluation only. Without `path` it is another split of the training dataset; `columns` and
+    `template` that it does not set are those of the training data."""
 
     every: PositiveInt = 50
     """Steps between evaluations. There is also one before the first and one after the last step."""
@@ -28,13 +52,14 @@ class HeldOutConfig(DatasetConfig):
     """Use only this many examples from the beginning. Unset: all."""
 
 
-class DataConfig(DatasetConfig):
-    """The training dataset and how its examples are rendered (docs/train.md)."""
+class DataConfig(ExampleDataset):
+    """The training dataset, or several, and how examples are rendered (docs/train.md)."""
 
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Columns, or dotted paths into them, that differ from the expected names: {prompt: question, response: answer}."""
-    template: str = ""
-    """Jinja template that makes the prompt from a row's columns, instead of the column `prompt` (docs/datasets.md)."""
+    path: str = ""
+    """A .jsonl, .json or .parquet file, a folder of such files or one written by `save_to_disk`, or the name of a dataset on
+    the Hugging Face Hub, for example openai/gsm8k (docs/datasets.md). Give this or `datasets`."""
+    datasets: tuple[WeightedDataset, ...] = ()
+    """Several datasets, mixed by weight (docs/datasets.md)."""
     chat: bool = False
     """Render text prompts with the chat template, as a user message."""
     system: str = ""
@@ -45,6 +70,34 @@ class DataConfig(DatasetConfig):
     """An example longer than a packed row or the model's context is an error (`refuse`) or is skipped (`drop`)."""
     held_out: HeldOutConfig | None = None
     """Unset: no evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others_share_its_keys(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        data = cast("dict[str, Any]", given)
+        rendering, rows = (
+            {key: data[key] for key in keys if key in data}
+            for keys in (("columns", "template"), ("subset", "split", "revision", "filters"))
+        )
+        shared: dict[str, Any] = {}
+        if isinstance(datasets := data.get("datasets"), list | tuple):
+            each = cast("Sequence[Any]", datasets)
+            shared["datasets"] = [{**rows, **rendering, **entry} if isinstance(entry, dict) else entry for entry in each]
+        if isinstance(held_out := data.get("held_out"), dict):
+            same = {key: data[key] for key in ("path", "subset", "revision") if key in data and "path" not in held_out}
+            shared["held_out"] = {**same, **rendering, **held_out}
+        return {**data, **shared}
+
+    @model_validator(mode="after")
+    def _is_one_or_several(self) -> DataConfig:
+        if bool(self.path) == bool(self.datasets):
+            raise ValueError("give path, or datasets for several" + (", not both" if self.path else ""))
+        names = [dataset.label for dataset in self.datasets]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ValueError(f"datasets must have different names, but two are {twice!r}; set `name` on one of them")
+        return self
 
 
 class TrainingBatch(Section):
@@ -109,7 +162,10 @@ class TrainingConfig(Section):
     def seen_from_anywhere(self) -> TrainingConfig:
         """Return the same configuration with absolute paths, for processes with another working directory."""
         tree = self.with_absolute_paths()
-        tree["data"]["path"] = _absolute(self.data)
+        if self.data.path:
+            tree["data"]["path"] = _absolute(self.data)
+        for written, dataset in zip(tree["data"]["datasets"], self.data.datasets, strict=True):
+            written["path"] = _absolute(dataset)
         if self.data.held_out is not None:
             tree["data"]["held_out"]["path"] = _absolute(self.data.held_out)
         return type(self).model_validate(tree)

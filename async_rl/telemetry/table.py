@@ -91,6 +91,7 @@ train/reward_rejected: mean implicit reward of rejected answers
 train/score_mean: mean score of all answers
 train/epoch: passes over the dataset so far
 train/dropped [examples]: examples of the step skipped as too long
+data/{dataset} [examples]: examples of the step from one of several datasets
 held_out/{measure}: the train/... measure on the held-out dataset
 batch/advantage_abs: mean |advantage| in the step batch
 batch/no_signal_frac [share]: samples with advantage 0

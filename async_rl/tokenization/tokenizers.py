@@ -9,11 +9,10 @@ from typing import Any, cast
 
 from async_rl.config.tokenizer import CharacterTokenizer, HuggingFaceTokenizer
 from async_rl.errors import ConfigError
-from async_rl.protocols import Tokenizer
 from async_rl.types import Message, Tool, ToolCall
 
 
-def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Tokenizer:
+def open_tokenizer(config: CharacterTokenizer | HuggingFaceTokenizer) -> Characters | HuggingFace:
     if isinstance(config, CharacterTokenizer):
         return Characters(config.alphabet)
     return HuggingFace(config.place)
@@ -49,11 +48,19 @@ class Characters:
         closing = "" if after_end else "\n"
         return self.encode(closing + "".join(_line(message) for message in messages))
 
+    def encode_answer(self, message: Message) -> list[int]:
+        """Token ids of an assistant's message as it was generated, tool calls included, without the end token."""
+        return self.encode(_said(message))
+
 
 def _line(message: Message) -> str:
+    return f"{message.role}: {_said(message)}\n"
+
+
+def _said(message: Message) -> str:
     written = [{"name": call.name, "arguments": _arguments(call)} for call in message.tool_calls]
     calls = "".join(f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in written)
-    return f"{message.role}: {message.content}{calls}\n"
+    return f"{message.content}{calls}"
 
 
 class HuggingFace:
@@ -91,6 +98,31 @@ class HuggingFace:
         token_ids = self.encode(after_answer)
         return token_ids[1:] if after_end and token_ids[:1] == [self.end_id] else token_ids
 
+    def encode_answer(self, message: Message) -> list[int]:
+        """Token ids of an assistant's message as it was generated, tool calls included, without the end token.
+
+        What the chat template writes around an answer without calls is taken off. Raises ValueError if the template renders
+        no tool calls.
+        """
+        if not message.tool_calls:
+            return self.encode(message.content)
+        asked = Message(role="user", content=_QUESTION)
+        before, _, after = self._after(asked, Message(role="assistant", content=_ANSWER)).partition(_ANSWER)
+        written = self._after(asked, message)
+        body = written.removeprefix(before).removesuffix(after)
+        if len(written) != len(before) + len(body) + len(after):
+            raise ValueError(f"the chat template of {self._folder} puts other words around tool calls than around answers")
+        if any(call.name not in body for call in message.tool_calls):
+            raise ValueError(f"the chat template of {self._folder} does not render tool calls")
+        return self.encode(body)
+
+    def _after(self, asked: Message, answer: Message) -> str:
+        """What the chat template writes after a question."""
+        _, found, after = self._apply_template([asked, answer]).partition(_QUESTION)
+        if not found:
+            raise ConfigError(f"the chat template of {self._folder} does not render the user's messages")
+        return after
+
     def _apply_template(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Render with the chat template. Raises ValueError if the template refuses the conversation."""
         from jinja2 import TemplateError  # imported late: only needed with a chat template
@@ -109,7 +141,7 @@ class HuggingFace:
             raise ValueError(f"the chat template cannot render this conversation: {error}") from error
 
 
-_ANSWER = "[[an answer]]"
+_QUESTION, _ANSWER = "[[a question]]", "[[an answer]]"
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from async_rl.config.training import DataConfig
+from async_rl.config.training import DataConfig, ExampleDataset
 from async_rl.datasets.columns import Template, column_or_none
-from async_rl.protocols import Tokenizer
 from async_rl.tokenization.rendering import (
+    AnswerTokenizer,
     PromptFormat,
     RenderedText,
     answered,
     conversation,
     read_answer,
     read_messages,
+    read_tools,
     whole_text,
 )
+from async_rl.types import Tool
 
-COLUMNS = ("prompt", "response", "messages", "text", "chosen", "rejected")
+COLUMNS = ("prompt", "response", "messages", "text", "tools", "chosen", "rejected")
 COMPLETION_COLUMNS = "prompt and response, or messages, or text"
 PAIR_COLUMNS = "chosen and rejected, and prompt where these do not contain it"
 
@@ -36,7 +38,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReader:
-    tokenizer: Tokenizer
+    tokenizer: AnswerTokenizer
     prompt_format: PromptFormat
     columns: Mapping[str, str]
     """Our column names -> those of the table (data.columns)."""
@@ -46,12 +48,14 @@ class ExampleReader:
     """A row is a better and a worse answer, for DPO and reward models; else a text for supervised training or distillation."""
 
     @staticmethod
-    def of(data: DataConfig, tokenizer: Tokenizer, *, compares: bool) -> ExampleReader:
+    def of(data: DataConfig, tokenizer: AnswerTokenizer, *, compares: bool) -> ExampleReader:
         prompt_format = PromptFormat(chat=data.chat, system=data.system)
-        template = Template(data.template) if data.template else None
-        return ExampleReader(
-            tokenizer=tokenizer, prompt_format=prompt_format, columns=data.columns, template=template, compares=compares
-        )
+        reader = ExampleReader(tokenizer=tokenizer, prompt_format=prompt_format, columns={}, compares=compares)
+        return reader.for_dataset(data)
+
+    def for_dataset(self, dataset: ExampleDataset) -> ExampleReader:
+        """The same for the columns and the template of a dataset. Raises ConfigError."""
+        return replace(self, columns=dataset.columns, template=Template(dataset.template) if dataset.template else None)
 
     def __call__(self, row: Mapping[str, Any]) -> Example:
         """Read a row. Raises ValueError; its message continues a sentence that begins with the row's place."""
@@ -70,10 +74,12 @@ class ExampleReader:
 
     def _completion(self, given: Mapping[str, Any]) -> tuple[RenderedText, ...] | None:
         """Return the text of a row, None if columns are missing. Raises ValueError."""
+        tools = _tools(given)
         if "prompt" in given and "response" in given:
-            return (answered(self.tokenizer, self.prompt_format.prompt(given["prompt"]), read_answer(given["response"])),)
+            prompt = self.prompt_format.prompt(given["prompt"])
+            return (answered(self.tokenizer, prompt, read_answer(given["response"]), tools),)
         if "messages" in given:
-            return (conversation(self.tokenizer, self.prompt_format.with_system(read_messages(given["messages"]))),)
+            return (conversation(self.tokenizer, self.prompt_format.with_system(read_messages(given["messages"])), tools),)
         if "text" in given:
             return (whole_text(self.tokenizer, _text(given["text"])),)
         return None
@@ -92,7 +98,12 @@ class ExampleReader:
         else:
             shared = [mine for mine, _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))]
             prompt, chosen, rejected = self.prompt_format.with_system(shared), chosen[len(shared) :], rejected[len(shared) :]
-        return answered(self.tokenizer, prompt, chosen), answered(self.tokenizer, prompt, rejected)
+        tools = _tools(given)
+        return answered(self.tokenizer, prompt, chosen, tools), answered(self.tokenizer, prompt, rejected, tools)
+
+
+def _tools(given: Mapping[str, Any]) -> tuple[Tool, ...]:
+    return read_tools(given["tools"]) if "tools" in given else ()
 
 
 def _text(value: Any) -> str:

@@ -26,6 +26,7 @@ class TrainingReport:
             **trained.packed.metrics,
             "train/epoch": trained.progress.place / self._table_rows,
             "train/dropped": float(trained.table_slice.dropped),
+            **{f"data/{name}": float(count) for name, count in trained.table_slice.by_dataset.items()},
             "optim/lr": result.learning_rate,
             "optim/grad_norm": result.grad_norm,
             "optim/skipped": float(result.skipped),

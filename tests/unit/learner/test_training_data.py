@@ -10,18 +10,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from async_rl.cli.train import load_any, load_training
 from async_rl.config.loading import resolve, shipped_configs
 from async_rl.config.training import METHODS, DataConfig, Method
 from async_rl.errors import ConfigError
 from async_rl.protocols import Tokenizer
-from async_rl.tokenization.rendering import RenderedText
+from async_rl.tokenization.rendering import RenderedText, read_messages, read_tools
 from async_rl.tokenization.tokenizers import Characters, HuggingFace
 from learner.training.examples import Example, ExampleReader
 from learner.training.packed import pack
 from learner.training.table import Table, TokenLimits
-from tests.support.small_tokenizer import CHATML, THINKING, make_tokenizer
+from tests.support.small_tokenizer import CHATML, HEADERS, THINKING, make_tokenizer
 
 CHARACTERS = Characters("0123456789=")
 CPU = torch.device("cpu")
@@ -31,14 +32,14 @@ CPU = torch.device("cpu")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     return {
         name: HuggingFace(make_tokenizer(tmp_path_factory.mktemp(name), template))
-        for name, template in {"chatml": CHATML, "thinking": THINKING}.items()
+        for name, template in {"chatml": CHATML, "thinking": THINKING, "headers": HEADERS}.items()
     }
 
 
 def read(
     row: Mapping[str, Any], tokenizer: Tokenizer = CHARACTERS, *, pairs: bool = False, **data: Any
 ) -> tuple[RenderedText, ...]:
-    config = DataConfig(path="", **data)
+    config = DataConfig(path="x.jsonl", **data)
     return ExampleReader.of(config, tokenizer, compares=pairs)(row).texts
 
 
@@ -102,6 +103,68 @@ def test_an_earlier_answer_that_both_share_is_not_compared(chat: dict[str, Token
     assert [said(text, chat["chatml"])[1] for text in read(whole, chat["chatml"], pairs=True)] == ["d", "e"]
 
 
+SEARCH = {"name": "search", "description": "Looks things up.", "parameters": {"type": "object", "properties": {"q": {}}}}
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "tea"}'}},
+    {"name": "search", "arguments": {"q": "milk"}},
+]
+TOOL_ROW = {
+    "tools": [{"type": "function", "function": SEARCH}],
+    "messages": [
+        {"role": "user", "content": "What is tea?", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": CALLS[:1]},
+        {"role": "tool", "content": "a drink", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "One more.", "tool_calls": CALLS[1:]},
+        {"role": "tool", "content": "white", "name": "search"},
+        {"role": "assistant", "content": "A drink, with milk."},
+    ],
+}
+HERMES = '\n<tool_call>\n{"name": "search", "arguments": {"q": "%s"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "learned"),
+    [
+        ("chatml", (HERMES % "tea", "One more." + HERMES % "milk", "A drink, with milk.")),
+        (
+            "headers",
+            (
+                '{"name": "search", "parameters": {"q": "tea"}}',
+                '{"name": "search", "parameters": {"q": "milk"}}',
+                "A drink, with milk.",
+            ),
+        ),
+    ],
+)
+def test_tool_calls_are_learned_as_the_template_writes_them_and_their_results_are_read(
+    chat: dict[str, Tokenizer], template: str, learned: Sequence[str]
+):
+    tokenizer = chat[template]
+    (text,) = read(TOOL_ROW, tokenizer)
+    given, own = said(text, tokenizer)
+    assert own == "".join(learned)
+    assert ("Looks things up" in given) == (template == "chatml")  # the other template has no place for tools
+    assert "a drink" in given
+    assert "white" in given
+    assert sum(text.trained) == sum(len(tokenizer.encode(answer)) for answer in learned) + 3  # each with its end
+    whole = tokenizer.render(read_messages(TOOL_ROW["messages"]), read_tools(TOOL_ROW["tools"]))
+    assert whole[: len(text)] == text.token_ids, "the same as the template makes of the whole conversation"
+    assert read({**TOOL_ROW, "tools": json.dumps([SEARCH])}, tokenizer) == (text,)  # as Parquet has them
+
+
+def test_a_template_without_tool_calls_is_refused(chat: dict[str, Tokenizer]):
+    with pytest.raises(ValueError, match="does not render tool calls"):
+        read(TOOL_ROW, chat["thinking"])
+
+
+def test_characters_write_tool_calls_as_well():
+    tokenizer = Characters("".join(sorted(set(json.dumps(TOOL_ROW) + "\n<>/_"))))
+    (text,) = read(TOOL_ROW, tokenizer)
+    assert (
+        '<tool_call>{"name": "search", "arguments": {"q": "tea"}}</tool_call>One more.<tool_call>' in said(text, tokenizer)[1]
+    )
+
+
 def test_columns_may_have_other_names():
     columns = {"prompt": "question", "response": "answer"}
     assert read({"question": "3=", "answer": "4"}, columns=columns) == read({"prompt": "3=", "response": "4"})
@@ -127,7 +190,15 @@ def test_columns_may_have_other_names():
         ({"messages": [{"role": "user"}]}, False, r"a message must be \{role, content\}"),
         ({"messages": conversation("3=")}, False, "nothing to train"),
         ({"messages": [{"role": "assistant", "content": "4"}]}, False, "begins with the assistant"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, False, "tool_calls are not supported"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]},
+            False,
+            r"a tool call must be \{name, arguments\}",
+        ),
+        ({"messages": [{"role": "user", "content": "", "tool_calls": [1]}]}, False, "only the assistant makes tool_calls"),
+        ({"messages": conversation("3=", "4"), "tools": "search"}, False, "has 'search', which is not JSON"),
+        ({"messages": conversation("3=", "4"), "tools": {}}, False, "has tools that are no list"),
+        ({"messages": conversation("3=", "4"), "tools": [{}]}, False, "a tool must be"),
         ({"prompt": "3=", "response": "4" * 20}, False, r"has 24 tokens, which is too long: batch.bin_tokens is 20"),
         ("nothing", False, "is not a JSON object"),
     ],
@@ -151,6 +222,77 @@ def table(path: Path, *, pairs: bool = False, seed: int = 0, **data: Any) -> Tab
 def write(path: Path, lengths: Sequence[int]) -> Path:
     path.write_text("".join(json.dumps({"prompt": "3=", "response": "4" * length}) + "\n" for length in lengths))
     return path
+
+
+def test_columns_are_found_by_path_and_a_template_writes_the_prompt():
+    row = {"qa": {"answer": "4"}, "left": "3", "texts": ["x", "5"]}
+    columns = {"response": "qa.answer"}
+    assert read(row, columns=columns, template="{{ left }}=") == read({"prompt": "3=", "response": "4"})
+    pair = read(row, pairs=True, columns={"chosen": "qa.answer", "rejected": "texts.1"}, template="{{ left }}=")
+    assert pair == read({"prompt": "3=", "chosen": "4", "rejected": "5"}, pairs=True)
+    with pytest.raises(ValueError, match="does not fit the template: 'right' is undefined"):
+        read(row, columns=columns, template="{{ right }}=")
+
+
+def test_several_datasets_are_mixed_by_weight_from_any_place_on(tmp_path: Path):
+    write(tmp_path / "many.jsonl", [1] * 7)
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps({"q": "3=", "a": {"text": "5" * n}}) + "\n" for n in (2, 3)))
+    data = {
+        "columns": {"response": "a.text"},
+        "template": "{{ q }}",
+        "datasets": [
+            {"path": str(tmp_path / "many.jsonl"), "weight": 3, "columns": {}, "template": ""},
+            {"path": str(tmp_path / "few.jsonl"), "split": "train[:2]"},
+        ],
+    }
+    config = DataConfig.model_validate(data)
+    assert DataConfig.model_validate(config.model_dump()) == config
+
+    def mixed() -> Table:
+        return Table.to_train(
+            config, ExampleReader.of(config, CHARACTERS, compares=False), TokenLimits(row=20, context=15), seed=1
+        )
+
+    whole = mixed().slice_at(0, 16)
+    assert len(mixed()) == 9
+    assert whole.by_dataset == {"many": 12, "few": 4}
+    own = [said(example.texts[0])[1] for example in whole.examples]
+    assert sorted(each for each in own if "5" in each) == ["55", "55", "555", "555"]  # two epochs
+    assert mixed().slice_at(5, 11).examples == whole.examples[5:]
+    assert mixed().slice_at(0, 1).by_dataset in ({"many": 1, "few": 0}, {"many": 0, "few": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({}, "give path, or datasets for several"),
+        ({"path": "a.jsonl", "datasets": [{"path": "b.jsonl"}]}, "not both"),
+        ({"datasets": [{"path": "x/a.jsonl"}, {"path": "y/a.jsonl"}]}, "two are 'a'; set `name` on one of them"),
+        ({"datasets": [{"path": "a.jsonl"}], "held_out": {"every": 3}}, "path"),
+    ],
+)
+def test_datasets_are_named_and_either_one_or_several(data: dict[str, Any], sentence: str):
+    with pytest.raises(ValidationError, match=sentence):
+        DataConfig.model_validate(data)
+
+
+def test_held_out_rows_are_another_split_or_another_dataset_with_the_same_columns():
+    data = {
+        "path": "openai/gsm8k",
+        "subset": "main",
+        "columns": {"prompt": "question"},
+        "filters": [{"column": "a", "equals": 1}],
+    }
+    same = DataConfig.model_validate({**data, "held_out": {"split": "test"}}).held_out
+    other = DataConfig.model_validate({**data, "held_out": {"path": "b.jsonl"}}).held_out
+    assert same is not None
+    assert other is not None
+    assert (same.path, same.subset, same.split, same.columns, same.filters) == (
+        *("openai/gsm8k", "main", "test"),
+        {"prompt": "question"},
+        (),
+    )
+    assert (other.path, other.subset, other.columns) == ("b.jsonl", "", {"prompt": "question"})
 
 
 def test_what_is_too_long_can_be_left_out(tmp_path: Path):

@@ -135,7 +135,7 @@ def test_a_prompt_may_be_a_conversation(tmp_path: Path):
     [
         (3, "has 3, which is neither a text nor a list of messages"),
         ([{"role": "user"}], "both strings, but one is"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "tool_calls are not supported"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "a tool call must be"),
     ],
 )
 def test_a_prompt_that_is_neither_a_text_nor_messages_is_refused_with_its_line(tmp_path: Path, asked: object, sentence: str):
