@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 
-from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.config.loading import DEFAULT, leaves, load_with_origins, to_show
 from async_rl.errors import ConfigError
 
@@ -30,7 +31,15 @@ def schema(line: CommandLine) -> int:
 
 
 def check(line: CommandLine) -> int:
-    config = load_with_origins(line.config).config
+    from async_rl.launch.preflight import ask, described_to_check, show_results
+    from async_rl.plan.gpus import Gpus
+
+    if (gpus := line.text("gpus")) is not None:
+        Gpus.parse(gpus)
+    config, results = described_to_check(load_with_origins(line.config).config)
+    fits = [] if gpus is None else [gpus]
+    results += ask({"learner.checking": fits, "rollout_workers.checking.configuration": []}, config, os.environ)
+    show_results(results)
     print(
         f"ok: at most {config.limits.slots} groups of {config.batch.group_size} rollouts exist at once, none older than "
         f"{config.limits.age_bound} when trained"
@@ -38,8 +47,15 @@ def check(line: CommandLine) -> int:
     return 0
 
 
+GPUS = Option(name="gpus", value="NxGB", help="also check that the run fits on these GPUs, for example 8x80")
 VERBS = (
     Verb(words="config show", help="Print every setting with its value and origin.", run=show, config="@ FILE"),
     Verb(words="config schema", help="Print the JSON schema of configuration files, for editors.", run=schema, config=""),
-    Verb(words="config check", help="Check a configuration.", run=check, config="@ FILE"),
+    Verb(
+        words="config check",
+        help="Check a configuration as far as this machine can: environments, data, objective, models, layout, memory.",
+        run=check,
+        config="@ FILE",
+        options=(GPUS,),
+    ),
 )

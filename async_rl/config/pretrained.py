@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,9 @@ from async_rl.config.hub.snapshot import hub_snapshot
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.config.section import Section
 
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-"""Weights, configuration and tokenizer. Code and pickled weights of a repository are never fetched."""
+_DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Configuration and tokenizer. Code and pickled weights of a repository are never fetched."""
+_WEIGHTS = ("*.safetensors",)
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -65,23 +67,35 @@ class Required(Pretrained):
 def fetched(section: ConfigT) -> ConfigT:
     """Fetch all models that a configuration names, and return it with their folders and commits, and with the commits of
     datasets, so that all processes of a run read the same rows. Raises ConfigError."""
-    changes: dict[str, object] = {}
+    return _fetched(section, (*_DESCRIPTION, *_WEIGHTS))
+
+
+def described(section: ConfigT) -> ConfigT:
+    """Fetch the configuration and tokenizer of all models that a configuration names, and return it with their folders. Raises
+    ConfigError."""
+    return _fetched(section, _DESCRIPTION)
+
+
+def _fetched(section: ConfigT, files: tuple[str, ...]) -> ConfigT:
+    changes, fetch = dict[str, object](), partial(_fetched, files=files)
     for key in type(section).model_fields:
         before: object = getattr(section, key)
         match before:
             case BaseModel():
-                after = fetched(before)
+                after = fetch(before)
             case dict():
-                after = {name: fetched(each) if isinstance(each, BaseModel) else each for name, each in before.items()}  # pyright: ignore[reportUnknownVariableType]
+                after = {name: fetch(each) if isinstance(each, BaseModel) else each for name, each in before.items()}  # pyright: ignore[reportUnknownVariableType]
             case tuple():
-                after = tuple(fetched(each) if isinstance(each, BaseModel) else each for each in before)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                after = tuple(fetch(each) if isinstance(each, BaseModel) else each for each in before)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             case _:
                 continue
         if after != before:
             changes[key] = after
     if isinstance(section, Pretrained) and section.name and section.folder is None:
-        folder = hub_snapshot("model", section.name, section.revision, _FILES, without=("*/*",))
+        folder = hub_snapshot("model", section.name, section.revision, files, without=("*/*",))
         changes |= {"folder": folder, "revision": folder.name}
+    if files == _DESCRIPTION:
+        return section.model_copy(update=changes) if changes else section
     if isinstance(section, DatasetConfig) and section.is_on_hub:
         changes["revision"] = section.commit()
     if isinstance(section, EnvironmentConfig) and (args := _with_commits(section.type, section.args)) != section.args:

@@ -38,7 +38,7 @@ def block_spec(
 ) -> TransformerBlockSubmodules:
     """Spec of the layers of one chunk. `attention` replaces the self-attention module. Raises ConfigError."""
     if name == "transformer_engine":
-        _require_transformer_engine()
+        require_transformer_engine()
     dense = _layer_spec(shape, name, attention, experts=None)
     sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
     is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]
@@ -77,7 +77,7 @@ def _self_attention(layer: Any) -> Any:
     return layer.submodules.self_attention
 
 
-def _require_transformer_engine() -> None:
+def require_transformer_engine() -> None:
     """Raise ConfigError unless Transformer Engine can be used. Checks its `pytorch` part: the package alone may be empty."""
     try:
         found = importlib.util.find_spec("transformer_engine.pytorch") is not None

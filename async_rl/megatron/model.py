@@ -16,7 +16,7 @@ from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
 from async_rl.megatron.layers import LayerSpec, block_spec
-from async_rl.megatron.parallel import context_group, current_parallel_sizes
+from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
 from async_rl.models.shape import ModelShape
 
@@ -66,7 +66,7 @@ def build_chunks(
     compute: ComputeOptions = PLAIN,
 ) -> list[GPTModel]:
     """Like `build_model`, but returns all chunks of this rank: several with an interleaved pipeline."""
-    _check_division(shape)
+    check_division(shape, current_parallel_sizes())
     with host.quiet():
         config = transformer_config(shape, device=device, dtype=dtype, compute=compute, layer_spec=layer_spec)
     chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
@@ -247,8 +247,8 @@ def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _check_division(shape: ModelShape) -> None:
-    division = current_parallel_sizes()
+def check_division(shape: ModelShape, division: ModelParallelSizes) -> None:
+    """Raise ConfigError unless the model can be divided so."""
     tensor, stages = division.tensor, division.pipeline * division.virtual_stages
     if shape.kv_heads % tensor or shape.ffn % tensor:
         raise ConfigError(

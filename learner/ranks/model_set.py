@@ -49,7 +49,7 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
             raise ConfigError(f"learner.objective: {name} needs a {key}; describe it as learner.{key}: {example}")
         if is_there and not is_needed:
             raise ConfigError(f"learner.{key}: objective {name} does not use a {key}; remove the section")
-    for initial in (_critic(learner), _reference(learner), _teacher(learner)):
+    for initial in initial_weights(learner).values():
         initial.check_vocabulary(shape)
     if config.batch.group_size == 1 and objective.needs_siblings:
         raise ConfigError(
@@ -74,28 +74,24 @@ def build_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
         check_offload("learner.critic.optimizer", learner.critic.optimizer, device)
     trained = replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape
     policy = builder.trained(builder.own, trained, learner.optimizer, total_updates=updates - cold_updates, lora=learner.lora)
+    initial = initial_weights(learner)
     critic = reference = teacher = None
     if isinstance(learner.critic, OwnCritic):
-        initial = _critic(learner).or_else(builder.own)
-        critic = builder.trained(
-            initial, initial.shape(shape).with_head("scalar"), learner.critic.optimizer, total_updates=updates
-        )
+        own = initial["critic"].or_else(builder.own)
+        critic = builder.trained(own, own.shape(shape).with_head("scalar"), learner.critic.optimizer, total_updates=updates)
     if objective.needs_reference:
-        reference = builder.reference(_reference(learner), shape, policy)
+        reference = builder.reference(initial["reference"], shape, policy)
     if learner.teacher is not None:
-        teacher = builder.frozen(_teacher(learner), shape)
+        teacher = builder.frozen(initial["teacher"], shape)
     return ModelSet(policy=policy, critic=critic, reference=reference, teacher=teacher, cold_updates=cold_updates)
 
 
-def _critic(learner: LearnerConfig) -> InitialWeights:
-    return InitialWeights(
-        key="learner.critic.folder", folder=learner.critic.folder if isinstance(learner.critic, OwnCritic) else None
-    )
-
-
-def _reference(learner: LearnerConfig) -> InitialWeights:
-    return InitialWeights(key="learner.reference.folder", folder=learner.reference.folder)
-
-
-def _teacher(learner: LearnerConfig) -> InitialWeights:
-    return InitialWeights(key="learner.teacher.folder", folder=learner.teacher.folder if learner.teacher is not None else None)
+def initial_weights(learner: LearnerConfig) -> dict[str, InitialWeights]:
+    """Where the models beside the policy begin."""
+    critic, teacher = learner.critic, learner.teacher
+    folders = {
+        "critic": critic.folder if isinstance(critic, OwnCritic) else None,
+        "reference": learner.reference.folder,
+        "teacher": teacher.folder if teacher is not None else None,
+    }
+    return {name: InitialWeights(key=f"learner.{name}.folder", folder=folder) for name, folder in folders.items()}

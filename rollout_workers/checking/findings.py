@@ -32,7 +32,7 @@ def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int,
         *(f"a task cannot be posed: {failure.kind}: {failure.message}" for failure in seen.not_posed[:1]),
         *seen.impurities,
         *_failures(seen.trials),
-        *_too_long(lengths, context_tokens),
+        *too_long(lengths, context_tokens),
         *_unreadable(seen.tasks, tokenizer),
         *(f"it blocks the event loop for {stall.seconds:.1f} s at {stall.place}" for stall in blocking[:3]),
         *(f"it leaks {what}" for what in dict.fromkeys(seen.leaked)),
@@ -43,7 +43,7 @@ def judge(seen: EnvironmentTrials, tokenizer: Tokenizer, *, context_tokens: int,
         problems.append(equal)
     notes = [
         *([equal] if equal and not knows_the_answer else []),
-        *_cramped(lengths, context_tokens, max_tokens),
+        *cramped(lengths, context_tokens, max_tokens),
         *_monotonous(seen.tasks),
         *_slow_setup([stall for stall in seen.stalls if _is_setup(stall)]),
     ]
@@ -84,12 +84,12 @@ def _equal_rewards(trials: Sequence[Trial]) -> str:
     return f"all answers are worth {worth}, {', '.join(answers[:-1])} and {answers[-1]} alike: nothing would be learned"
 
 
-def _too_long(lengths: Sequence[int], context_tokens: int) -> Iterator[str]:
+def too_long(lengths: Sequence[int], context_tokens: int) -> Iterator[str]:
     if lengths and max(lengths) >= context_tokens:
         yield f"a prompt has {max(lengths)} tokens, and the model's context is {context_tokens}: nothing can be answered"
 
 
-def _cramped(lengths: Sequence[int], context_tokens: int, max_tokens: int) -> Iterator[str]:
+def cramped(lengths: Sequence[int], context_tokens: int, max_tokens: int) -> Iterator[str]:
     if lengths and context_tokens - max_tokens < max(lengths) < context_tokens:
         yield (
             f"a prompt has {max(lengths)} tokens: of the {max_tokens} that an answer may have (sampling.max_tokens) "

@@ -13,6 +13,10 @@ Kind = Literal["model", "dataset"]
 _EXAMPLES: dict[Kind, str] = {"model": "Qwen/Qwen3-0.6B", "dataset": "openai/gsm8k"}
 
 
+class NotReachable(ConfigError):
+    """It is neither in the Hub's cache nor can it be fetched from here."""
+
+
 @cache
 def hub_snapshot(kind: Kind, name: str, revision: str, files: tuple[str, ...], without: tuple[str, ...] = ()) -> Path:
     """Fetch the files whose paths match the patterns `files` and not those of `without`. Returns the folder of the model or
@@ -39,7 +43,7 @@ def hub_snapshot(kind: Kind, name: str, revision: str, files: tuple[str, ...], w
         raise ConfigError(f"{name!r} is no name of a {kind} on the Hub, such as {_EXAMPLES[kind]}") from error
     except (errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError is an OSError
         options = (" --repo-type dataset" if kind == "dataset" else "") + (f" --revision {revision}" if revision else "")
-        raise ConfigError(
+        raise NotReachable(
             f"{what} is not in the Hub's cache and cannot be fetched: run `hf download {name}{options}` where there is a "
             "network and bring the cache (HF_HOME), or name a folder"
         ) from error

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
 from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
+from async_rl.models.engine_limits import check_kv_cache
 from async_rl.models.shape import ModelShape
 
 with host.importing():
@@ -70,15 +70,13 @@ class ConfiguredEngine(Engine):
 
 def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings: EngineSettings) -> Engine:
     """Build an engine over `model`, used on the calling thread. Raises ConfigError if the KV cache is too small."""
-    block_bytes = _block_bytes(model, shape, settings.block_tokens)
-    num_blocks = int(settings.kv_cache_gb * 2**30) // block_bytes
-    needed = -(-shape.context_tokens // settings.block_tokens) + 1
-    if num_blocks < needed + 1:
-        raise ConfigError(
-            f"worker.kv_cache_gb: {settings.kv_cache_gb:g} GB hold {num_blocks} blocks of {settings.block_tokens} tokens, but "
-            f"one sequence of {shape.context_tokens} tokens needs {needed + 1}; give it at least "
-            f"{(needed + 1) * block_bytes / 2**30:.3g} GB, or lower model.max_sequence"
-        )
+    check_kv_cache(
+        shape,
+        gb=settings.kv_cache_gb,
+        block_tokens=settings.block_tokens,
+        tensor=model.config.tensor_model_parallel_size,
+        element=model.config.params_dtype.itemsize,
+    )
     if host.is_needed():
         dynamic_context.triton_append_key_value_cache = None
     model.eval()
@@ -132,11 +130,6 @@ def _has_inference_config() -> bool:
         importlib.util.find_spec("megatron.core.inference.config") is not None
         and "inference_config" in inspect.signature(DynamicInferenceContext.__init__).parameters
     )
-
-
-def _block_bytes(model: GPTModel, shape: ModelShape, block_tokens: int) -> int:
-    own_heads = shape.kv_heads // model.config.tensor_model_parallel_size
-    return 2 * shape.layers * block_tokens * own_heads * shape.head_dim * model.config.params_dtype.itemsize
 
 
 def _max_tokens(settings: EngineSettings) -> int:

@@ -12,6 +12,7 @@ import yaml
 
 from async_rl.config import Config
 from async_rl.config.loading import load_file
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.models.hf_config import read_shape
 from tests.support.repository import ROOT, module_environment
@@ -67,6 +68,7 @@ def test_a_model_is_trained_by_its_name_and_then_without_a_network(tmp_path: Pat
     assert f"{NAME} at {COMMIT}" in done.stdout
     config = load_file(Config, tmp_path / "runs" / "named" / "config.yaml")
     assert (config.model.name, config.model.revision) == (NAME, COMMIT)
+    assert isinstance(config.tokenizer, HuggingFaceTokenizer)
     assert config.model.place == config.tokenizer.place == home / "hub" / "models--tests--tiny" / "snapshots" / COMMIT
     assert last_step(config) == 2
 
@@ -122,8 +124,15 @@ def test_a_name_that_is_given_as_a_folder_is_told_where_it_belongs(tmp_path: Pat
         read_shape(tmp_path / "Qwen" / "Qwen3-0.6B")
 
 
-def test_a_check_fetches_nothing(tmp_path: Path) -> None:
-    path = run_file(tmp_path, "checked", {"name": NAME})
-    done = async_rl("config", "check", "@", path, environment=environment(tmp_path / "cache", UNREACHABLE))
+def test_a_check_fetches_no_weights_and_needs_no_network(tmp_path: Path, folder: Path) -> None:
+    path, home = run_file(tmp_path, "checked", {"name": NAME}), tmp_path / "cache"
+    done = async_rl("config", "check", "@", path, environment=environment(home, UNREACHABLE))
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "cache").exists()
+    assert f"not checked  {NAME} is not in the Hub's cache" in done.stdout
+    assert "not checked  the sizes of tests/tiny, whose files are not here" in done.stdout
+    with small_hub({NAME: folder}) as endpoint:
+        done = async_rl("config", "check", "@", path, environment=environment(home, endpoint))
+    assert done.returncode == 0, done.stderr
+    assert "memory, GPU of the learner" in done.stdout
+    assert [*home.rglob("config.json")]
+    assert not [*home.rglob("*.safetensors")]

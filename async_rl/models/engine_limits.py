@@ -1,0 +1,25 @@
+"""What a model asks of an engine."""
+
+from __future__ import annotations
+
+from async_rl.errors import ConfigError
+from async_rl.models.shape import ModelShape
+
+
+def check_kv_cache(shape: ModelShape, *, gb: float, block_tokens: int, tensor: int, element: int) -> None:
+    """Raise ConfigError unless the cache of a rank can hold one sequence. `element`: bytes of a number in it."""
+    block_bytes = 2 * shape.layers * block_tokens * (shape.kv_heads // tensor) * shape.head_dim * element
+    num_blocks = int(gb * 2**30) // block_bytes
+    needed = -(-shape.context_tokens // block_tokens) + 1
+    if num_blocks < needed + 1:
+        raise ConfigError(
+            f"worker.kv_cache_gb: {gb:g} GB hold {num_blocks} blocks of {block_tokens} tokens, but "
+            f"one sequence of {shape.context_tokens} tokens needs {needed + 1}; give it at least "
+            f"{(needed + 1) * block_bytes / 2**30:.3g} GB, or lower model.max_sequence"
+        )
+
+
+def check_worker_tensor(shape: ModelShape, tensor: int) -> None:
+    """Raise ConfigError unless that many ranks can divide the model."""
+    if shape.kv_heads % tensor or shape.ffn % tensor:
+        raise ConfigError(f"worker.tensor ({tensor}) must divide the model's kv_heads ({shape.kv_heads}) and ffn ({shape.ffn})")

@@ -1,0 +1,105 @@
+"""`config check` for the learner: objective, priority, models, layout, precision. Builds no model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from async_rl.config import Config
+from async_rl.config.loading import load_with_origins
+from async_rl.errors import ConfigError, boundary
+from async_rl.launch.package_guard import guard
+from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
+from async_rl.megatron.layers import require_transformer_engine
+from async_rl.megatron.model import check_division
+from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
+from async_rl.plan.gpus import Gpus, problems
+from async_rl.plan.memory import Part, memory_plan, total
+from learner.model import compute_options
+from learner.objective import load_objective
+from learner.priorities import load_priority
+from learner.ranks.model_set import check_model_set, initial_weights
+
+
+def main(words: Sequence[str]) -> None:
+    guard()
+    answer(checks(load_with_origins(words[:2]).config, Gpus.parse(words[2]) if len(words) > 2 else None))
+
+
+def checks(config: Config, gpus: Gpus | None) -> Iterator[Callable[[], str]]:
+    yield partial(_objective, config)
+    if config.staleness.selector == "prioritized":
+        yield partial(_priority, config)
+    yield partial(_models, config)
+    yield partial(_layout, config)
+    yield partial(_precision, config)
+    yield partial(_memory, config, gpus)
+
+
+def _objective(config: Config) -> str:
+    load_objective(config.learner.objective)
+    return f"learner.objective: {config.learner.objective}"
+
+
+def _priority(config: Config) -> str:
+    load_priority(config.replay.priority)
+    return f"replay.priority: {config.replay.priority}"
+
+
+def _models(config: Config) -> str:
+    check_model_set(config, load_objective(config.learner.objective), shape_to_check(config))
+    return "learner: the objective has the models that it needs"
+
+
+def _layout(config: Config) -> str:
+    parallel = config.learner.parallel
+    sizes = ModelParallelSizes(**parallel.model_dump(include={"tensor", "pipeline", "virtual_stages", "context", "expert"}))
+    sizes.check(parallel.ranks)
+    check_division(shape_to_check(config), sizes)
+    return f"learner.parallel: {sizes} on {parallel.ranks} GPU{'s' if parallel.ranks > 1 else ''}"
+
+
+def _precision(config: Config) -> str:
+    learner, spec = config.learner, config.model.layer_spec
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise CannotCheck("learner.precision and model.layer_spec: this machine has no GPU")
+    device = resolve_device(config.device)
+    compute_options(learner, device, spec)
+    if spec == "transformer_engine":
+        require_transformer_engine()
+    return f"learner.precision: {learner.precision} works on {device.type}"
+
+
+def _memory(config: Config, gpus: Gpus | None) -> str:
+    shape, learner = shape_to_check(config), config.learner
+    check_model_set(config, objective := load_objective(learner.objective), shape)
+    found = {each: model.shape(shape) for each, model in initial_weights(learner).items()}
+    plan = memory_plan(
+        config,
+        shape,
+        critic=found["critic"],
+        reference=found["reference"] if objective.needs_reference else None,
+        teacher=found["teacher"] if objective.needs_teacher else None,
+    )
+    if gpus is not None and (wrong := problems(plan, gpus, config)):
+        raise ConfigError("; ".join(wrong))
+    places = {"GPU of the learner": plan.learner, "GPU of a worker": plan.worker, "host": plan.host}
+    return "\n".join(f"memory, {place}: {_in_gb(total(each))} GB{_listed(each)}" for place, each in places.items())
+
+
+def _listed(parts: Sequence[Part]) -> str:
+    """The parts that are seen when rounded."""
+    seen = [f"{part.name} {size}" for part in parts if float(size := _in_gb(part.bytes))]
+    return f" ({', '.join(seen)})" if seen else ""
+
+
+def _in_gb(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+if __name__ == "__main__":
+    with boundary("async-rl config check"):
+        main(sys.argv[1:])

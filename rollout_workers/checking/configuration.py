@@ -1,0 +1,86 @@
+"""`config check` for the workers: tokenizer, environments with their data, prompts, engine. Loads no weights."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from async_rl.config import Config
+from async_rl.config.loading import load_with_origins
+from async_rl.config.rollout import EnvironmentConfig
+from async_rl.config.tokenizer import CharacterTokenizer
+from async_rl.errors import ConfigError, boundary
+from async_rl.launch.package_guard import guard
+from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
+from async_rl.megatron.attention.paged_attention import page_tokens
+from async_rl.models.engine_limits import check_kv_cache, check_worker_tensor
+from async_rl.protocols import Tokenizer
+from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.types import Failure, Task
+from rollout_workers.checking.findings import cramped, too_long
+from rollout_workers.environment_pool import opened
+from rollout_workers.episodes.episode import pose_task
+from rollout_workers.episodes.task_mix import TaskSource
+from rollout_workers.registry import build_agent
+
+
+def main(words: Sequence[str]) -> None:
+    guard()
+    answer(checks(load_with_origins(words).config))
+
+
+def checks(config: Config) -> Iterator[Callable[[], str]]:
+    yield partial(_tokenizer, config)
+    for section in config.environments:
+        yield partial(_environment, config, section)
+    yield partial(_engine, config)
+
+
+def _opened_tokenizer(config: Config) -> Tokenizer:
+    if not isinstance(config.tokenizer, CharacterTokenizer) and config.tokenizer.folder is None:
+        raise CannotCheck(f"the tokenizer of {config.tokenizer.name}, whose files are not here")
+    return open_tokenizer(config.tokenizer)
+
+
+def _tokenizer(config: Config) -> str:
+    return f"tokenizer: {_opened_tokenizer(config).vocab_size:,} tokens"
+
+
+def _environment(config: Config, section: EnvironmentConfig) -> str:
+    task, label = asyncio.run(_first_task(config, section)), f"environment {section.label!r}"
+    try:
+        tokenizer, shape = _opened_tokenizer(config), shape_to_check(config)
+    except CannotCheck:
+        return f"{label}: its first task can be posed; the length of its prompt is not checked"
+    tokens = len(tokenizer.render(task.prompt))
+    limits = shape.context_tokens, config.sampling.max_tokens
+    for problem in (*too_long([tokens], limits[0]), *cramped([tokens], *limits)):
+        raise ConfigError(f"{label}: {problem}")
+    return f"{label}: its first prompt has {tokens:,} tokens"
+
+
+async def _first_task(config: Config, section: EnvironmentConfig) -> Task:
+    agent = build_agent(section, config.run.seed)
+    async with opened(agent):
+        task = await pose_task(TaskSource(environment=section, agent=agent, index=0), config.worker.timeouts)
+    if isinstance(task, Failure):
+        raise ConfigError(f"environment {section.label!r}: its first task cannot be posed: {task.kind}: {task.message}")
+    return task
+
+
+def _engine(config: Config) -> str:
+    shape, worker = shape_to_check(config), config.worker
+    check_worker_tensor(shape, worker.tensor)
+    on_gpu = config.device != "cpu"
+    block_tokens = page_tokens(torch.device("cuda" if on_gpu else "cpu"), worker.kv_block_tokens)
+    check_kv_cache(shape, gb=worker.kv_cache_gb, block_tokens=block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4)
+    return f"worker.kv_cache_gb: {worker.kv_cache_gb:g} GB hold a sequence of {shape.context_tokens:,} tokens"
+
+
+if __name__ == "__main__":
+    with boundary("async-rl config check"):
+        main(sys.argv[1:])
