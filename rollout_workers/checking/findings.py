@@ -86,14 +86,17 @@ def _equal_rewards(trials: Sequence[Trial]) -> str:
 
 def too_long(lengths: Sequence[int], context_tokens: int) -> Iterator[str]:
     if lengths and max(lengths) >= context_tokens:
-        yield f"a prompt has {max(lengths)} tokens, and the model's context is {context_tokens}: nothing can be answered"
+        yield (
+            f"a prompt has {max(lengths)} tokens, and a sequence at most {context_tokens} (model.max_sequence, or the model's "
+            "positions): nothing can be answered"
+        )
 
 
 def cramped(lengths: Sequence[int], context_tokens: int, max_tokens: int) -> Iterator[str]:
     if lengths and context_tokens - max_tokens < max(lengths) < context_tokens:
         yield (
             f"a prompt has {max(lengths)} tokens: of the {max_tokens} that an answer may have (sampling.max_tokens) "
-            f"only {context_tokens - max(lengths)} fit into the model's context of {context_tokens}"
+            f"only {context_tokens - max(lengths)} fit into a sequence of {context_tokens} (model.max_sequence)"
         )
 
 

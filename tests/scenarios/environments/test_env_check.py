@@ -72,7 +72,7 @@ def found(config: Path) -> dict[str, dict[str, Any]]:
         ("Raises", "an episode fails (environment): LookupError: no such room"),
         ("Cannot", "a task cannot be posed: IndexError: the data set is empty"),
         ("HasNoAnswer", "a task cannot be posed: InvalidResult: a Task's answer must be text, got None"),
-        ("Talks", "a prompt has 601 tokens, and the model's context is 512"),
+        ("Talks", "a prompt has 601 tokens, and a sequence at most 512"),
         ("Speaks", "the prompts hold characters that tokenizer.alphabet lacks: ' ?W"),
         ("Blocks", "s at bad_environments.py:"),
         ("LeavesThings", "it leaks the task _never"),
