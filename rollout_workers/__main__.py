@@ -24,7 +24,8 @@ from async_rl.durable.failpoints import arm_from
 from async_rl.durable.private_files import keep_files_private
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
-from async_rl.megatron.parallel import resolve_device
+from async_rl.megatron.parallel import resolve_device, resolve_dtype
+from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.from_config import model_shape
 from async_rl.protocols import Board, Member
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, work_limit
@@ -39,9 +40,8 @@ from buffer import open_buffer_and_board, open_group_stores
 from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import HttpGateway, open_gateway
-from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.open_engine import open_engine
-from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.rollout_engine import RolloutEngine
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.worker import Worker
@@ -66,6 +66,8 @@ async def work(config: Config) -> None:
     shape = model_shape(config.model, tokenizer.vocab_size)
     tasks = TaskMix.from_config(config.environments, config.run.seed, environments_from=config.environments_from)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
+    engine = open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ)
     async with AsyncExitStack() as opened:
         enter = opened.enter_async_context
         buffer, board = await enter(open_buffer_and_board(config))
@@ -77,8 +79,7 @@ async def work(config: Config) -> None:
         gateway = await enter(
             open_gateway(config.worker.gateway, context_tokens=shape.context_tokens, run_token=run_token(os.environ))
         )
-        seed = zlib.crc32(f"{config.run.seed}/{name}".encode())
-        engine = await enter(open_engine(config, shape, tokenizer, seed=seed, inherited=os.environ))
+        await enter(engine)
         parts = WorkerParts(
             name=name,
             buffer=buffer,
@@ -94,7 +95,8 @@ async def work(config: Config) -> None:
         worker = Worker(parts)
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
         store, lease_s, snapshots = stores.open(WIRE_STORE), config.leases.member_s, config.snapshot_folder
-        receiver = WeightReceiver(board, store, member, engine.specs, config.wire, lease_s=lease_s, snapshots=snapshots)
+        wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
+        receiver = WeightReceiver(board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots)
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
             await engine.swap(version, tensors)
@@ -120,9 +122,7 @@ def run_token(environment: Mapping[str, str]) -> str:
     return given if given else secrets.token_hex(16)
 
 
-async def post_metrics(
-    board: Board, name: str, worker: Worker, engine: MegatronEngine | EngineFleet, gateway: HttpGateway
-) -> None:
+async def post_metrics(board: Board, name: str, worker: Worker, engine: RolloutEngine, gateway: HttpGateway) -> None:
     """Service: post the counters of the process and the worker's notes about failures to the board, every heartbeat."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)

@@ -13,7 +13,7 @@ from async_rl.errors import ConfigError
 from async_rl.protocols import InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.inference.evaluation_inference import EvaluationInference
-from rollout_workers.inference.hf_backend import open_hf
+from rollout_workers.inference.huggingface.folder_model import open_hf
 from rollout_workers.inference.openai.backend import open_openai
 
 

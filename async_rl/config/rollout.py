@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from math import ceil
 from typing import Literal
 
-from pydantic import Field, JsonValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    JsonValue,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from async_rl.config.section import Section
 from async_rl.imports.references import absolute_reference
@@ -122,6 +132,8 @@ class WorkerConfig(Section):
     """Groups that one worker rolls out concurrently. `auto`: follow the engine's load, up to groups_at_most."""
     groups_at_most: PositiveInt = 256
     """Upper bound with groups_in_flight `auto`."""
+    backend: str = "megatron"
+    """Inference engine: `megatron`, `hf` (transformers), or yours: `module:NAME`, `path/to/file.py:NAME` (docs/engines.md)."""
     engines: PositiveInt = 1
     """Inference engines per worker (data parallel), each on its own GPUs."""
     tensor: PositiveInt = 1
@@ -155,3 +167,27 @@ class WorkerConfig(Section):
     failure_budget: PositiveInt = 100
     """Consecutive failed episodes after which the worker exits with code 8."""
     gateway: GatewayConfig = GatewayConfig()
+
+    @field_validator("backend")
+    @classmethod
+    def _backend_is_known(cls, backend: str) -> str:
+        if backend in BACKENDS or ":" in backend:
+            return backend
+        near = get_close_matches(backend, BACKENDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"{backend!r} is no inference engine{hint}; there are {' and '.join(BACKENDS)}, and your own is named module:NAME "
+            "or path/to/file.py:NAME"
+        )
+
+    @model_validator(mode="after")
+    def _backend_fits(self) -> WorkerConfig:
+        if self.backend == "hf" and self.engines * self.tensor > 1:
+            raise ValueError(
+                f"backend hf is one engine on one device, so engines ({self.engines}) and tensor ({self.tensor}) must be 1; "
+                "use more worker.processes, or backend megatron"
+            )
+        return self
+
+
+BACKENDS = ("megatron", "hf")

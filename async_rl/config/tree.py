@@ -180,6 +180,7 @@ class Config(Section):
             tree["learner"]["objective"] = str(Path(self.learner.objective).absolute())
         else:
             tree["learner"]["objective"] = absolute_reference(self.learner.objective)
+        tree["worker"]["backend"] = absolute_reference(self.worker.backend)
         return Config.model_validate(tree)
 
     @property

@@ -75,10 +75,10 @@ def main() -> None:
 
 async def evaluate_once(subject: Subject, config: Config) -> None:
     if isinstance(subject, LiveRun):
-        async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as engine:
+        async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as empty:
             log.info("waits for the learner's weights")
-            evaluated = describe_version(config, await take_version(board, store, engine, config, at_step=0))
-            async with open_evaluator(engine, config, engine.shape.context_tokens) as evaluator:
+            evaluated = describe_version(config, await take_version(board, store, empty.engine, empty.shape, config, at_step=0))
+            async with open_evaluator(empty.engine, config, empty.shape.context_tokens) as evaluator:
                 results = await evaluator.evaluate()
     else:
         evaluated = describe_subject(subject)
@@ -94,7 +94,7 @@ async def evaluate_once(subject: Subject, config: Config) -> None:
 
 async def evaluate_on_schedule(config: Config) -> None:
     """Evaluate the weights of every `evaluation.every` steps of a run until told to stop."""
-    async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as engine:
+    async with open_fleet(config) as (board, store), empty_engine(config, os.environ) as empty:
         stop = drain_on_signals()  # before this there is nothing to drain: a signal ends the process at once
         blocked = BlockedWorker(
             worker=f"{socket.gethostname()}-{os.getpid()} (evaluator)",
@@ -105,7 +105,7 @@ async def evaluate_on_schedule(config: Config) -> None:
         )
         # The next evaluator would be blocked by the same task, so this ends as a crash.
         ends = ends_after(config.worker.stall_limit_s)
-        async with open_evaluator(engine, config, engine.shape.context_tokens) as evaluator:
+        async with open_evaluator(empty.engine, config, empty.shape.context_tokens) as evaluator:
 
             async def follow() -> None:
                 """
@@ -115,11 +115,11 @@ async def evaluate_on_schedule(config: Config) -> None:
                 last: VersionRecord | None = None
                 while True:
                     due = await until_due(board, last, config.evaluation.every)
-                    last = await take_version(board, store, engine, config, at_step=due)
+                    last = await take_version(board, store, empty.engine, empty.shape, config, at_step=due)
                     await evaluate_version(evaluator, board, config, last)
 
             with stall_watchdog(on_stall=blocked.tell, on_beat=ends):
-                await run_with(stop.wait, schedule=follow, engine=engine.watch)
+                await run_with(stop.wait, schedule=follow, engine=empty.engine.watch)
 
 
 async def evaluate_version(evaluator: Evaluator, board: Board, config: Config, live: VersionRecord) -> None:

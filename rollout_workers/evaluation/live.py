@@ -13,20 +13,23 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from async_rl.board.inbox import Inbox
 from async_rl.config import Config
 from async_rl.errors import ServiceStopped
+from async_rl.megatron.parallel import resolve_device, resolve_dtype
+from async_rl.megatron.parameters.full_parameters import specs
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, Member
 from async_rl.supervision import run_with
 from async_rl.transport.messages import TO_WORKERS, TO_WORKERS_MESSAGES
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.transport.wire.gpus import gpu_of
 from async_rl.types import VersionRecord
-from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.rollout_engine import RolloutEngine
 
 
 async def take_version(
     board: Board,
     store: Store,
-    engine: MegatronEngine | EngineFleet,
+    engine: RolloutEngine,
+    shape: ModelShape,
     config: Config,
     *,
     at_step: int,
@@ -36,8 +39,9 @@ async def take_version(
     member = Member(
         id=f"{host}-evaluator-{uuid.uuid4().hex[:6]}", host=host, version=-1, device=str(device), gpu=gpu_of(device)
     )
+    wanted = specs(shape, resolve_dtype(resolve_device(config.device)))
     receiver = WeightReceiver(
-        board, store, member, engine.specs, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
+        board, store, member, wanted, config.wire, lease_s=config.leases.member_s, snapshots=config.snapshot_folder
     )
     taken: asyncio.Future[VersionRecord] = asyncio.get_running_loop().create_future()
 

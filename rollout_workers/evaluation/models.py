@@ -6,21 +6,19 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import torch
-
 from async_rl.config import Config, ModelConfig
 from async_rl.config.evaluation import PolicyConfig, PolicySampling
 from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.megatron.huggingface.tensors import load_folder
-from async_rl.megatron.parallel import resolve_device
+from async_rl.megatron.parallel import resolve_device, resolve_dtype
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint
 from async_rl.models.from_config import model_shape
+from async_rl.models.shape import ModelShape
 from async_rl.protocols import InferenceInterface
 from async_rl.tokenization.tokenizers import open_tokenizer
 from rollout_workers.evaluation.subject import CheckpointSubject, HuggingFaceFolder, PolicySubject
-from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.open_engine import open_engine
-from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.rollout_engine import RolloutEngine
 from rollout_workers.policies import open_policy
 
 UNKNOWN_CONTEXT = 1 << 17
@@ -35,11 +33,21 @@ class OpenModel:
     context_tokens: int
 
 
-def empty_engine(config: Config, inherited: Mapping[str, str]) -> MegatronEngine | EngineFleet:
-    """Make an engine without weights, to be entered with `async with`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyEngine:
+    """An engine without weights."""
+
+    engine: RolloutEngine
+    shape: ModelShape
+
+
+@asynccontextmanager
+async def empty_engine(config: Config, inherited: Mapping[str, str]) -> AsyncGenerator[EmptyEngine]:
+    """Open the engine of `worker.backend`."""
     tokenizer = open_tokenizer(config.tokenizer)
     shape = model_shape(config.model, tokenizer.vocab_size)
-    return open_engine(config, shape, tokenizer, seed=config.evaluation.seed, inherited=inherited)
+    async with open_engine(config, shape, tokenizer, seed=config.evaluation.seed, inherited=inherited) as engine:
+        yield EmptyEngine(engine=engine, shape=shape)
 
 
 @asynccontextmanager
@@ -52,14 +60,14 @@ async def open_model(
         return
     if isinstance(subject, HuggingFaceFolder):
         config = with_folder(config, subject)
-    async with empty_engine(config, inherited) as engine:
-        dtype: torch.dtype = getattr(torch, engine.specs[0].dtype)
+    async with empty_engine(config, inherited) as empty:
+        dtype = resolve_dtype(resolve_device(config.device))
         if isinstance(subject, HuggingFaceFolder):
-            weights = load_folder(subject.path, engine.shape, dtype)
+            weights = load_folder(subject.path, empty.shape, dtype)
         else:
-            weights = load_checkpoint(subject.path, subject.manifest, engine.shape, dtype, base=config.model.folder)
-        await engine.swap(0, weights)
-        yield OpenModel(inference=engine, context_tokens=engine.shape.context_tokens)
+            weights = load_checkpoint(subject.path, subject.manifest, empty.shape, dtype, base=config.model.folder)
+        await empty.engine.swap(0, weights)
+        yield OpenModel(inference=empty.engine, context_tokens=empty.shape.context_tokens)
 
 
 def with_folder(config: Config, subject: HuggingFaceFolder) -> Config:

@@ -1,11 +1,10 @@
-"""The part of the engine that lives on its thread: model, KV cache, running generations."""
+"""The part of the Megatron engine that lives on its thread: model, KV cache, running generations."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from statistics import fmean
 
@@ -23,47 +22,11 @@ from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.generation import Generation
+from rollout_workers.inference.rollout_engine import EngineMetrics
 from rollout_workers.inference.sampling import BatchSampler
+from rollout_workers.inference.stepped_engine import MAX_RUNNING, RECENT
 
 log = structlog.get_logger("rollout_workers.inference")
-
-MAX_RUNNING = 256
-"""Generations decoded at once; more wait in the engine's queue."""
-
-RECENT = 64
-"""Number of generations averaged for the queue time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMetrics:
-    tokens_generated: int
-    steps: int
-    busy_s: float
-    """Seconds spent inside engine steps."""
-    active_requests: int
-    """Running or waiting for room."""
-    waiting_requests: int = 0
-    """Active generations that wait for room."""
-    queue_s: float = 0.0
-    """Mean time of recent generations until the step that samples their first token."""
-    kv_blocks_used: int = 0
-    """Blocks used by running generations."""
-    kv_blocks: int = 0
-    prefix_tokens_reused: int = 0
-    """Prompt tokens that were not computed because their prefix was in the cache."""
-    preemptions: int = 0
-    """Times a generation lost its blocks of the KV cache to others and was queued again."""
-
-    def snapshot(self) -> Mapping[str, float]:
-        """The part posted for the run's metrics."""
-        return {
-            "kv_blocks": self.kv_blocks,
-            "kv_blocks_used": self.kv_blocks_used,
-            "engine/running": self.active_requests - self.waiting_requests,
-            "engine/waiting": self.waiting_requests,
-            "engine/prefix_tokens_reused": self.prefix_tokens_reused,
-            "engine/preemptions": self.preemptions,
-        }
 
 
 class EngineCore:

@@ -1,49 +1,89 @@
-"""Open the configured engine: one in this process, or several in processes of their own."""
+"""Open the configured engine (`worker.backend`): one in this process, or several in processes of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from async_rl.config import Config
-from async_rl.errors import ConfigError
+from async_rl.errors import ConfigError, naming_setting
+from async_rl.imports.references import load_reference
 from async_rl.launch.commands import WORKER_INDEX, environment
-from async_rl.megatron.parallel import resolve_device
+from async_rl.megatron.parallel import resolve_device, resolve_dtype
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.interface import returns_of
 from rollout_workers.inference.replicas import EngineFleet
+from rollout_workers.inference.rollout_engine import EngineSetup, RolloutEngine
+
+ENGINE_MEMBERS = ("tokenizer", "generate", "version", "device", "metrics", "swap", "watch", "__aenter__", "__aexit__")
+"""What RolloutEngine asks for, beside `returns`."""
 
 
 def open_engine(
     config: Config, shape: ModelShape, tokenizer: Tokenizer, *, seed: int, inherited: Mapping[str, str]
-) -> MegatronEngine | EngineFleet:
+) -> RolloutEngine:
     """Make the engine, to be entered with `async with`. `seed` should differ between workers, or they sample alike.
 
-    `inherited` is the process' environment.
+    `inherited` is the process' environment. Raises ConfigError.
     """
-    kind = resolve_device(config.device).type
+    kind, worker = resolve_device(config.device).type, config.worker
     if kind == "cpu":
-        devices = [torch.device(kind)] * (config.worker.engines * config.worker.tensor)
+        devices = [torch.device(kind)] * (worker.engines * worker.tensor)
     else:
         devices = [torch.device(kind, number) for number in worker_gpus(config, inherited, torch.cuda.device_count())]
     sampling, layer_spec = config.sampling.generation_args, config.model.layer_spec
-    if len(devices) == 1:
-        return MegatronEngine(shape, tokenizer, config.worker, sampling, device=devices[0], seed=seed, layer_spec=layer_spec)
-    return EngineFleet(
-        shape,
-        tokenizer,
-        config.tokenizer,
-        config.worker,
-        sampling,
-        devices=devices,
+    if worker.backend == "megatron" and len(devices) == 1:
+        return MegatronEngine(shape, tokenizer, worker, sampling, device=devices[0], seed=seed, layer_spec=layer_spec)
+    if worker.backend == "megatron":
+        return EngineFleet(
+            shape,
+            tokenizer,
+            config.tokenizer,
+            worker,
+            sampling,
+            devices=devices,
+            seed=seed,
+            environment=environment(config, inherited),
+            folder=config.run_folder if config.run_folder.is_dir() else None,
+            layer_spec=layer_spec,
+            work_limit_s=config.supervision.work_limit_s,
+        )
+    setup = EngineSetup(
+        shape=shape,
+        tokenizer=tokenizer,
+        worker=worker,
+        sampling=sampling,
+        devices=tuple(devices),
+        dtype=resolve_dtype(devices[0]),
         seed=seed,
-        environment=environment(config, inherited),
-        folder=config.run_folder if config.run_folder.is_dir() else None,
-        layer_spec=layer_spec,
-        work_limit_s=config.supervision.work_limit_s,
     )
+    if worker.backend == "hf":
+        from rollout_workers.inference.huggingface.engine import HuggingFaceEngine  # late: transformers takes seconds
+
+        return HuggingFaceEngine(setup)
+    return _own_engine(worker.backend, setup)
+
+
+def _own_engine(reference: str, setup: EngineSetup) -> RolloutEngine:
+    """Make the engine that a user's code describes. Raises ConfigError when it is none that a worker can use."""
+    with naming_setting("worker.backend"):
+        make: Any = load_reference(reference)
+    try:
+        engine = make(setup)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"worker.backend: {reference} cannot be made: {error}") from error
+    if missing := [name for name in ENGINE_MEMBERS if not hasattr(engine, name)]:
+        raise ConfigError(f"worker.backend: {reference} made {engine!r}, which lacks {', '.join(missing)} (docs/engines.md)")
+    if (returns := returns_of(engine)) != "logprobs":
+        raise ConfigError(
+            f"worker.backend: {reference} has returns = {returns!r}; rollouts are trained on, so its completions must carry "
+            "log-probabilities and versions, and `returns` must be 'logprobs'"
+        )
+    return engine
 
 
 def worker_gpus(config: Config, environment: Mapping[str, str], visible: int) -> list[int]:

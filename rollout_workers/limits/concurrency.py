@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollout_workers.inference.engine_core import EngineMetrics
+    from rollout_workers.inference.rollout_engine import EngineMetrics
 
 CALM, FULL = 0.7, 0.9
 MAX_QUEUE_S = 1.0

@@ -5,6 +5,7 @@ import importlib.util
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.rollout_engine import EngineSetup
+from rollout_workers.inference.stepped_engine import SteppedEngine
 from tests.support.full_parameters import gather_full
 
 MEGATRON_SCHEDULES = importlib.util.find_spec("megatron.core.inference.config") is not None
@@ -110,16 +113,30 @@ def recomputed(
 
 
 def engine(**changed: object) -> MegatronEngine:
+    return MegatronEngine(**arguments(changed))
+
+
+def engine_of(backend: str, **changed: object) -> SteppedEngine:
+    """The engine of `worker.backend`."""
+    if backend == "megatron":
+        return engine(**changed)
+    from rollout_workers.inference.huggingface.engine import HuggingFaceEngine  # late: transformers takes seconds
+
+    given = arguments(changed)
+    device = given.pop("device")
+    return HuggingFaceEngine(EngineSetup(**given, devices=(device,), dtype=torch.float32))
+
+
+def arguments(changed: Mapping[str, object]) -> dict[str, Any]:
     worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8)
-    arguments = {
+    return {
         "shape": SHAPE,
         "tokenizer": TOKENIZER,
         "worker": worker,
         "sampling": DEFAULTS,
         "device": CPU,
         "seed": 7,
-    } | changed
-    return MegatronEngine(**arguments)  # pyright: ignore[reportArgumentType]
+    } | dict(changed)
 
 
 def prompts(count: int, longest: int = 23) -> list[list[int]]:

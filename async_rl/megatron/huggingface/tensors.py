@@ -22,11 +22,13 @@ from async_rl.models.stored_weights import StoredWeights
 
 
 def from_canonical(ours: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    return {
-        part: tensor
-        for name in names(shape)
-        for part, tensor in zip(name.theirs, _divide(ours[name.ours], name.merge, shape), strict=True)
-    }
+    return dict(huggingface_tensors(ours, shape))
+
+
+def huggingface_tensors(ours: Mapping[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a folder with their names, one of `ours` after the other."""
+    for name in names(shape):
+        yield from zip(name.theirs, _divide(ours[name.ours], name.merge, shape), strict=True)
 
 
 def load_folder(folder: Path, shape: ModelShape, dtype: torch.dtype) -> StoredWeights:

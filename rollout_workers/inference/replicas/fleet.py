@@ -29,13 +29,13 @@ from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
 from async_rl.tokenization.rendering import prompt_ids
 from async_rl.types import Completion
-from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.replicas.frames import Generate, Swap
 from rollout_workers.inference.replicas.replica import Replica
 from rollout_workers.inference.replicas.routing import Router
 from rollout_workers.inference.replicas.setup import RankSetup
 from rollout_workers.inference.replicas.shared_weights import SharedWeights
+from rollout_workers.inference.rollout_engine import EngineMetrics
 
 FOLDER_PREFIX = "engines-"
 """Prefix of the folder in which the ranks of a worker's engines find each other."""

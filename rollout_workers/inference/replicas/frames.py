@@ -16,8 +16,8 @@ import numpy as np
 
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, StopReason, VersionSpan
-from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.generation import Sampling
+from rollout_workers.inference.rollout_engine import EngineMetrics
 
 # -- the worker and rank 0 ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from async_rl.errors import AsyncRLError, ConfigError, ServiceStopped
 from async_rl.launch.commands import command
 from async_rl.protocols import ContextOverflow
 from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy, how_it_ended
-from rollout_workers.inference.engine_core import EngineMetrics
 from rollout_workers.inference.replicas.frames import (
     Broken,
     CancelRequest,
@@ -25,6 +24,7 @@ from rollout_workers.inference.replicas.frames import (
     pack,
 )
 from rollout_workers.inference.replicas.setup import RankSetup
+from rollout_workers.inference.rollout_engine import EngineMetrics
 
 _ERRORS: Mapping[str, type[Exception]] = {kind.__name__: kind for kind in (ContextOverflow, ValueError, ConfigError)}
 """Errors of a rank that are raised here as they are; others become ServiceStopped."""

@@ -24,7 +24,7 @@ from async_rl.types import Status, StopReason, Ticket
 from rollout_workers.environments.counting import Counting
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.hf_backend import HuggingFaceInference, open_hf
+from rollout_workers.inference.huggingface.folder_model import HuggingFaceInference, open_hf
 from rollout_workers.inference.openai.backend import open_openai
 from rollout_workers.policies import open_policies
 from tests.support.small_models import write_folder

@@ -1,8 +1,9 @@
-"""The Megatron engine from outside: what it samples is what it says it sampled, whatever happens meanwhile."""
+"""Our engines from outside: what they sample is what they say they sampled, whatever happens meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import Message, StopReason, VersionSpan
-from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.stepped_engine import SteppedEngine
 from tests.support.engine_stage import (
     ALPHABET,
     ENDLESS,
@@ -21,23 +22,30 @@ from tests.support.engine_stage import (
     TOKENIZER,
     Gate,
     cache_of,
-    engine,
+    engine_of,
     next_logits,
     prompts,
     recomputed,
     weights,
 )
 
+MakeEngine = Callable[..., SteppedEngine]
+
+
+@pytest.fixture(params=["megatron", "hf"])
+def engine(request: pytest.FixtureRequest) -> MakeEngine:
+    return partial(engine_of, request.param)
+
 
 @pytest.fixture
-async def ready() -> AsyncIterator[MegatronEngine]:
+async def ready(engine: MakeEngine) -> AsyncIterator[SteppedEngine]:
     async with engine() as running:
         await running.swap(0, weights(1))
         yield running
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_those_of_a_full_forward_pass(temperature: float) -> None:
+async def test_logprobs_are_those_of_a_full_forward_pass(engine: MakeEngine, temperature: float) -> None:
     asked = prompts(40)
     budgets = [1 + position % 30 for position in range(len(asked))]
     async with engine() as running:
@@ -60,7 +68,7 @@ async def test_logprobs_are_those_of_a_full_forward_pass(temperature: float) -> 
     assert {completion.stop_reason for completion in found} == {StopReason.END, StopReason.LENGTH}
 
 
-async def test_late_requests_join_a_running_batch() -> None:
+async def test_late_requests_join_a_running_batch(engine: MakeEngine) -> None:
     asked = prompts(12)
     async with engine() as running:
         await running.swap(0, weights(1))
@@ -74,7 +82,7 @@ async def test_late_requests_join_a_running_batch() -> None:
         np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion, 1.0), atol=1e-4)
 
 
-async def test_greedy_takes_the_likeliest_token_and_is_certain_of_it() -> None:
+async def test_greedy_takes_the_likeliest_token_and_is_certain_of_it(engine: MakeEngine) -> None:
     prompt, greedy = prompts(1)[0], GenerationArgs(temperature=0.0, max_tokens=6)
     async with engine() as running:
         await running.swap(0, weights(1))
@@ -88,7 +96,7 @@ async def test_greedy_takes_the_likeliest_token_and_is_certain_of_it() -> None:
         row.append(token)
 
 
-async def test_tokens_are_drawn_from_the_distribution() -> None:
+async def test_tokens_are_drawn_from_the_distribution(engine: MakeEngine) -> None:
     """The first token of many generations, counted: a wrong temperature or a biased draw would show."""
     prompt, temperature, count = prompts(1)[0], 0.7, 2000
     async with engine() as running:
@@ -103,7 +111,7 @@ async def test_tokens_are_drawn_from_the_distribution() -> None:
     assert chi_squared < degrees + 5 * np.sqrt(2 * degrees)
 
 
-async def test_a_seed_fixes_the_continuation_whoever_shares_the_batch(ready: MegatronEngine) -> None:
+async def test_a_seed_fixes_the_continuation_whoever_shares_the_batch(ready: SteppedEngine) -> None:
     prompt, args = prompts(1)[0], GenerationArgs(seed=5)
     alone = await ready.generate(prompt, args)
     among, *_ = await asyncio.gather(ready.generate(prompt, args), *(ready.generate(other) for other in prompts(9)))
@@ -112,7 +120,7 @@ async def test_a_seed_fixes_the_continuation_whoever_shares_the_batch(ready: Meg
     assert alone.token_ids.tolist() != other.token_ids.tolist()
 
 
-async def test_weights_flip_under_running_generations() -> None:
+async def test_weights_flip_under_running_generations(engine: MakeEngine) -> None:
     """Each token carries the version that sampled it, and until the flip it is exactly what that version says."""
     asked = prompts(20, longest=12)
     old, new = weights(1), weights(2)
@@ -142,7 +150,7 @@ async def test_weights_flip_under_running_generations() -> None:
     np.testing.assert_allclose(late.logprobs, recomputed(new, asked[0], late, 1.0), atol=1e-4)
 
 
-async def test_weights_that_do_not_fit_change_nothing(ready: MegatronEngine) -> None:
+async def test_weights_that_do_not_fit_change_nothing(ready: SteppedEngine) -> None:
     good = dict(weights(2))
     for broken in (
         {name: tensor for name, tensor in good.items() if "linear_fc1" not in name},
@@ -157,7 +165,7 @@ async def test_weights_that_do_not_fit_change_nothing(ready: MegatronEngine) -> 
     assert (await ready.generate("abc", GenerationArgs(max_tokens=2))).versions[0].version == 0
 
 
-async def test_generation_waits_for_the_first_weights() -> None:
+async def test_generation_waits_for_the_first_weights(engine: MakeEngine) -> None:
     async with engine() as running:
         assert running.version == -1
         async with asyncio.TaskGroup() as tasks:
@@ -175,7 +183,7 @@ async def test_generation_waits_for_the_first_weights() -> None:
         assert running.metrics.active_requests == 0
 
 
-async def test_stop_strings_end_the_text_and_keep_the_tokens() -> None:
+async def test_stop_strings_end_the_text_and_keep_the_tokens(engine: MakeEngine) -> None:
     asked = prompts(8)
     async with engine(tokenizer=ENDLESS) as running:
         await running.swap(0, weights(1))
@@ -196,7 +204,7 @@ async def test_stop_strings_end_the_text_and_keep_the_tokens() -> None:
             assert completion.stop_reason is StopReason.LENGTH
 
 
-async def test_cancelled_generations_give_their_place_back() -> None:
+async def test_cancelled_generations_give_their_place_back(engine: MakeEngine) -> None:
     """The cache holds one long sequence: five of six wait for room when all are cancelled."""
     gate = Gate(after=3)
     async with engine(worker=cache_of(blocks=11), tokenizer=gate) as running:
@@ -218,7 +226,7 @@ async def test_cancelled_generations_give_their_place_back() -> None:
         assert running.metrics.steps == before.steps + 1
 
 
-async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly() -> None:
+async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly(engine: MakeEngine) -> None:
     """Room for about two sequences: requests wait, are pushed out in the middle and taken in again."""
     asked = prompts(24)
     async with engine(worker=cache_of(blocks=18), tokenizer=ENDLESS) as running:
@@ -230,7 +238,7 @@ async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly()
 
 
 @pytest.mark.parametrize("length", [1, SHAPE.max_positions - 1])
-async def test_the_context_is_filled_to_the_last_position(length: int) -> None:
+async def test_the_context_is_filled_to_the_last_position(engine: MakeEngine, length: int) -> None:
     row = (prompts(1)[0] * SHAPE.max_positions)[:length]
     async with engine(tokenizer=ENDLESS) as running:
         await running.swap(0, weights(1))
@@ -240,7 +248,7 @@ async def test_the_context_is_filled_to_the_last_position(length: int) -> None:
     np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), row, completion, 1.0), atol=1e-4)
 
 
-async def test_prompts_come_as_text_messages_or_token_ids(ready: MegatronEngine) -> None:
+async def test_prompts_come_as_text_messages_or_token_ids(ready: SteppedEngine) -> None:
     args = GenerationArgs(seed=1, max_tokens=4)
     by_ids = await ready.generate(TOKENIZER.render("abc"), args)
     by_text = await ready.generate("abc", args)
@@ -264,19 +272,19 @@ async def test_prompts_come_as_text_messages_or_token_ids(ready: MegatronEngine)
     ],
 )
 async def test_what_cannot_be_generated_is_refused_by_name(
-    ready: MegatronEngine, prompt: list[int], args: GenerationArgs, sentence: str
+    ready: SteppedEngine, prompt: list[int], args: GenerationArgs, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         await ready.generate(prompt, args)
 
 
-async def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
+async def test_a_cache_too_small_for_one_sequence_is_refused(engine: MakeEngine) -> None:
     with pytest.raises(ConfigError, match=r"worker\.kv_cache_gb.*one sequence of 64 tokens.*or lower model\.max_sequence"):
         async with engine(worker=WorkerConfig(kv_cache_gb=1e-5, kv_block_tokens=8)):
             pass
 
 
-async def test_a_model_with_many_positions_needs_a_cache_for_the_longest_sequence_only() -> None:
+async def test_a_model_with_many_positions_needs_a_cache_for_the_longest_sequence_only(engine: MakeEngine) -> None:
     many = replace(SHAPE, max_positions=1 << 20)
     with pytest.raises(ConfigError, match="one sequence of 1048576 tokens"):
         async with engine(shape=many):
@@ -289,7 +297,7 @@ async def test_a_model_with_many_positions_needs_a_cache_for_the_longest_sequenc
             await running.generate([5] * 64)
 
 
-async def test_closing_ends_everybody_who_waits() -> None:
+async def test_closing_ends_everybody_who_waits(engine: MakeEngine) -> None:
     async with engine() as running:
         watched = asyncio.ensure_future(running.watch())
         waiting = asyncio.ensure_future(running.generate("abc"))
@@ -306,7 +314,7 @@ class Broken(Characters):
         raise RuntimeError("no text today")
 
 
-async def test_what_breaks_the_thread_reaches_everybody() -> None:
+async def test_what_breaks_the_thread_reaches_everybody(engine: MakeEngine) -> None:
     async def body() -> None:
         async with engine(tokenizer=Broken(ALPHABET)) as running:
             await running.swap(0, weights(1))

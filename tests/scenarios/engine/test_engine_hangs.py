@@ -37,5 +37,5 @@ def test_a_step_that_hangs_ends_the_process_with_the_name_of_its_thread() -> Non
     assert done.returncode == ServiceStopped.exit_code, done.stderr
     said = done.stderr.splitlines()[-1]
     assert (
-        "the thread 'megatron-engine_0' has worked on an engine step for 4 s without finishing, at <string>:10 in step" in said
+        "the thread 'inference-engine_0' has worked on an engine step for 4 s without finishing, at <string>:10 in step" in said
     )

@@ -10,7 +10,7 @@ from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, spans_of
 from rollout_workers.inference.engine import MegatronEngine
-from rollout_workers.inference.engine_core import EngineMetrics
+from rollout_workers.inference.rollout_engine import EngineMetrics
 from tests.support.engine_stage import (
     ENDLESS,
     MEGATRON_SCHEDULES,

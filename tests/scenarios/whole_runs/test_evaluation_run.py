@@ -81,14 +81,20 @@ def test_a_run_is_evaluated_while_it_trains_and_afterwards(tmp_path: Path, capfd
     assert greedy_answers(saved) == greedy_answers(last), "the weights that were live are those of the checkpoint"
 
 
-async def test_a_folder_of_hugging_face_is_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = read_config(write_config(tmp_path, "folder", evaluation={"tasks": 3, "samples": 2, "solved_at": 0.1}))
-    folder = write_folder(tmp_path / "model")
-    await evaluate_once(find_subject(str(folder), config), config)
-    assert str(folder) in capfd.readouterr().out
-    head, *tasks = evaluated(config, "*")
-    assert head["environments"]["Paced"]["episodes"] == 9
-    assert len(set(map(str, greedy_answers([head, *tasks])))) > 1, "the model does not read its prompts"
+async def test_a_folder_of_hugging_face_is_evaluated_alike_by_every_engine(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, answers = write_folder(tmp_path / "model"), list[list[str]]()
+    for backend in ("megatron", "hf"):
+        evaluation = {"tasks": 3, "samples": 2, "solved_at": 0.1}
+        config = read_config(write_config(tmp_path, backend, evaluation=evaluation, worker={"backend": backend}))
+        await evaluate_once(find_subject(str(folder), config), config)
+        assert str(folder) in capfd.readouterr().out
+        head, *tasks = evaluated(config, "*")
+        assert head["environments"]["Paced"]["episodes"] == 9
+        answers.append(greedy_answers([head, *tasks]))
+    assert len(set(map(str, answers[0]))) > 1, "the model does not read its prompts"
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
