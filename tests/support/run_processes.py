@@ -104,10 +104,12 @@ def program(
         process.join()
 
 
-def finished(folder: Path, *arguments: object, warm: bool = True) -> CompletedProcess[str]:
+def finished(
+    folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ, warm: bool = True
+) -> CompletedProcess[str]:
     """Run `async-rl ARGUMENTS` in a folder to its end; as `subprocess.run`."""
     output, errors = (folder / f"{name}-{time.monotonic_ns()}.txt" for name in ("output", "errors"))
-    process = start(arguments, folder=folder, environment=os.environ, output=output, errors=errors, warm=warm)
+    process = start(arguments, folder=folder, environment=environment, output=output, errors=errors, warm=warm)
     try:
         process.join(PATIENCE_S)
         said, complained = output.read_text(errors="replace"), errors.read_text(errors="replace")

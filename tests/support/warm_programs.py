@@ -10,6 +10,7 @@ Python would execute itself, to run one of our modules, the fork runs the module
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import runpy
@@ -40,13 +41,22 @@ def start(
     for file in (output, errors):
         file.touch()
     process = CONTEXT.Process(
-        target=_async_rl, args=(list(map(str, arguments)), str(folder), dict(environment), str(output), str(errors), warm)
+        target=_async_rl,
+        args=(list(map(str, arguments)), str(folder), dict(environment), str(output), str(errors), _umask(), warm),
     )
     process.start()
     return process
 
 
-def _async_rl(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str, warm: bool) -> NoReturn:
+def _umask() -> int:
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
+def _async_rl(
+    arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str, mask: int, warm: bool
+) -> NoReturn:
+    os.umask(mask)
     streams = os.open(os.devnull, os.O_RDONLY), *(os.open(file, os.O_WRONLY | os.O_APPEND) for file in (output, errors))
     _redirect(streams, keep=())
     os.chdir(folder)
@@ -56,6 +66,7 @@ def _async_rl(arguments: list[str], folder: str, environment: dict[str, str], ou
         warnings.filters.remove(strict)
     vars(subprocess)["_fork_exec"] = partial(_fork_exec, vars(subprocess)["_fork_exec"])
     vars(os)["execve"] = partial(_execve, os.execve)
+    _show_command([sys.executable, str(ASYNC_RL), *arguments])
     _run(main, ["async-rl", *arguments], environment)
 
 
@@ -108,11 +119,20 @@ def _redirect(streams: Sequence[int], *, keep: Collection[int]) -> None:
 
 def _run_module(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     module, *arguments = command[len(_ITSELF) :]
-    Path("/proc/self/comm").write_text(module)  # its command line stays that of the forkserver
+    _show_command(command)
+    Path("/proc/self/comm").write_text(module)
     for name in (module, f"{module}.__main__"):
         if not hasattr(sys.modules.get(name), "__path__"):
             sys.modules.pop(name, None)  # it is imported, and would be run a second time
     _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), [module, *arguments], environment)
+
+
+def _show_command(words: Sequence[str]) -> None:
+    """Write them over the command line of the forkserver, where /proc/self/cmdline finds them."""
+    place = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(place[45]), int(place[46])
+    line = "\0".join(words).encode()[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
 def _run(code: Callable[[], object], words: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -83,7 +83,7 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[Deployment]:
+def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, warm: bool) -> Iterator[Deployment]:
     """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve` and `reward serve`.
     Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
     """
@@ -98,7 +98,7 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Ite
         )
         config = read_config(path)
         with ExitStack() as started:
-            running = started.enter_context(program(folder, "run", "@", path, warm=False))
+            running = started.enter_context(program(folder, "run", "@", path, warm=warm))
             servers = (
                 started.enter_context(program(folder, "env", "serve", "counting", warm=False)),
                 started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=False)),
@@ -135,7 +135,7 @@ def test_a_run_and_servers_listen_where_the_page_says_and_strangers_change_nothi
 ):
     before = os.umask(0o022)
     try:
-        with deployment(tmp_path, monkeypatch, steps=100_000) as started:
+        with deployment(tmp_path, monkeypatch, steps=100_000, warm=True) as started:
             config, found = started.config, started.listeners
             assert {role_of(pid) for pid in started.family} >= ROLES
             assert {listener.role for listener in found} >= SERVE
@@ -150,7 +150,7 @@ def test_a_run_and_servers_listen_where_the_page_says_and_strangers_change_nothi
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_ten_thousand_frames_at_every_port_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with deployment(tmp_path, monkeypatch, steps=1_000_000) as started:
+    with deployment(tmp_path, monkeypatch, steps=1_000_000, warm=False) as started:
         attack(started, started.listeners, 10_000)
 
 

@@ -17,7 +17,7 @@ from async_rl.errors import ConfigError
 from async_rl.models.hf_config import read_shape
 from tests.support.repository import ROOT, module_environment
 from tests.support.run_history import last_step
-from tests.support.run_processes import ASYNC_RL
+from tests.support.run_processes import finished
 from tests.support.small_hub import COMMIT, GATED, small_hub
 from tests.support.small_models import write_folder
 
@@ -52,18 +52,12 @@ def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
     return path
 
 
-def async_rl(*words: object, environment: Mapping[str, str], within_s: float = 200) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ASYNC_RL, *map(str, words)], env=environment, capture_output=True, text=True, timeout=within_s, check=False
-    )
-
-
 @pytest.mark.timeout(600)
 def test_a_model_is_trained_by_its_name_and_then_without_a_network(tmp_path: Path, folder: Path) -> None:
     home = tmp_path / "cache"
     with small_hub({NAME: folder}) as endpoint:
         path = run_file(tmp_path, "named", {"name": NAME})
-        done = async_rl("run", "@", path, environment=environment(home, endpoint))
+        done = finished(tmp_path, "run", "@", path, environment=environment(home, endpoint))
         assert done.returncode == 0, done.stderr
     assert f"{NAME} at {COMMIT}" in done.stdout
     config = load_file(Config, tmp_path / "runs" / "named" / "config.yaml")
@@ -72,7 +66,7 @@ def test_a_model_is_trained_by_its_name_and_then_without_a_network(tmp_path: Pat
     assert config.model.place == config.tokenizer.place == home / "hub" / "models--tests--tiny" / "snapshots" / COMMIT
     assert last_step(config) == 2
 
-    again = async_rl("run", "@", path, "--learner.steps", 3, environment=environment(home, UNREACHABLE))
+    again = finished(tmp_path, "run", "@", path, "--learner.steps", 3, environment=environment(home, UNREACHABLE))
     assert again.returncode == 0, again.stderr
     assert last_step(config) == 3
 
@@ -112,7 +106,9 @@ def test_a_name_that_leads_nowhere_is_one_sentence_with_the_way_out(
 ) -> None:
     with small_hub({NAME: folder}) as endpoint:
         path = run_file(tmp_path, "lost", model)
-        done = async_rl("run", "@", path, environment=environment(tmp_path / "cache", endpoint if is_reached else UNREACHABLE))
+        done = finished(
+            tmp_path, "run", "@", path, environment=environment(tmp_path / "cache", endpoint if is_reached else UNREACHABLE)
+        )
     assert done.returncode == ConfigError.exit_code
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -126,12 +122,12 @@ def test_a_name_that_is_given_as_a_folder_is_told_where_it_belongs(tmp_path: Pat
 
 def test_a_check_fetches_no_weights_and_needs_no_network(tmp_path: Path, folder: Path) -> None:
     path, home = run_file(tmp_path, "checked", {"name": NAME}), tmp_path / "cache"
-    done = async_rl("config", "check", "@", path, environment=environment(home, UNREACHABLE))
+    done = finished(tmp_path, "config", "check", "@", path, environment=environment(home, UNREACHABLE))
     assert done.returncode == 0, done.stderr
     assert f"not checked  {NAME} is not in the Hub's cache" in done.stdout
     assert "not checked  the sizes of tests/tiny, whose files are not here" in done.stdout
     with small_hub({NAME: folder}) as endpoint:
-        done = async_rl("config", "check", "@", path, environment=environment(home, endpoint))
+        done = finished(tmp_path, "config", "check", "@", path, environment=environment(home, endpoint))
     assert done.returncode == 0, done.stderr
     assert "memory, GPU of the learner" in done.stdout
     assert [*home.rglob("config.json")]
