@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, cast
@@ -35,8 +34,8 @@ from buffer.server.embedded.programs import find_binary
 from tests.support.groups import group
 from tests.support.private_server import private_server
 from tests.support.runs import publish, started
+from tests.support.warm_processes import CONTEXT
 
-SPAWN = multiprocessing.get_context("spawn")
 LEASE_S = 1.0
 MIB = 2**20
 
@@ -351,15 +350,15 @@ def _read_book(book: Path) -> tuple[BufferPosition | None, list[str]]:
     return TypeAdapter(BufferPosition).validate_python(position), trained
 
 
-async def _ended(process: SpawnProcess) -> int | None:
+async def _ended(process: BaseProcess) -> int | None:
     await asyncio.to_thread(process.join)
     return process.exitcode
 
 
 async def test_workers_killed_anywhere_leave_no_file(url: str, run_name: str, tmp_path: Path):
-    folder, book, enough = tmp_path / "f", tmp_path / "book", SPAWN.Event()
-    learner = SPAWN.Process(target=_learner, args=(url, run_name, folder, "", book, enough))
-    workers = [SPAWN.Process(target=_worker, args=(url, run_name, folder, order)) for order in [*WORKER_DIES_AT, ""]]
+    folder, book, enough = tmp_path / "f", tmp_path / "book", CONTEXT.Event()
+    learner = CONTEXT.Process(target=_learner, args=(url, run_name, folder, "", book, enough))
+    workers = [CONTEXT.Process(target=_worker, args=(url, run_name, folder, order)) for order in [*WORKER_DIES_AT, ""]]
     for process in (learner, *workers):
         process.start()
     *dying, steady = workers
@@ -372,15 +371,15 @@ async def test_workers_killed_anywhere_leave_no_file(url: str, run_name: str, tm
 
 
 async def test_learners_killed_with_maps_in_their_hands_are_succeeded(url: str, run_name: str, tmp_path: Path):
-    folder, book, enough = tmp_path / "f", tmp_path / "book", SPAWN.Event()
-    worker = SPAWN.Process(target=_worker, args=(url, run_name, folder, ""))
+    folder, book, enough = tmp_path / "f", tmp_path / "book", CONTEXT.Event()
+    worker = CONTEXT.Process(target=_worker, args=(url, run_name, folder, ""))
     worker.start()
     for order in LEARNER_DIES_AT:
-        learner = SPAWN.Process(target=_learner, args=(url, run_name, folder, order, book, enough))
+        learner = CONTEXT.Process(target=_learner, args=(url, run_name, folder, order, book, enough))
         learner.start()
         assert await _ended(learner) == -signal.SIGKILL
     enough.set()
-    last = SPAWN.Process(target=_learner, args=(url, run_name, folder, "", book, enough))
+    last = CONTEXT.Process(target=_learner, args=(url, run_name, folder, "", book, enough))
     last.start()
     assert await _ended(last) == 0
     worker.kill()
