@@ -1,10 +1,9 @@
-"""A process that archives spent groups in small chunks and may be killed. Arguments: URL RUN FENCE FOLDER."""
+"""A process that archives spent groups in small chunks and may be killed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from async_rl.durable import failpoints
@@ -18,18 +17,19 @@ FILE_BYTES = 80_000
 """Room for about a dozen groups, so that files end and begin often."""
 
 
-async def main(url: str, run: str, fence: int, folder: Path) -> None:
+async def main(url: str, run: str, fence: int, folder: Path, begun: Event | None = None) -> None:
     server = Server(url, patience_s=30)
     buffer = RedisBuffer(server, run)
     try:
         with ArchiveWriter(folder, run=run, max_gb=1.0, segment_bytes=FILE_BYTES) as writer:
-            print("archiving", flush=True)
+            if begun is not None:
+                begun.set()
             assert await archivist.drain_spent(buffer, fence, writer, within_s=60)
     finally:
         await server.close()
 
 
-if __name__ == "__main__":
-    failpoints.arm_from(os.environ)
+def play(url: str, run: str, fence: int, folder: Path, failpoint: str, begun: Event) -> None:
+    failpoints.arm(failpoint)
     archivist.GROUPS_AT_ONCE = GROUPS_AT_ONCE
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))
+    asyncio.run(main(url, run, fence, folder, begun))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from tests.contracts import archiving_process
 from tests.support.groups import group
-from tests.support.repository import module_command, module_environment
 from tests.support.runs import Run, limits, started
+from tests.support.warm_processes import CONTEXT
 
 PER_STEP = 20
 KEEP = {"groups_per_step": PER_STEP, "max_age": 1, "keep_steps": 1000}
@@ -236,19 +237,17 @@ async def test_a_cancelled_service_leaves_no_write_behind(tmp_path: Path):
 
 @asynccontextmanager
 async def child(
-    url: str, run_name: str, fence: int, folder: Path, **environment: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *module_command("tests.contracts.archiving_process", url, run_name, fence, folder),
-        env=module_environment(**environment),
-        stdout=asyncio.subprocess.PIPE,
-    )
+    url: str, run_name: str, fence: int, folder: Path, failpoint: str = ""
+) -> AsyncIterator[tuple[BaseProcess, Event]]:
+    """A process that archives, and what is set when it begins."""
+    begun = CONTEXT.Event()
+    process = CONTEXT.Process(target=archiving_process.play, args=(url, run_name, fence, folder, failpoint, begun))
+    process.start()
     try:
-        yield process
+        yield process, begun
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        process.kill()
+        await asyncio.to_thread(process.join)
 
 
 POINTS = sorted(name for name in failpoints.known() if name.startswith("archive.") and name != "archive.removed")
@@ -263,8 +262,9 @@ async def test_a_writer_that_dies_at_any_point_loses_and_doubles_nothing(
     fence = await started(buffer, **KEEP)
     spent = await trained(buffer, fence, 1, 2, 3)
     for count in (1, 2):
-        async with child(redis_server, run_name, fence, tmp_path, ASYNC_RL_FAILPOINT=f"{point}:{count}") as process:
-            assert await process.wait() in (-signal.SIGKILL, 0)
+        async with child(redis_server, run_name, fence, tmp_path, f"{point}:{count}") as (process, _):
+            await asyncio.to_thread(process.join)
+            assert process.exitcode in (-signal.SIGKILL, 0)
     await archiving_process.main(redis_server, run_name, fence, tmp_path)
     assert archived(tmp_path) == spent
     stats = archive_stats(tmp_path)
@@ -284,9 +284,8 @@ async def test_a_writer_that_is_killed_at_random_loses_and_doubles_nothing(
     spent: list[str] = []
     for life in range(4):
         spent += await trained(buffer, fence, 2 * life + 1, 2 * life + 2)
-        async with child(redis_server, run_name, fence, tmp_path) as process:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"archiving\n"
+        async with child(redis_server, run_name, fence, tmp_path) as (_, begun):
+            assert await asyncio.to_thread(begun.wait, 60)
             await asyncio.sleep(draw.uniform(0, 0.05))
     await archiving_process.main(redis_server, run_name, fence, tmp_path)
     assert archived(tmp_path) == spent
