@@ -76,7 +76,7 @@ class DataConfig(ExampleDataset):
     def _others_share_its_keys(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        data = cast("dict[str, Any]", given)
+        data = {key: value for key, value in cast("dict[str, Any]", given).items() if (key, value) != ("path", None)}
         rendering, rows = (
             {key: data[key] for key in keys if key in data}
             for keys in (("columns", "template"), ("subset", "split", "revision", "filters"))

@@ -47,12 +47,11 @@ def column_or_none(row: Row, path: str) -> Any:
 def meets(row: Row, condition: RowFilter) -> bool:
     """Return whether a row meets all conditions of a filter. A missing column counts as null."""
     value = column_or_none(row, condition.column)
-    given = condition.model_fields_set
-    if "equals" in given and not _is_same(value, condition.equals):
+    if condition.equals is not None and not _is_same(value, condition.equals):
         return False
-    if "one_of" in given and not any(_is_same(value, each) for each in condition.one_of):
+    if condition.one_of and not any(_is_same(value, each) for each in condition.one_of):
         return False
-    if "matches" in given and (value is None or re.search(condition.matches, _text(value)) is None):
+    if condition.matches and (value is None or re.search(condition.matches, _text(value)) is None):
         return False
     return condition.max_characters is None or _characters(value) <= condition.max_characters
 

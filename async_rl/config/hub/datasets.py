@@ -28,11 +28,11 @@ class RowFilter(Section):
     column: str
     """Column, or a dotted path into one."""
     equals: str | int | float | bool | None = None
-    """The value is this one; `null` if it is missing."""
+    """The value is this one. Unset: any."""
     one_of: tuple[str | int | float | bool | None, ...] = ()
-    """The value is one of these."""
+    """The value is one of these; `null` stands for a missing one. Empty: any."""
     matches: str = ""
-    """This regular expression is found in the value, written as text."""
+    """This regular expression is found in the value, written as text. Empty: any."""
     max_characters: PositiveInt | None = None
     """The value's text is at most this long; of lists and mappings all texts inside count together."""
 
@@ -47,8 +47,8 @@ class RowFilter(Section):
 
     @model_validator(mode="after")
     def _has_a_condition(self) -> RowFilter:
-        if self.model_fields_set <= {"column"}:
-            raise ValueError("a filter needs a condition: equals, one_of, matches or max_characters")
+        if self.equals is None and not self.one_of and not self.matches and self.max_characters is None:
+            raise ValueError("a filter needs a condition: equals, one_of (also [null]), matches or max_characters")
         return self
 
 

@@ -238,6 +238,7 @@ def test_several_datasets_are_mixed_by_weight_from_any_place_on(tmp_path: Path):
     write(tmp_path / "many.jsonl", [1] * 7)
     (tmp_path / "few.jsonl").write_text("".join(json.dumps({"q": "3=", "a": {"text": "5" * n}}) + "\n" for n in (2, 3)))
     data = {
+        "path": None,  # as a file removes it that is merged over another
         "columns": {"response": "a.text"},
         "template": "{{ q }}",
         "datasets": [

@@ -164,7 +164,7 @@ SOLVED = [
         ([{"column": "meta.tags.0", "equals": "x"}], [0]),
         ([{"column": "meta.tags.-1", "one_of": [1, 2]}], [0, 1]),
         ([{"column": "meta.done", "equals": True}], [0]),  # true is not 1
-        ([{"column": "text", "equals": None}], [2]),
+        ([{"column": "text", "one_of": [None, "ab"]}], [0, 2]),
         ([{"column": "text", "matches": "^ab"}], [0, 3]),
         ([{"column": "meta.tags.1", "matches": "^[12]$"}], [0, 1]),
         ([{"column": "text", "max_characters": 3}], [0, 1, 2]),
@@ -175,7 +175,8 @@ SOLVED = [
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
 def test_filters_keep_rows_and_their_numbers(tmp_path: Path, suffix: str, filters: list[dict[str, Any]], kept: list[int]):
     file = write(tmp_path, {f"a{suffix}": SOLVED}) / f"a{suffix}"
-    opened = open_rows(DatasetConfig.model_validate({"path": str(file), "filters": filters}))
+    config = DatasetConfig.model_validate({"path": str(file), "filters": filters})
+    opened = open_rows(DatasetConfig.model_validate(config.model_dump()))  # as a run's config.yaml has it
     assert [opened.number(place) for place in range(len(opened))] == kept
     assert list(opened) == [SOLVED[number] for number in kept]
 
@@ -202,6 +203,7 @@ def test_filters_that_keep_nothing_name_the_columns(tmp_path: Path):
     [
         ({"split": "train[5]"}, "is not a split such as train"),
         ({"filters": [{"column": "a"}]}, "a filter needs a condition"),
+        ({"filters": [{"column": "a", "equals": None}]}, "a filter needs a condition"),
         ({"filters": [{"column": "a", "matches": "("}]}, "is not a regular expression"),
     ],
 )
