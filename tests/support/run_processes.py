@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
@@ -19,6 +19,7 @@ import yaml
 
 from async_rl.config import Config
 from buffer.tools.open_run import open_run
+from tests.support.repository import module_command
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.warm_programs import ASYNC_RL as ASYNC_RL
 from tests.support.warm_programs import start
@@ -96,7 +97,7 @@ def program(
     """`async-rl ARGUMENTS`, gone at the end with all that it started. Not `warm`: executed, as a shell would."""
     output = folder / f"output-{time.monotonic_ns()}.txt"
     given = {**environment, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    process = start(arguments, folder=folder, environment=given, output=output, errors=output, warm=warm)
+    process = start([ASYNC_RL, *arguments], folder=folder, environment=given, output=output, errors=output, warm=warm)
     try:
         yield Program(process, output)
     finally:
@@ -108,13 +109,24 @@ def finished(
     folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ, warm: bool = True
 ) -> CompletedProcess[str]:
     """Run `async-rl ARGUMENTS` in a folder to its end; as `subprocess.run`."""
+    return _finished([ASYNC_RL, *arguments], folder, environment, warm=warm)
+
+
+def finished_module(
+    folder: Path, module: str, *arguments: object, environment: Mapping[str, str] = os.environ
+) -> CompletedProcess[str]:
+    """As `finished`, of `python -m MODULE ARGUMENTS`."""
+    return _finished(module_command(module, *arguments), folder, environment, warm=True)
+
+
+def _finished(command: Sequence[object], folder: Path, environment: Mapping[str, str], *, warm: bool) -> CompletedProcess[str]:
     output, errors = (folder / f"{name}-{time.monotonic_ns()}.txt" for name in ("output", "errors"))
-    process = start(arguments, folder=folder, environment=environment, output=output, errors=errors, warm=warm)
+    process = start(command, folder=folder, environment=environment, output=output, errors=errors, warm=warm)
     try:
         process.join(PATIENCE_S)
         said, complained = output.read_text(errors="replace"), errors.read_text(errors="replace")
-        assert process.exitcode is not None, f"{arguments} does not end; it said:\n{said}{complained}"
-        return CompletedProcess(arguments, process.exitcode, said, complained)
+        assert process.exitcode is not None, f"{command} does not end; it said:\n{said}{complained}"
+        return CompletedProcess(command, process.exitcode, said, complained)
     finally:
         process.kill()
         process.join()

@@ -35,14 +35,14 @@ _ITSELF = [sys.executable, "-P", "-m"]
 
 
 def start(
-    arguments: Iterable[object], *, folder: Path, environment: Mapping[str, str], output: Path, errors: Path, warm: bool
+    command: Iterable[object], *, folder: Path, environment: Mapping[str, str], output: Path, errors: Path, warm: bool
 ) -> BaseProcess:
-    """Start `async-rl ARGUMENTS` in a folder; what it and its roles print goes to two files. Not `warm`: execute it."""
+    """Start `async-rl` or a module of ours in a folder; what it prints goes to two files. Not `warm`: execute it."""
     for file in (output, errors):
         file.touch()
     process = CONTEXT.Process(
-        target=_async_rl,
-        args=(list(map(str, arguments)), str(folder), dict(environment), str(output), str(errors), _umask(), warm),
+        target=_play,
+        args=(list(map(str, command)), str(folder), dict(environment), str(output), str(errors), _umask(), warm),
     )
     process.start()
     return process
@@ -53,21 +53,23 @@ def _umask() -> int:
     return mask
 
 
-def _async_rl(
-    arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str, mask: int, warm: bool
+def _play(
+    command: list[str], folder: str, environment: dict[str, str], output: str, errors: str, mask: int, warm: bool
 ) -> NoReturn:
     os.umask(mask)
     streams = os.open(os.devnull, os.O_RDONLY), *(os.open(file, os.O_WRONLY | os.O_APPEND) for file in (output, errors))
     _redirect(streams, keep=())
     os.chdir(folder)
     if not warm:
-        os.execve(ASYNC_RL, [str(ASYNC_RL), *arguments], environment)
+        os.execve(command[0], command, environment)
     for strict in [each for each in warnings.filters if each[0] == "error"]:  # a user's Python is not
         warnings.filters.remove(strict)
     vars(subprocess)["_fork_exec"] = partial(_fork_exec, vars(subprocess)["_fork_exec"])
     vars(os)["execve"] = partial(_execve, os.execve)
-    _show_command([sys.executable, str(ASYNC_RL), *arguments])
-    _run(main, ["async-rl", *arguments], environment)
+    if command[:3] == _ITSELF:
+        _run_module(command, environment)
+    _show_command([sys.executable, *command])
+    _run(main, ["async-rl", *command[1:]], environment)
 
 
 def _execve(execute: Callable[..., NoReturn], path: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -44,6 +44,7 @@ from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.users import ROLES
+from tests.support.run_processes import finished_module
 from tests.support.runs import publish, started
 
 TEXT = Characters(CharacterTokenizer().alphabet)
@@ -70,9 +71,7 @@ class Tools:
 
     def process(self, *words: object, code: int = 0, **environment: str) -> str:
         """Run the verb in a process of its own and return its output."""
-        done = subprocess.run(
-            self.line(*words), capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
-        )
+        done = finished_module(self.config.parent, "buffer", *self._words(*words), environment={**os.environ, **environment})
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from async_rl.config.loading import load
 from buffer import open_buffer
 from buffer.server.embedded.server import EmbeddedServer, is_asleep
 from tests.support.groups import group
+from tests.support.run_processes import finished_module
 from tests.support.runs import started
 
 CONFIG = """
@@ -37,23 +39,28 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def buffer(*words: object) -> str:
-    command = [sys.executable, "-P", "-m", "buffer", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+@pytest.fixture
+def buffer(tmp_path: Path) -> Callable[..., str]:
+    def run(*words: object) -> str:
+        done = finished_module(tmp_path, "buffer", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-def freed(config: Path, *words: str) -> dict[str, dict[str, Any]]:
+def freed(buffer: Callable[..., str], config: Path, *words: str) -> dict[str, dict[str, Any]]:
     return {part["what"]: part for part in json.loads(buffer("vacuum", *words, "@", config, "--json"))["freed"]}
 
 
-def test_a_vacuum_of_a_run_that_has_ended(config: Path):
+def test_a_vacuum_of_a_run_that_has_ended(config: Path, buffer: Callable[..., str]):
     """The server is started, cleaned, and stopped again."""
     assert asyncio.run(work_and_leave(load(["@", str(config)]))) == "quarantined"
-    planned = freed(config, "--dry-run")
+    planned = freed(buffer, config, "--dry-run")
     assert planned["refused payloads"]["note"].endswith("of 1 payloads")
     assert planned["remembered endings"]["count"] == 2
     assert "freed" in buffer("vacuum", "@", config).splitlines()[0]
-    done = freed(config, "--quarantine")
+    done = freed(buffer, config, "--quarantine")
     assert done["refused payloads"]["bytes"] > 0
     assert done["remembered endings"]["count"] == 0, "the vacuum before has freed them"
     assert json.loads(buffer("quarantine", "ls", "@", config, "--json")) == {"quarantine": []}
@@ -71,7 +78,7 @@ async def work_and_leave(config: Config) -> str:
         return await run.commit("w", group(bad, versions=(0, 7)))
 
 
-def test_leftovers_of_a_living_server_go_and_files_in_use_stay(config: Path):
+def test_leftovers_of_a_living_server_go_and_files_in_use_stay(config: Path, buffer: Callable[..., str]):
     command = [sys.executable, "-P", "-m", "buffer", "serve", "@", config]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serve, contextlib.ExitStack() as ending:
         ending.callback(serve.kill)
@@ -81,7 +88,7 @@ def test_leftovers_of_a_living_server_go_and_files_in_use_stay(config: Path):
         dead, alive = folder / f"temp-rewriteaof-bg-{NOBODY}.aof", folder / f"temp-rewriteaof-bg-{os.getpid()}.aof"
         dead.write_bytes(b"x" * 1000)
         alive.touch()
-        done = freed(config)
+        done = freed(buffer, config)
         assert (done["leftover files"]["count"], done["leftover files"]["bytes"]) == (1, 1000)
         assert (dead.exists(), alive.exists()) == (False, True)
         assert "left" in done["append-only file"]["note"]
