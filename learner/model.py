@@ -87,7 +87,8 @@ class TrainingModel:
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
         self._clip, self._offload = optimizer.clip_grad, optimizer.offload
         chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
-        self._adapted = attach(chunks, shape, adapters.lora, seed=seed) if adapters is not None else {}
+        self.adapted = attach(chunks, shape, adapters.lora, seed=seed) if adapters is not None else {}
+        """The matrices with adapters, by canonical name."""
         _mark(nn.ModuleList(chunks), [*table(shape), *self.rows])
         trained_dtype = torch.float32 if adapters is not None else dtype
         with host.on_host(), host.quiet():
@@ -145,12 +146,8 @@ class TrainingModel:
 
     def held(self) -> dict[Box, Tensor]:
         """This rank's tensors of the weights that workers receive, in place (no copies)."""
-        merged = {name: each.merged for name, each in self._adapted.items()}
+        merged = {name: each.merged for name, each in self.adapted.items()}
         return {box: part for box, part in held_boxes(self.chunks, self.shape, merged).items() if box.name not in VALUE_HEAD}
-
-    def held_base(self) -> dict[Box, Tensor]:
-        """Like `held`, but without adapters."""
-        return {box: part for box, part in held_boxes(self.chunks, self.shape).items() if box.name not in VALUE_HEAD}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy full weights into this rank's part and into the optimizer's float32 copies."""
@@ -160,13 +157,13 @@ class TrainingModel:
 
     def merge_adapters(self) -> None:
         """Merge adapters that have changed with their base."""
-        for each in self._adapted.values():
+        for each in self.adapted.values():
             each.refresh()
 
     @contextmanager
     def base_alone(self) -> Iterator[nn.ModuleList]:
         """The model without its adapters while inside."""
-        with base_alone(self._adapted.values()):
+        with base_alone(self.adapted.values()):
             yield self.chunks
 
     def _move_moments(self, device: torch.device) -> None:

@@ -7,7 +7,7 @@ Megatron's layers communicate as they do for any weight. Adapters are float32 in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from async_rl.config.learner import LoraConfig, LoraTarget
 from async_rl.megatron.compat import GPTModel, copy_to_tensor_model_parallel_region
 from async_rl.megatron.parameters.adapters import Adapter, adapters
 from async_rl.megatron.parameters.full_parameters import initial_value, local_parameters, slice_for, tensor_rank
-from async_rl.megatron.parameters.table import VALUE_HEAD, Split
+from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split
 from async_rl.models.shape import ModelShape
 
 
@@ -30,12 +30,12 @@ class Factors(nn.Module):
         super().__init__()
         self.target: LoraTarget = adapter.target
         self.lora_A, self.lora_B = nn.Parameter(a), nn.Parameter(b)
-        self._splits = adapter.a.split, adapter.b.split
+        self.rows = adapter.a, adapter.b
 
     def in_graph(self) -> Iterator[Tensor]:
         """A and B. The gradient of one that is not divided is summed over tensor ranks, each of which has its part."""
-        for factor, split in zip((self.lora_A, self.lora_B), self._splits, strict=True):
-            yield copy_to_tensor_model_parallel_region(factor) if split is Split.WHOLE else factor
+        for factor, row in zip((self.lora_A, self.lora_B), self.rows, strict=True):
+            yield copy_to_tensor_model_parallel_region(factor) if row.split is Split.WHOLE else factor
 
 
 class AdaptedWeight(nn.Module):
@@ -61,6 +61,14 @@ class AdaptedWeight(nn.Module):
         factors: dict[LoraTarget, tuple[Tensor, Tensor]] = {each.target: (each.lora_A, each.lora_B) for each in self.factors}
         with torch.no_grad():
             self.merged.copy_(merge(self._base, factors, self.shape, self.scale))
+
+    def merged_with(self, full: Callable[[Parameter], Tensor]) -> Tensor:
+        """Return this rank's matrix merged with other adapters, which `full` returns whole."""
+        factors: dict[LoraTarget, tuple[Tensor, Tensor]] = {}
+        for each in self.factors:
+            a, b = (_own_part(row, full(row)).to(self._base.device) for row in each.rows)
+            factors[each.target] = a, b
+        return merge(self._base, factors, self.shape, self.scale)
 
 
 class _Merged(torch.autograd.Function):
@@ -146,9 +154,12 @@ def attach(chunks: Sequence[GPTModel], shape: ModelShape, lora: LoraConfig, *, s
 
 
 def _factors(adapter: Adapter, seed: int, device: torch.device) -> Factors:
-    rank, ranks = tensor_rank()
-    a, b = (slice_for(initial_value(row, seed), row.split, rank, ranks).to(device, copy=True) for row in (adapter.a, adapter.b))
-    return Factors(adapter, a.contiguous(), b.contiguous())
+    a, b = (_own_part(row, initial_value(row, seed)).to(device, copy=True) for row in (adapter.a, adapter.b))
+    return Factors(adapter, a, b)
+
+
+def _own_part(row: Parameter, full: Tensor) -> Tensor:
+    return slice_for(full, row.split, *tensor_rank()).contiguous()
 
 
 def _with_gradient(_embedding: nn.Module, _given: object, hidden: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ PROCESSES, STEPS = 4, 2
 DENSE: dict[str, Any] = {"layers": 4, "epochs": 2}
 EXPERTS: dict[str, Any] = {**DENSE, "experts": 4}
 LORA: dict[str, Any] = {**DENSE, "lora": {"rank": 4, "alpha": 32.0}}
+LORA_EXPERTS: dict[str, Any] = {**EXPERTS, "lora": {"rank": 4, "targets": ["q_proj", "o_proj"]}}
+MODELS = {"dense": DENSE, "experts": EXPERTS, "lora": LORA, "lora_experts": LORA_EXPERTS}
 OBJECTIVE = Objective.model_validate(
     {
         "policy_loss": {
@@ -72,6 +74,7 @@ CASES = {
     "lora_interleaved": Case(ranks=2, settings={"pipeline": 2, "virtual_stages": 2}, model=LORA),
     "lora_tensor_data": Case(ranks=4, settings={"tensor": 2}, model=LORA),
     "lora_context_pipeline": Case(ranks=4, settings={"context": 2, "pipeline": 2}, model=LORA),
+    "lora_experts": Case(ranks=4, settings={"expert": 4, "tensor": 2, "sequence": True}, model=LORA_EXPERTS),
 }
 
 

@@ -25,11 +25,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts": {"expert": 2},
     "interleaved": {"pipeline": 2, "virtual_stages": 2},
     "half": {},
+    "adapters": {"tensor": 2},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "experts": {"experts": 4},
     "interleaved": {"layers": 4},
     "half": {"precision": "bfloat16"},
+    "adapters": {"lora": {"rank": 4}},
 }
 """Where it is not the smallest there is. Its vocabulary is odd, so tensor ranks pad it."""
 READERS = {
@@ -39,6 +41,7 @@ READERS = {
     "experts": ["data", "pipeline"],
     "interleaved": ["data"],
     "half": ["tensor"],
+    "adapters": ["tensor", "data"],
     "alone": ["tensor", "pipeline", "data"],
 }
 """Writer -> layouts that read its checkpoint; a single process reads all of them."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from learner.ranks.rank_group import RankGroup
-from tests.scenarios.learner.layout_matrix import CASES, DENSE, EXPERTS, FEW, LORA, OBJECTIVE, PROCESSES, STEPS
+from tests.scenarios.learner.layout_matrix import CASES, DENSE, EXPERTS, FEW, MODELS, OBJECTIVE, PROCESSES, STEPS
 from tests.support.full_weights import weights_of
 from tests.support.learner_rank import config, shape, train
 from tests.support.made_once import made_once
@@ -38,7 +38,7 @@ def alone(**settings: Any) -> Trained:
 
 @pytest.fixture(scope="module")
 def single() -> dict[str, Trained]:
-    return {"dense": alone(**DENSE), "experts": alone(**EXPERTS), "lora": alone(**LORA)}
+    return {name: alone(**model) for name, model in MODELS.items()}
 
 
 def expect_same(found: Trained, expected: Trained) -> None:
@@ -54,7 +54,8 @@ def expect_same(found: Trained, expected: Trained) -> None:
 
 def check(name: str, root: Path, single: dict[str, Trained]) -> None:
     rows, weights = json.loads((root / name / "rows.json").read_text()), load_file(root / name / "weights.safetensors")
-    expect_same((rows, weights), single[{id(DENSE): "dense", id(EXPERTS): "experts", id(LORA): "lora"}[id(CASES[name].model)]])
+    (of,) = (kind for kind, model in MODELS.items() if model is CASES[name].model)
+    expect_same((rows, weights), single[of])
 
 
 @pytest.mark.parametrize("name", FEW)

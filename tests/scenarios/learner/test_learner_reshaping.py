@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from async_rl.checkpoints.manifest import POLICY, WEIGHT, candidates, read_manifest
+from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.pieces import Stretch, open_pieces
-from async_rl.megatron.parameters.table import table
 from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
 from tests.support.learner_rank import OBJECTIVE, FileStores, shape, train
@@ -55,10 +55,14 @@ def uninterrupted() -> dict[str, list[dict[str, float]]]:
 def state(folder: Path, writer: str) -> dict[tuple[str, str], Tensor]:
     """All that a checkpoint has of a model, put together."""
     (checkpoint,) = candidates(folder)
-    manifest, of = read_manifest(checkpoint), shape(under(writer, "alone"))
+    manifest, of = read_manifest(checkpoint), under(writer, "alone")
     with open_pieces(checkpoint, manifest) as pieces:
         assert pieces.kinds(POLICY) == KINDS
-        return {(kind, row.name): pieces.read(POLICY, kind, Stretch.whole(row, 0, 1)) for kind in KINDS for row in table(of)}
+        return {
+            (kind, row.name): pieces.read(POLICY, kind, Stretch.whole(row, 0, 1))
+            for kind in KINDS
+            for row in trained_rows(shape(of), of.learner.lora)
+        }
 
 
 @pytest.mark.parametrize(("writer", "reader"), TRANSITIONS)

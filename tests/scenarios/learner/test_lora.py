@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from async_rl.config.loading import load
 from async_rl.config.run import RunConfig
 from async_rl.errors import CheckpointError, ConfigError
 from async_rl.megatron.parameters.checkpoint_weights import load_checkpoint, save_checkpoint
+from async_rl.megatron.parameters.table import VALUE_HEAD
 from async_rl.models.hf_config import read_shape
+from learner.batches.batch import pack_batch
 from learner.checkpoints.stored_weights import stored_weights
 from learner.models.__main__ import main
+from learner.objective import load_objective
 from learner.ranks.rank_group import RankGroup
 from tests.scenarios.learner.layout_matrix import OBJECTIVE
 from tests.support.full_weights import weights_of
-from tests.support.learner_rank import config, shape, train
+from tests.support.learner_rank import config, shape, taken_groups, train
 from tests.support.small_models import write_folder
 
 LORA = {"rank": 4, "alpha": 8.0}
@@ -66,6 +70,30 @@ def test_workers_receive_what_checkpoints_hold(tmp_path: Path, precision: str) -
     assert train(resumed, 3, 4) == expected
     with stored_weights(checkpoint, shape(under), resumed.model) as stored:  # a rollback
         assert all(torch.equal(part, after[box.name]) for box, part in stored.items())
+    rank_group.stop()
+
+
+def test_a_value_head_is_trained_whole_beside_adapters(tmp_path: Path) -> None:
+    tree = config(lora=LORA, precision="bfloat16").model_dump(mode="json")
+    tree["learner"] |= {"critic": {"type": "shared"}, "objective": "ppo"}
+    tree["batch"]["drop_no_signal"] = False
+    under, objective = Config.model_validate(tree), load_objective("ppo")
+
+    def steps(rank_group: RankGroup, first: int, last: int) -> list[tuple[float, Mapping[str, float]]]:
+        batches = (
+            pack_batch(taken_groups(each), objective=objective, capacity=40, num_shards=1) for each in range(first, last)
+        )
+        return [(found.loss, found.metrics) for found in map(rank_group.step, batches)]
+
+    rank_group = RankGroup(under, objective, shape(under))
+    steps(rank_group, 1, 3)
+    assert not {box.name for box in rank_group.model.held()} & {*VALUE_HEAD}
+    rank_group.save(tmp_path, step=2, extra={}, keep=1).result()
+    expected = steps(rank_group, 3, 5)
+    resumed = RankGroup(under, objective, shape(under))
+    resumed.load(tmp_path)
+    assert steps(resumed, 3, 5) == expected
+    assert {*VALUE_HEAD} < read_manifest(candidates(tmp_path)[0]).models["policy"].parameters.keys()
     rank_group.stop()
 
 
