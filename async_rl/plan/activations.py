@@ -1,14 +1,25 @@
-"""Activations of a training step on one rank: what layers keep for the backward pass, and the logits with their gradient.
+"""Activations and logits of a training step on one rank, counted from what Megatron's local layers and async_rl.megatron save.
 
-Counted from what Megatron's local layers and async_rl.megatron save. In elements per token, of one layer, before `tensor`:
+What a layer keeps for its backward pass, in numbers per token (q = heads x head_dim, k = kv_heads x head_dim):
 
-    norm, linear_qkv      hidden + hidden                  inputs of both
-    attention             queries + 2 keys                 output of linear_qkv, which the values are a view of
-                          queries [+ queries]              rotated; [before the query's norm]
-                          keys + queries                   rotated; output, which is the input of linear_proj
-                          4 head_dim                       cosine and sine, of queries and of keys
-    norm, linear_fc1      hidden + hidden                  inputs of both
-    MLP                   2 ffn + ffn + ffn + ffn          output of linear_fc1, silu(gate), up, their product
+                        on a GPU                                 on a CPU, where it differs
+    a norm              hidden (input)                           2 hidden in float32 (input, normalised)
+    linear_qkv          hidden (input)
+    attention           q + 2k (linear_qkv's output, which       2k (keys and values by sequence)
+                        the values are a view of)
+                        q + k (rotated)                          q (queries by sequence)
+                        q (output, linear_proj's input)          2q (output by sequence, and packed)
+                        4 head_dim (cosines and sines)
+                        heads in float32 (log-sums)
+    norms of q and k    q (copy of the queries)                  2q + 2k in float32
+    a norm, linear_fc1  hidden + hidden, as above
+    MLP                 2 ffn (linear_fc1's output), ffn (silu of the gate), ffn (the other half), ffn (their product)
+    expert's MLP        the same and ffn (the weighted product), and hidden (input), for each expert of a token
+
+With context parallelism a rank keeps copies of all keys and values of its rows for its part of the queries.
+
+The highest moment is one of three: the gradient of the log-probabilities, with its copies of the logits in float32; the
+gradient of the output layer; or the backward pass of the last layer, highest in its MLP.
 """
 
 from __future__ import annotations
@@ -22,37 +33,145 @@ FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """How the ranks compute a model."""
+
+    learner: UpdatesConfig
+    element: int
+    """Bytes of a number in the layers."""
+    tokens: int
+    """Tokens of a packed row."""
+    on_cpu: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
-    """Bytes at the peak of a rank's forward and backward passes."""
+    """Bytes at the highest moment of a rank's forward and backward passes."""
 
     layers: float
+    """What layers keep; and what a layer's backward pass takes, if that is the highest moment."""
     logits: float
+    """The logits with their probabilities and gradients; 0 if another moment is higher."""
+
+    @property
+    def total(self) -> float:
+        return self.layers + self.logits
 
 
-def activations(
-    shape: ModelShape, learner: UpdatesConfig, *, tokens: int, element: int, stage: int, updates: bool
-) -> Activations:
-    """Return the peak for rows of `tokens` tokens, in layers that compute with `element` bytes per number."""
-    parallel = learner.parallel
-    own = -(-tokens // parallel.context)
-    layers = shape.layers // parallel.pipeline
-    kept, mlp = _layer(shape, learner, element)
-    hidden = shape.hidden / (parallel.tensor if parallel.sequence else 1)
-    each = {"none": kept, "selective": kept - mlp, "full": element * hidden}[learner.recompute]
-    in_flight = parallel.pipeline - stage
-    held = own * each * layers * in_flight + own * kept
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Bytes per token of a rank."""
+
+    kept: float
+    mlp: float
+    """The part of `kept` that selective recomputation does not keep."""
+    entry: float
+    """The input, all that full recomputation keeps."""
+    backward: float
+    """What the backward pass needs in addition."""
+
+    def kept_with(self, recompute: str) -> float:
+        return {"none": self.kept, "selective": self.kept - self.mlp, "full": self.entry}[recompute]
+
+    def highest(self, recompute: str) -> float:
+        """What one layer takes during its backward pass, beside what every layer keeps."""
+        return self.backward + {"none": 0.0, "selective": self.mlp, "full": self.kept}[recompute]
+
+
+def activations(shape: ModelShape, compute: Compute, *, stage: int) -> Activations:
+    """Return the highest moment of an update on a rank of the pipeline stage."""
+    parallel, recompute, element = compute.learner.parallel, compute.learner.recompute, compute.element
+    own = -(-compute.tokens // parallel.context)
     is_last = stage == parallel.pipeline - 1
-    logits = 0.0
-    if is_last and shape.head != "scalar":
-        logits = tokens * -(-shape.vocab_size // parallel.tensor) * (3 * FLOAT + (element if element < FLOAT else 0))
-    return Activations(layers=held if updates else own * kept, logits=logits)
+    layers = [_layer(shape, number, compute) for number in range(shape.layers)]
+    per_chunk = sum(layer.kept_with(recompute) for layer in layers) / (parallel.pipeline * parallel.virtual_stages)
+    kept = own * per_chunk * _rows_in_flight(compute, stage)
+    going_back = own * max(layer.highest(recompute) for layer in layers)
+
+    embedding = element * -(-shape.vocab_size // parallel.tensor) * shape.hidden
+    if is_last and shape.tied_embeddings:  # the output layer's gradient waits until the embedding has its own
+        going_back += embedding
+    if not is_last:
+        return Activations(layers=kept + going_back, logits=0.0)
+
+    last = own * (_norm(_width(shape, compute), compute) + element * _width(shape, compute))
+    return max(
+        Activations(layers=kept + going_back, logits=0.0),
+        Activations(layers=kept + last, logits=_logits(shape, compute)),
+        key=lambda moment: moment.total,
+    )
 
 
-def _layer(shape: ModelShape, learner: UpdatesConfig, element: int) -> tuple[float, float]:
-    """Return the bytes per token that a layer keeps, and those of them that belong to its MLP."""
-    parallel = learner.parallel
-    hidden = shape.hidden / (parallel.tensor if parallel.sequence else 1)
+def _rows_in_flight(compute: Compute, stage: int) -> int:
+    """Return for how many rows a chunk of layers keeps activations: the depth of Megatron's 1F1B schedules."""
+    parallel = compute.learner.parallel
+    if parallel.virtual_stages == 1:
+        return parallel.pipeline - stage
+    return 2 * (parallel.pipeline - stage - 1) + (parallel.virtual_stages - 1) * parallel.pipeline + 1
+
+
+def _logits(shape: ModelShape, compute: Compute) -> float:
+    """Return the bytes of the output layer and the log-probabilities; every context rank computes those of whole rows."""
+    element = compute.element
+    if shape.head == "scalar":
+        return compute.tokens * 2 * FLOAT * shape.hidden  # the value head computes in float32
+    columns = -(-shape.vocab_size // compute.learner.parallel.tensor)
+    # probabilities, their gradient and its quotient in float32; in bfloat16 also the gradient of the logits
+    of_logprobs = 3 * FLOAT if element == FLOAT else 3 * FLOAT + element
+    of_output_layer = 2 * element
+    weights = element * columns * shape.hidden
+    return max(compute.tokens * columns * of_logprobs, compute.tokens * columns * of_output_layer + weights)
+
+
+def _width(shape: ModelShape, compute: Compute) -> float:
+    """Return the hidden numbers of a token on a rank, between the matrices that tensor ranks divide."""
+    parallel = compute.learner.parallel
+    return shape.hidden / (parallel.tensor if parallel.sequence else 1)
+
+
+def _norm(width: float, compute: Compute) -> float:
+    return width * (2 * FLOAT if compute.on_cpu else compute.element)
+
+
+def _layer(shape: ModelShape, number: int, compute: Compute) -> _Layer:
+    element, tensor, width = compute.element, compute.learner.parallel.tensor, _width(shape, compute)
+    entry = _norm(width, compute)
+    mlp, widest = _mlp(shape, number, compute)
+    # linear_fc2's backward pass leaves the gradients of the two halves of the MLP beside all that the layer keeps
+    backward = element * (2 * widest + 2 * width)
+    if compute.learner.parallel.sequence:  # gathered again for the gradients of linear_qkv and linear_fc1
+        backward += element * (shape.hidden + shape.hidden / tensor)
+    return _Layer(
+        kept=2 * (entry + element * width) + _attention(shape, compute) + mlp,
+        mlp=mlp,
+        entry=element * width,
+        backward=backward,
+    )
+
+
+def _attention(shape: ModelShape, compute: Compute) -> float:
+    element, parallel = compute.element, compute.learner.parallel
     queries, keys = (heads * shape.head_dim / parallel.tensor for heads in (shape.heads, shape.kv_heads))
-    attention = 3 * queries + 3 * keys + (queries if shape.qk_norm else 0) + 4 * shape.head_dim
-    mlp = 5 * shape.ffn / parallel.tensor
-    return element * (4 * hidden + attention + mlp), element * mlp
+    mixed = element * (queries + 2 * keys)
+    always = element * (2 * queries + 4 * shape.head_dim) + FLOAT * shape.heads / parallel.tensor
+    if parallel.context > 1:
+        always += element * (queries + 2 * keys * parallel.context)
+        return always + (mixed + element * queries if shape.qk_norm else 0.0)
+    if not compute.on_cpu:
+        return always + mixed + element * keys + (element * queries if shape.qk_norm else 0.0)
+    by_sequence = element * (queries + 2 * keys)
+    if not shape.qk_norm:
+        return always + by_sequence
+    # in float32 the keys' norm keeps a view of linear_qkv's output, else a copy of the keys
+    of_norms = 2 * FLOAT * queries + FLOAT * keys + (mixed if element == FLOAT else FLOAT * keys)
+    return always + by_sequence + of_norms
+
+
+def _mlp(shape: ModelShape, number: int, compute: Compute) -> tuple[float, float]:
+    """Return the bytes per token that the MLP keeps besides its input, and its width."""
+    experts, element, tensor = shape.experts, compute.element, compute.learner.parallel.tensor
+    if experts is None or number not in experts.layers:
+        return element * 5 * shape.ffn / tensor, shape.ffn / tensor
+    # sequence parallelism gives every tensor rank its own tokens; the ranks of a stage exchange equal numbers of them
+    shared = experts.per_token / (tensor if compute.learner.parallel.sequence else 1)
+    return element * shared * (6 * experts.ffn + shape.hidden), shared * experts.ffn

@@ -78,16 +78,20 @@ def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
 
 
 def _way_out(parts: dict[str, tuple[Part, ...]], config: Config) -> str:
+    """Return the settings that reduce the largest part."""
     owner, largest = max(((owner, part) for owner, each in parts.items() for part in each), key=lambda found: found[1].bytes)
+    learner, worker = config.learner, config.worker
     if owner != "the learner":
         return {
-            "KV cache": f"lower worker.kv_cache_gb (now {config.worker.kv_cache_gb:g})",
-            "activations": f"lower worker.prompt_tokens_per_step (now {config.worker.prompt_tokens_per_step})",
-            "logits": "lower worker.groups_in_flight, or batch.group_size",
-        }.get(largest.name, f"raise worker.tensor (now {config.worker.tensor})")
+            "KV cache": f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
+            "activations": f"lower worker.prompt_tokens_per_step (now {worker.prompt_tokens_per_step})",
+            "logits": "lower worker.groups_in_flight",
+        }.get(largest.name, f"raise worker.tensor (now {worker.tensor})")
+    divide = f"raise learner.parallel.tensor (now {learner.parallel.tensor})"
     if largest.name in ("activations", "logits"):
-        recompute = (
-            "set learner.recompute: full, or " if largest.name == "activations" and config.learner.recompute != "full" else ""
-        )
-        return f"{recompute}lower batch.bin_tokens (now {config.batch.bin_tokens})"
-    return f"raise learner.parallel.tensor (now {config.learner.parallel.tensor}) or pipeline, or set learner.optimizer.offload"
+        smaller_rows = f"lower batch.bin_tokens (now {config.batch.bin_tokens}) or {divide}"
+        can_recompute = largest.name == "activations" and learner.recompute != "full"
+        return f"set learner.recompute: full, or {smaller_rows}" if can_recompute else smaller_rows
+    if largest.name == "optimizer" and not learner.optimizer.offload:
+        return f"set learner.optimizer.offload: true, or {divide} or learner.parallel.processes"
+    return f"{divide} or learner.parallel.pipeline"

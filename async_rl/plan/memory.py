@@ -11,12 +11,16 @@ from async_rl.config import Config
 from async_rl.config.learner import OwnCritic, SharedCritic
 from async_rl.megatron.parameters.table import VALUE_HEAD, Split, table
 from async_rl.models.shape import ModelShape
-from async_rl.plan.activations import FLOAT, activations
+from async_rl.plan.activations import FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import held_by_stages
 
 BFLOAT16 = 2
 RECEIVED = "received weights"
 """The part of a worker that reads weights in place where it shares the learner's only GPU."""
+POLICY = ""
+"""Before the names of the policy's parts; those of a critic begin with "critic's "."""
+PACKED = "packed weights"
+"""The part of a learner with copies of the versions that are being sent."""
 MAX_RUNNING = 256
 """Generations that an engine decodes at once."""
 
@@ -82,8 +86,15 @@ def weight_bytes(config: Config) -> int:
 
 
 def row_tokens(config: Config, shape: ModelShape) -> int:
-    """Return the tokens of the longest packed row: a bin, or one generation that is longer."""
-    return max(config.batch.bin_tokens, min(config.sampling.max_tokens, shape.max_positions))
+    """Return the tokens of the longest packed row: a bin, or one sequence that is longer."""
+    return max(config.batch.bin_tokens, _sequence_tokens(config, shape))
+
+
+def _sequence_tokens(config: Config, shape: ModelShape) -> int:
+    """Return the tokens of a long sequence: model.max_sequence, or else one generation."""
+    if config.model.max_sequence is not None:
+        return config.model.max_sequence
+    return min(config.sampling.max_tokens, shape.max_positions)
 
 
 def _default_bytes(config: Config, is_default: bool = True) -> int:
@@ -101,25 +112,28 @@ def _learner(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iter
 
 
 def _stage(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterable[ModelShape], stage: int) -> tuple[Part, ...]:
-    learner, weight, tokens = config.learner, weight_bytes(config), row_tokens(config, shape)
-    policy = replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape
-    trained = {"": policy}
+    learner, weight, on_cpu = config.learner, weight_bytes(config), config.device == "cpu"
+    compute = Compute(learner=learner, element=weight, tokens=row_tokens(config, shape), on_cpu=on_cpu)
+    trained = {POLICY: (replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape, learner.optimizer)}
     if isinstance(learner.critic, OwnCritic):
-        trained["critic's "] = critic.with_head("scalar")
+        trained["critic's "] = critic.with_head("scalar"), learner.critic.optimizer
     parts: Counter[str] = Counter()
-    for owner, model in trained.items():
-        lora = learner.lora if model is policy else None
-        held = held_by_stages(model, learner.parallel, lora)[stage].trained_bytes(weight)
-        parts.update({f"{owner}{name}": round(number) for name, number in held.items()})
+    passes: list[Activations] = []
+    updates: list[float] = []
+    for owner, (model, optimizer) in trained.items():
+        held = held_by_stages(model, learner.parallel, learner.lora if owner == POLICY else None)[stage]
+        state = held.trained_bytes(weight, offload=optimizer.offload)
+        parts.update({f"{owner}{name}": round(number) for name, number in state.items()})
+        passes.append(activations(model, compute, stage=stage))
+        updates.append(held.update_bytes(on_cpu=on_cpu, offload=optimizer.offload))
     for model in frozen:
         parts["frozen models"] += round(weight * held_by_stages(model, learner.parallel)[stage].numbers)
-    passes = [
-        activations(model, learner, tokens=tokens, element=weight, stage=stage, updates=True) for model in trained.values()
-    ]
-    largest = max(passes, key=lambda each: each.layers + each.logits)
+    largest = max(passes, key=lambda each: each.total)
     parts.update({"activations": round(largest.layers), "logits": round(largest.logits)})
-    if config.device != "cpu":
-        parts["packed weights"] = 2 * _push_bytes(config, shape) // learner.parallel.ranks
+    # an update begins when there are no activations any more: it counts for what it exceeds them
+    parts["update"] = max(0, round(max(updates) - largest.total))
+    if not on_cpu:
+        parts[PACKED] = 2 * _push_bytes(config, shape) // learner.parallel.ranks
     return _parts(parts)
 
 
@@ -131,11 +145,12 @@ def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     numbers = sum(prod(row.shape) / (1 if row.split is Split.WHOLE else worker.tensor) for row in table(shape))
     running = min(MAX_RUNNING, _concurrent(config))
     tokens = running + worker.prompt_tokens_per_step
-    widest = max(2 * shape.ffn, (shape.heads + 2 * shape.kv_heads) * shape.head_dim) / worker.tensor
+    # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
+    widest = 5 * max(shape.ffn / worker.tensor, shape.experts.per_token * shape.experts.ffn if shape.experts else 0)
     parts = {
         "weights": round(element * numbers),
         "KV cache": round(worker.kv_cache_gb * 2**30),
-        "activations": round(tokens * element * (3 * shape.hidden + 2 * widest)),
+        "activations": round(tokens * element * (2 * shape.hidden + widest)),
         "logits": round(running * shape.vocab_size * (element + 4 * FLOAT)),
     }
     if config.device != "cpu" and worker.engines * worker.tensor == 1:
@@ -153,8 +168,8 @@ def _concurrent(config: Config) -> int:
 
 
 def _host(config: Config, shape: ModelShape) -> tuple[Part, ...]:
-    tokens = min(config.sampling.max_tokens, shape.max_positions)
-    return _parts({"buffer": round(config.buffer_mb(tokens) * 2**20), "weights of a push": _push_bytes(config, shape)})
+    buffer = config.buffer_mb(_sequence_tokens(config, shape)) * 2**20
+    return _parts({"buffer": round(buffer), "weights of a push": _push_bytes(config, shape)})
 
 
 def _push_bytes(config: Config, shape: ModelShape) -> int:

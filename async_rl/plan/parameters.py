@@ -17,6 +17,8 @@ MOMENTS = 4 + 4
 """Adam's two moments, float32."""
 MASTER = 4
 """The optimizer's float32 copy of a bfloat16 weight."""
+ROOT = 4
+"""The root of a second moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +41,22 @@ class HeldParameters:
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         return HeldParameters(**sums | {"largest": max(self.largest, other.largest)})
 
-    def trained_bytes(self, weight: int) -> dict[str, float]:
-        """Bytes of weights, gradients and optimizer of a trained model with weights of `weight` bytes."""
+    def trained_bytes(self, weight: int, *, offload: bool = False) -> dict[str, float]:
+        """Return the bytes of a trained model between updates, with weights of `weight` bytes. `offload`: of the moments."""
         master = MASTER if weight < MASTER else 0
+        moments = 0 if offload else MOMENTS
         return {
             "weights": weight * self.numbers + MASTER * self.adapters,
             "gradients": GRADIENT * (self.trained + self.adapters),
-            "optimizer": (master + MOMENTS) * self.optimized + MOMENTS * self.optimized_adapters,
+            "optimizer": (master + moments) * self.optimized + moments * self.optimized_adapters,
         }
+
+    def update_bytes(self, *, on_cpu: bool, offload: bool) -> float:
+        """Return what an update takes in addition: torch's Adam takes the roots of all second moments at once on a GPU, and
+        one after the other on a CPU.
+        """
+        optimized = self.optimized + self.optimized_adapters
+        return (2 * ROOT * self.largest if on_cpu else ROOT * optimized) + (MOMENTS * optimized if offload else 0)
 
 
 def held_by_stages(shape: ModelShape, parallel: ParallelConfig, lora: LoraConfig | None = None) -> list[HeldParameters]:

@@ -1,0 +1,60 @@
+"""The plan beside a real step of a learner, whose live tensors are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.megatron import parallel
+from async_rl.models.shape import Experts, ModelShape
+from async_rl.plan.memory import memory_plan, total
+from tests.support.repository import ROOT
+
+SHAPE = ModelShape(
+    hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, ffn=1024, vocab_size=1000, max_positions=512, rope_theta=1e4,
+    qk_norm=True,
+)  # fmt: skip
+CASES: dict[str, tuple[ModelShape, dict[str, Any]]] = {
+    "logits are the highest moment": (replace(SHAPE, vocab_size=4000), {}),
+    "layers are": (replace(SHAPE, vocab_size=21, qk_norm=False), {}),
+    "selective": (SHAPE, {"recompute": "selective"}),
+    "full": (SHAPE, {"recompute": "full"}),
+    "experts": (replace(SHAPE, experts=Experts(number=4, per_token=2, ffn=256, layers=(0, 1, 2, 3))), {}),
+}
+
+
+def run(learner: dict[str, Any]) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"size": {"hidden": 8, "layers": 1, "heads": 1}},
+            "environments": [{"type": "even_digits"}],
+            "batch": {"bin_tokens": 512},
+            "learner": learner,
+            "device": "cpu",
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    parallel.shutdown()  # another test's groups may have other sizes
+
+
+def compare(shape: ModelShape, learner: dict[str, Any], *, has_values: bool = True) -> None:
+    """Assert that the plan fits what a step takes, and what it adds to weights, gradients and optimizer."""
+    from memory_parts.tracked_step import tracked_step
+
+    found = tracked_step(run(learner), shape, [128] * 4, has_values=has_values)
+    parts = memory_plan(run(learner), shape).learner
+    state = total(part for part in parts if part.name in ("weights", "gradients", "optimizer"))
+    assert total(parts) == pytest.approx(found.peak, rel=0.05)
+    assert total(parts) - state == pytest.approx(found.peak - state, rel=0.15), found.largest[:8]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_step_takes_what_is_planned(case: str) -> None:
+    compare(*CASES[case])
