@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.repository import ROOT
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
+CONTEXT.set_forkserver_preload(["tests.support.warm_server"])
 _SERVER: Any = vars(forkserver)["_forkserver"]
 
 
