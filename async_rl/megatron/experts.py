@@ -24,6 +24,8 @@ def options(experts: Experts | None, *, grouped: bool) -> dict[str, Any]:
     return {
         "num_moe_experts": experts.number,
         "moe_ffn_hidden_size": experts.ffn,
+        "moe_shared_expert_intermediate_size": experts.shared_ffn,
+        "moe_shared_expert_gate": experts.shared_ffn is not None,
         "moe_router_topk": experts.per_token,
         "moe_router_pre_softmax": not experts.weights_sum_to_one,
         "moe_router_dtype": "fp32",

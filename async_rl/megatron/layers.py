@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from async_rl.errors import ConfigError
-from async_rl.megatron.attention.self_attention import PackedAttention
+from async_rl.megatron.attention.self_attention import PackedAttention, SelfAttentionOfLayer
 from async_rl.megatron.compat import (
+    IdentityOp,
     LayerNormImpl,
     ModuleSpec,
     TransformerBlockSubmodules,
@@ -20,17 +21,10 @@ from async_rl.megatron.compat import (
     get_num_layers_to_build,
     get_transformer_layer_offset,
 )
+from async_rl.megatron.norms import KeyNorm, QueryNorm, norm_of
 from async_rl.models.shape import Experts, ModelShape
 
 LayerSpec = Literal["local", "transformer_engine"]
-
-
-class Norm(nn.RMSNorm):
-    """torch's RMSNorm, marked for sequence parallelism so that Megatron sums its gradients over tensor ranks."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: object) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def block_spec(
@@ -39,12 +33,13 @@ def block_spec(
     """Spec of the layers of one chunk. `attention` replaces the self-attention module. Raises ConfigError."""
     if name == "transformer_engine":
         require_transformer_engine()
+        _refuse_own_norms(shape)
     dense = _layer_spec(shape, name, attention, experts=None)
     sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
     is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]
     return TransformerBlockSubmodules(
         layer_specs=[sparse if each else dense for each in is_sparse],
-        layer_norm=Norm if name == "local" else LayerNormImpl,  # pyright: ignore[reportArgumentType]  # classes are what it takes
+        layer_norm=norm_of(shape) if name == "local" else LayerNormImpl,  # pyright: ignore[reportArgumentType]  # classes are what it takes
     )
 
 
@@ -64,17 +59,28 @@ def _layer_spec(
     else:
         layer = get_gpt_layer_local_spec(num_experts=number, normalization="RMSNorm", qk_layernorm=shape.qk_norm)
         inside = _self_attention(layer).submodules
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+        before = norm_of(shape) if shape.norms != "after" else IdentityOp
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = before
         if shape.qk_norm:
-            inside.q_layernorm = inside.k_layernorm = Norm
+            per_head = shape.qk_norm_over == "head"
+            inside.q_layernorm, inside.k_layernorm = (norm_of(shape),) * 2 if per_head else (QueryNorm, KeyNorm)
         inside.core_attention = PackedAttention
     if attention is not None:
         _self_attention(layer).module = attention
+    elif shape.window is not None and shape.window.rope_theta is not None:
+        _self_attention(layer).module = SelfAttentionOfLayer
     return layer
 
 
 def _self_attention(layer: Any) -> Any:
     return layer.submodules.self_attention
+
+
+def _refuse_own_norms(shape: ModelShape) -> None:
+    if shape.norms != "before" or shape.centered_norms or shape.qk_norm_over != "head":
+        raise ConfigError(
+            f"model.layer_spec: transformer_engine lacks the norms of {shape.family or 'this model'}; use `local`"
+        )
 
 
 def require_transformer_engine() -> None:

@@ -14,8 +14,10 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import experts, host, value_head
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
+from async_rl.megatron.attention.rotary import join_rotary
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
 from async_rl.megatron.layers import LayerSpec, block_spec
+from async_rl.megatron.norms import attach_post_norms
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
 from async_rl.megatron.parameters.full_parameters import bare, initialize_parameters, padded_vocab
 from async_rl.models.shape import ModelShape
@@ -102,9 +104,15 @@ def _build_chunk(
             rotary_base=shape.rope_theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
             share_embeddings_and_output_weights=shape.tied_embeddings,
             vp_stage=place,
-        ).to(device)
+        )
+        attach_post_norms(model, shape)
         if shape.rope_scaling is not None:
             scale_rope(model, shape.rope_scaling, shape.rope_theta)
+        if shape.window is not None and shape.window.rope_theta is not None:
+            join_rotary(model, shape.window.rope_theta)
+        model = model.to(device)
+    if shape.scaled_embeddings and model.pre_process:
+        _scale_embeddings(model, shape.hidden)
     value_head.attach(model, shape.head, shape.hidden, config.params_dtype, device)
     return model
 
@@ -128,7 +136,8 @@ def transformer_config(
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
-        activation_func=functional.silu,
+        activation_func=_ACTIVATIONS[shape.activation],
+        softmax_scale=shape.query_scalar**-0.5 if shape.query_scalar is not None else None,
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,
@@ -168,6 +177,19 @@ def transformer_config(
     if shape.rope_scaling is not None:
         set_attention_factor(config, shape.rope_scaling)
     return config
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": _gelu_tanh}
+
+
+def _scale_embeddings(model: GPTModel, hidden: int) -> None:
+    """Multiply embeddings by sqrt(hidden), rounded to the model's dtype as transformers does."""
+    factor = torch.tensor(hidden**0.5).to(model.config.params_dtype).item()
+    model.embedding.register_forward_hook(lambda _layer, _given, embedded: embedded * factor)
 
 
 def _windows(shape: ModelShape) -> dict[str, Any]:
@@ -258,6 +280,10 @@ def check_division(shape: ModelShape, division: ModelParallelSizes) -> None:
     if experts_of_a_layer % division.expert:
         raise ConfigError(
             f"learner.parallel.expert ({division.expert}) must divide the number of experts in a layer ({experts_of_a_layer})"
+        )
+    if shape.experts is not None and shape.experts.shared_ffn is not None and shape.experts.shared_ffn % tensor:
+        raise ConfigError(
+            f"learner.parallel.tensor ({tensor}) must divide the width of the shared expert ({shape.experts.shared_ffn})"
         )
     if shape.layers % stages:
         raise ConfigError(

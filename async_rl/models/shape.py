@@ -7,6 +7,9 @@ from typing import Literal
 
 from async_rl.models.rope import RopeScaling
 
+Norms = Literal["before", "after", "around"]
+"""Where attention and MLP are normed: their inputs, their outputs, or both."""
+
 Head = Literal["tokens", "scalar", "both"]
 """Output of the last layer per token: logits (`tokens`), one number (`scalar`), or both."""
 
@@ -22,6 +25,8 @@ class Experts:
     """MLP width of one expert."""
     layers: tuple[int, ...]
     """Indexes of the layers with experts; the others have a dense MLP of `ModelShape.ffn`."""
+    shared_ffn: int | None = None
+    """MLP width of the expert that every token uses, which has a gate; None: there is no such expert."""
     weights_sum_to_one: bool = True
     """Normalise the router's weights over the chosen experts; else over all experts."""
 
@@ -34,6 +39,8 @@ class Window:
     """The last tokens that a token attends to, itself included."""
     layers: tuple[int, ...]
     """Indexes of the layers with the window; the others attend to all tokens before."""
+    rope_theta: float | None = None
+    """Base of these layers' rotary embedding, which is not scaled; None: as in the other layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,16 @@ class ModelShape:
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: Literal["head", "projection"] = "head"
+    """Norm the queries (keys) of a token head by head, or all heads together."""
+    norms: Norms = "before"
+    centered_norms: bool = False
+    """Norms multiply by 1 + weight."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    scaled_embeddings: bool = False
+    """Embeddings are multiplied by sqrt(hidden)."""
+    query_scalar: int | None = None
+    """Attention scores are divided by its square root; None: by that of head_dim."""
     window: Window | None = None
     experts: Experts | None = None
     tied_embeddings: bool = True

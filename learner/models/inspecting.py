@@ -73,12 +73,14 @@ def _described(shape: ModelShape) -> Iterator[str]:
     else:
         idle = sum(prod(row.shape) for row in table(shape) if row.expert is not None) * (1 - experts.per_token / experts.number)
         where = count(len(experts.layers), "layer")
-        yield f"{experts.number} experts of {experts.ffn} in {where}, {experts.per_token} for each token"
+        shared = f", and one of {experts.shared_ffn} for all" if experts.shared_ffn is not None else ""
+        yield f"{experts.number} experts of {experts.ffn} in {where}, {experts.per_token} for each token{shared}"
         yield f"{total:,} parameters, of which a token uses {total - round(idle):,}"
     tied = "the same matrix for embedding and output" if shape.tied_embeddings else "separate matrices for embedding and output"
     yield f"vocabulary {shape.vocab_size:,}, {tied}"
     if (window := shape.window) is not None:
-        yield f"sliding window of {window.tokens:,} tokens in {count(len(window.layers), 'layer')}"
+        base = f", rope base {window.rope_theta:,.0f} there" if window.rope_theta is not None else ""
+        yield f"sliding window of {window.tokens:,} tokens in {count(len(window.layers), 'layer')}{base}"
     scaling = shape.rope_scaling
     stretched = f", stretched {scaling.factor:g} times ({scaling.kind})" if scaling is not None else ""
     yield f"context {shape.max_positions:,} tokens, rope base {shape.rope_theta:,.0f}{stretched}"

@@ -51,6 +51,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe-every-second": {
         "model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "num_experts_per_tok": 1,
     },
+    "qwen2_moe": {"model_type": "qwen2_moe", **EXPERTS, "norm_topk_prob": False, "shared_expert_intermediate_size": 20},
+    "qwen2_moe-mixed": {
+        "model_type": "qwen2_moe", **EXPERTS, "shared_expert_intermediate_size": 20, "mlp_only_layers": [1],
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "olmo2-tied": {"model_type": "olmo2", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "gemma3_text": {
+        "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+    },
+    "gemma3_text-untied": {
+        "model_type": "gemma3_text", "head_dim": 8, "tie_word_embeddings": False, "sliding_window_pattern": 2,
+        "sliding_window": 5,
+    },
 }  # fmt: skip
 """Settings by name. The first of each family is also generated from and trained."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from async_rl.megatron.attention.self_attention import FUSED_DTYPES, Scores, can_use_varlen, varlen_kernel
+from async_rl.megatron.attention.self_attention import FUSED_DTYPES, Scores, SelfAttentionOfLayer, can_use_varlen, varlen_kernel
 from async_rl.megatron.compat import HAVE_FLASH_ATTENTION, SelfAttention, attention_module
 from async_rl.models.shape import ModelShape
 
@@ -29,7 +29,7 @@ MAX_PADDED_SCORES = 1 << 22
 """Prompts are batched with padding up to this many attention scores; longer ones are computed one by one."""
 
 
-class PagedSelfAttention(SelfAttention):
+class PagedSelfAttention(SelfAttentionOfLayer):
     """Self-attention with a paged kernel in plain torch."""
 
     def flash_decode_and_prefill(
@@ -63,7 +63,7 @@ class PagedSelfAttention(SelfAttention):
 
 def attention_for(device: torch.device, shape: ModelShape) -> type[SelfAttention]:
     """The attention class for a device: Megatron's with FlashAttention, else ours, which also has sliding windows."""
-    if device.type == "cuda" and HAVE_FLASH_ATTENTION and shape.window is None:
+    if device.type == "cuda" and HAVE_FLASH_ATTENTION and shape.window is None and shape.query_scalar is None:
         return SelfAttention
     # Megatron asserts FlashAttention before it calls the method that we replace.
     attention_module.HAVE_FA3 = True

@@ -17,6 +17,7 @@ from async_rl.megatron.compat import (
     AttnMaskType,
     MegatronModule,
     PackedSeqParams,
+    SelfAttention,
     TransformerConfig,
     is_layer_window_attention,
 )
@@ -46,6 +47,17 @@ class Scores:
     def window_size(self) -> tuple[int, int]:
         """The window as torch's and FlashAttention's kernels take it."""
         return (-1 if self.window is None else self.window - 1), 0
+
+
+class SelfAttentionOfLayer(SelfAttention):
+    """Megatron's self-attention, with the rotary embedding of its kind of layer (see rotary.JoinedRotary)."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, rotary_pos_emb: Tensor | None = None, **kwargs: Any) -> Any:
+        if rotary_pos_emb is not None and rotary_pos_emb.shape[-1] > self.hidden_size_per_attention_head:
+            everywhere, in_window = rotary_pos_emb.chunk(2, dim=-1)
+            is_windowed = Scores.of_layer(self.config, self.layer_number).window is not None
+            rotary_pos_emb = in_window if is_windowed else everywhere
+        return super().forward(hidden_states, *args, rotary_pos_emb=rotary_pos_emb, **kwargs)
 
 
 class PackedAttention(MegatronModule):

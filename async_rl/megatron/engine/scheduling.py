@@ -38,7 +38,7 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         """Whether `continue_all` did all the bookkeeping of the last step."""
 
     def initialize_attention_state(self, **arguments: Any) -> None:
-        self._rotation: Rotation | None = None
+        self._rotations: dict[int, Rotation] = {}
         if self._is_continued and self.is_decode_only():
             self._lengthen(self.active_attn_metadata["mha_metadata"].state_data)
         else:
@@ -82,10 +82,11 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         return self._rotation_of_step(key, key_emb, config).turn(key)
 
     def _rotation_of_step(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
-        if self._rotation is None:
+        kind = int(angles.storage_offset())  # the angles of a model's two kinds of layers lie side by side
+        if kind not in self._rotations:
             positions = self.token_to_pos_ids[: self.padded_active_token_count]
-            self._rotation = Rotation.at(positions, angles, heads.dtype, attention_factor(config))
-        return self._rotation
+            self._rotations[kind] = Rotation.at(positions, angles, heads.dtype, attention_factor(config))
+        return self._rotations[kind]
 
     def begin_with(self, request: Any, blocks: Sequence[int]) -> None:
         """Let a request that is about to be added start with cached blocks.

@@ -43,9 +43,16 @@ _LAYER = (
     TensorName(ours="self_attention.q_layernorm.weight", theirs=("self_attn.q_norm.weight",)),
     TensorName(ours="self_attention.k_layernorm.weight", theirs=("self_attn.k_norm.weight",)),
     TensorName(ours="self_attention.linear_proj.weight", theirs=("self_attn.o_proj.weight",)),
-    TensorName(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
     TensorName(ours="mlp.router.weight", theirs=("mlp.gate.weight",)),
+    TensorName(ours="mlp.shared_experts.gate_weight", theirs=("mlp.shared_expert_gate.weight",)),
 )
+_INPUT_NORM = TensorName(ours="pre_mlp_layernorm.weight", theirs=("post_attention_layernorm.weight",))
+_OUTPUT_NORMS = (
+    TensorName(ours="self_attention.linear_proj.post_layernorm.weight", theirs=("post_attention_layernorm.weight",)),
+    TensorName(ours="pre_mlp_layernorm.weight", theirs=("pre_feedforward_layernorm.weight",)),
+    TensorName(ours="mlp.linear_fc2.post_layernorm.weight", theirs=("post_feedforward_layernorm.weight",)),
+)
+"""Hugging Face's `post_attention_layernorm` is the MLP's norm, unless the outputs have norms."""
 _MODEL = (
     TensorName(ours=EMBEDDING, theirs=("model.embed_tokens.weight",)),
     TensorName(ours="decoder.final_layernorm.weight", theirs=("model.norm.weight",)),
@@ -56,9 +63,11 @@ _MODEL = (
 def names(shape: ModelShape) -> Iterator[TensorName]:
     """Names of all parameters in the table's order, without value heads, which Hugging Face does not have."""
     known = {name.ours: name for name in _MODEL}
+    of_layer = (*_LAYER, *((_INPUT_NORM,) if shape.norms == "before" else _OUTPUT_NORMS))
     for layer in range(shape.layers):
         ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{layer}."
-        known |= _prefixed(_LAYER, ours, theirs) | _prefixed(_MLP, f"{ours}mlp.", f"{theirs}mlp.")
+        known |= _prefixed(of_layer, ours, theirs) | _prefixed(_MLP, f"{ours}mlp.", f"{theirs}mlp.")
+        known |= _prefixed(_MLP, f"{ours}mlp.shared_experts.", f"{theirs}mlp.shared_expert.")
         for expert in range(shape.experts.number if shape.experts is not None else 0):
             known |= _prefixed(_MLP, f"{ours}mlp.experts.{expert}.", f"{theirs}mlp.experts.{expert}.")
     return (known[row.name] for row in table(shape) if row.name not in (VALUE_WEIGHT, VALUE_BIAS))

@@ -46,7 +46,7 @@ def table(shape: ModelShape) -> list[Parameter]:
     rows = [Parameter(name=EMBEDDING, shape=vocabulary, split=Split.VOCABULARY, initial=std)]
     for layer in range(shape.layers):
         rows += _layer(shape, layer)
-    rows.append(Parameter(name="decoder.final_layernorm.weight", shape=(hidden,), split=Split.WHOLE, initial="ones"))
+    rows.append(Parameter(name="decoder.final_layernorm.weight", shape=(hidden,), split=Split.WHOLE, initial=_norm(shape)))
     if not shape.tied_embeddings and shape.head != "scalar":
         rows.append(Parameter(name=OUTPUT, shape=vocabulary, split=Split.VOCABULARY, initial=std))
     if shape.head != "tokens":
@@ -63,6 +63,10 @@ VALUE_BIAS = "value_head.bias"
 VALUE_HEAD = (VALUE_WEIGHT, VALUE_BIAS)
 
 
+def _norm(shape: ModelShape) -> Literal["ones", "zeros"]:
+    return "zeros" if shape.centered_norms else "ones"
+
+
 def _layer(shape: ModelShape, layer: int) -> Iterator[Parameter]:
     hidden, head = shape.hidden, shape.head_dim
     queries, qkv = shape.heads * head, (shape.heads + 2 * shape.kv_heads) * head
@@ -76,21 +80,35 @@ def _layer(shape: ModelShape, layer: int) -> Iterator[Parameter]:
             name=f"decoder.layers.{layer}.{name}", shape=sizes, split=split, initial=initial, layer=layer, expert=expert
         )
 
-    yield row("input_layernorm.weight", (hidden,), Split.WHOLE, "ones")
+    norm = _norm(shape)
+    if shape.norms != "after":
+        yield row("input_layernorm.weight", (hidden,), Split.WHOLE, norm)
     yield row("self_attention.linear_qkv.weight", (qkv, hidden), Split.ROWS, shape.init_std)
     if shape.qkv_bias:
         yield row("self_attention.linear_qkv.bias", (qkv,), Split.ROWS, "zeros")
-    if shape.qk_norm:
-        yield row("self_attention.q_layernorm.weight", (head,), Split.WHOLE, "ones")
-        yield row("self_attention.k_layernorm.weight", (head,), Split.WHOLE, "ones")
+    if shape.qk_norm and shape.qk_norm_over == "head":
+        yield row("self_attention.q_layernorm.weight", (head,), Split.WHOLE, norm)
+        yield row("self_attention.k_layernorm.weight", (head,), Split.WHOLE, norm)
+    elif shape.qk_norm:
+        yield row("self_attention.q_layernorm.weight", (queries,), Split.ROWS, norm)
+        yield row("self_attention.k_layernorm.weight", (shape.kv_heads * head,), Split.ROWS, norm)
     yield row("self_attention.linear_proj.weight", (hidden, queries), Split.COLUMNS, residual_std)
-    yield row("pre_mlp_layernorm.weight", (hidden,), Split.WHOLE, "ones")
+    if shape.norms != "before":
+        yield row("self_attention.linear_proj.post_layernorm.weight", (hidden,), Split.WHOLE, norm)
+    if shape.norms != "after":
+        yield row("pre_mlp_layernorm.weight", (hidden,), Split.WHOLE, norm)
     if shape.experts is None or layer not in shape.experts.layers:
         yield row("mlp.linear_fc1.weight", (2 * shape.ffn, hidden), Split.GATED, shape.init_std)
         yield row("mlp.linear_fc2.weight", (hidden, shape.ffn), Split.COLUMNS, residual_std)
+        if shape.norms != "before":
+            yield row("mlp.linear_fc2.post_layernorm.weight", (hidden,), Split.WHOLE, norm)
         return
     yield row("mlp.router.weight", (shape.experts.number, hidden), Split.WHOLE, shape.init_std)
     for expert in range(shape.experts.number):
         own, ffn = f"mlp.experts.{expert}", shape.experts.ffn
         yield row(f"{own}.linear_fc1.weight", (2 * ffn, hidden), Split.WHOLE, shape.init_std, expert)
         yield row(f"{own}.linear_fc2.weight", (hidden, ffn), Split.WHOLE, residual_std, expert)
+    if (shared := shape.experts.shared_ffn) is not None:
+        yield row("mlp.shared_experts.gate_weight", (1, hidden), Split.WHOLE, shape.init_std)
+        yield row("mlp.shared_experts.linear_fc1.weight", (2 * shared, hidden), Split.GATED, shape.init_std)
+        yield row("mlp.shared_experts.linear_fc2.weight", (hidden, shared), Split.COLUMNS, residual_std)

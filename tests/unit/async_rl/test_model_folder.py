@@ -57,6 +57,15 @@ def test_experts_are_counted_under_both_of_their_names(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**LLAMA, "model_type": "gpt_oss"}, "attention sinks"),
+    ({**LLAMA, "model_type": "deepseek_v3"}, "multi-latent attention"),
+    (
+        {**LLAMA, "model_type": "gemma3_text", "final_logit_softcapping": 30.0},
+        "final_logit_softcapping, which is not supported",
+    ),
+    ({**LLAMA, "model_type": "gemma3_text", "hidden_activation": "silu"}, "hidden_activation 'silu'"),
+    ({**LLAMA, "model_type": "olmo2", "sliding_window": 8}, "a sliding window"),
+    ({**MOE, "model_type": "qwen2_moe", "qkv_bias": False}, "no biases on query, key and value"),
     ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba'; supported are llama, mistral, qwen2"),
     (
         {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}},

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,16 +14,23 @@ from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
-from async_rl.models.shape import ModelShape
+from async_rl.models.shape import ModelShape, Window
 from tests.support.full_parameters import gather_full
 
 CPU = torch.device("cpu")
 
 
+OTHER_FEATURES: dict[str, Any] = {
+    "qk_norm_over": "projection", "norms": "around", "activation": "gelu_tanh", "scaled_embeddings": True,
+    "window": Window(tokens=3, layers=(0, 2, 3), rope_theta=1e3),
+}  # fmt: skip
+
+
 def shape(*, tied: bool) -> ModelShape:
+    """The model with tied embeddings has also the rarer features of families."""
     return ModelShape(
         hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab_size=21, max_positions=64, rope_theta=1e4,
-        qkv_bias=True, qk_norm=True, tied_embeddings=tied,
+        qkv_bias=True, qk_norm=True, tied_embeddings=tied, init_std=0.2, **(OTHER_FEATURES if tied else {}),
     )  # fmt: skip
 
 

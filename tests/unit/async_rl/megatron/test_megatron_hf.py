@@ -72,7 +72,8 @@ def test_what_is_written_opens_as_the_same_model(saved: tuple[PreTrainedModel, P
     assert opened.generation_config.eos_token_id == opened.config.eos_token_id == 7
     tokens = torch.arange(53)[None]
     with torch.no_grad():
-        assert torch.equal(opened(tokens).logits, original(tokens).logits)
+        # some of transformers' experts round differently where tensors lie elsewhere in memory
+        torch.testing.assert_close(opened(tokens).logits, original(tokens).logits, atol=1e-5, rtol=1e-5)
 
 
 only_llama = pytest.mark.parametrize("saved", ["llama"], indirect=True)
