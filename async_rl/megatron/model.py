@@ -189,7 +189,11 @@ _ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": _gelu_tanh}
 def _scale_embeddings(model: GPTModel, hidden: int) -> None:
     """Multiply embeddings by sqrt(hidden), rounded to the model's dtype as transformers does."""
     factor = torch.tensor(hidden**0.5).to(model.config.params_dtype).item()
-    model.embedding.register_forward_hook(lambda _layer, _given, embedded: embedded * factor)
+
+    def scaled(_layer: nn.Module, _given: object, embedded: Tensor) -> Tensor:
+        return embedded * factor
+
+    model.embedding.register_forward_hook(scaled)
 
 
 def _windows(shape: ModelShape) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def _rope(found: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def _own_rope(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The part of `rope_parameters` for one kind of layer."""
-    return (found.get("rope_parameters") or {}).get(kind) or {}
+    by_kind: Mapping[str, Any] = found.get("rope_parameters") or {}
+    return by_kind.get(kind) or {}
 
 
 def _rope_settings(found: Mapping[str, Any]) -> dict[str, Any]:

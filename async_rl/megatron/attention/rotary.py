@@ -58,4 +58,4 @@ def join_rotary(model: GPTModel, theta: float) -> None:
         rotary_base=theta,  # pyright: ignore[reportArgumentType]  # annotated int, used as a float
         use_cpu_initialization=model.config.use_cpu_initialization,
     )
-    model.rotary_pos_emb = JoinedRotary(everywhere, in_window)
+    model.rotary_pos_emb = JoinedRotary(everywhere, in_window)  # pyright: ignore[reportAttributeAccessIssue]
