@@ -129,7 +129,7 @@ class Stage:
     def _start(self) -> None:
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}
         self._process = start(
-            ["run", "@", self.path],
+            [ASYNC_RL, "run", "@", self.path],
             folder=self._folder, environment=environment, output=self.output, errors=self.output, warm=self._warm,
         )  # fmt: skip
 
