@@ -17,7 +17,7 @@ from async_rl.megatron.layers import require_transformer_engine
 from async_rl.megatron.model import check_division
 from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
 from async_rl.plan.gpus import Gpus, problems
-from async_rl.plan.memory import Part, memory_plan, total
+from async_rl.plan.memory import MemoryPlan, Part, memory_plan, total
 from learner.model import compute_options
 from learner.objective import load_objective
 from learner.priorities import load_priority
@@ -36,7 +36,10 @@ def checks(config: Config, gpus: Gpus | None) -> Iterator[Callable[[], str]]:
     yield partial(_models, config)
     yield partial(_layout, config)
     yield partial(_precision, config)
-    yield partial(_memory, config, gpus)
+    yield partial(_step, config)
+    yield partial(_memory, config)
+    if gpus is not None:
+        yield partial(_fit, config, gpus)
 
 
 def _objective(config: Config) -> str:
@@ -62,6 +65,14 @@ def _layout(config: Config) -> str:
     return f"learner.parallel: {sizes} on {parallel.ranks} GPU{'s' if parallel.ranks > 1 else ''}"
 
 
+def _step(config: Config) -> str:
+    batch, tokens = config.batch, shape_to_check(config).context_tokens
+    return (
+        f"step: {batch.groups_per_step} x {batch.group_size} rollouts of at most {tokens:,} tokens, in rows of "
+        f"{batch.bin_tokens:,} (batch.bin_tokens)"
+    )
+
+
 def _precision(config: Config) -> str:
     learner, spec = config.learner, config.model.layer_spec
     if config.device != "cpu" and not torch.cuda.is_available():
@@ -73,21 +84,30 @@ def _precision(config: Config) -> str:
     return f"learner.precision: {learner.precision} works on {device.type}"
 
 
-def _memory(config: Config, gpus: Gpus | None) -> str:
+def _planned(config: Config) -> MemoryPlan:
     shape, learner = shape_to_check(config), config.learner
-    check_model_set(config, objective := load_objective(learner.objective), shape)
-    found = {each: model.shape(shape) for each, model in initial_weights(learner).items()}
-    plan = memory_plan(
+    objective = load_objective(learner.objective)
+    check_model_set(config, objective, shape)
+    found = {name: model.shape(shape) for name, model in initial_weights(learner).items()}
+    return memory_plan(
         config,
         shape,
         critic=found["critic"],
         reference=found["reference"] if objective.needs_reference else None,
         teacher=found["teacher"] if objective.needs_teacher else None,
     )
-    if gpus is not None and (wrong := problems(plan, gpus, config)):
-        raise ConfigError("; ".join(wrong))
+
+
+def _memory(config: Config) -> str:
+    plan = _planned(config)
     places = {"GPU of the learner": plan.learner, "GPU of a worker": plan.worker, "host": plan.host}
     return "\n".join(f"memory, {place}: {_in_gb(total(each))} GB{_listed(each)}" for place, each in places.items())
+
+
+def _fit(config: Config, gpus: Gpus) -> str:
+    if wrong := problems(_planned(config), gpus, config):
+        raise ConfigError("; ".join(wrong))
+    return f"memory: the run fits on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of {gpus.gb:g} GB"
 
 
 def _listed(parts: Sequence[Part]) -> str:

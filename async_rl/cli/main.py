@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import async_rl
-from async_rl.cli import audit, buffer, checkpoints, config, env, eval, model, reward, run, train, weights
+from async_rl.cli import audit, buffer, checkpoints, config, env, eval, model, rehearse, reward, run, train, weights
 from async_rl.cli.grammar import aligned, find_verb, manual, read, unknown_verb
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 
 VERBS = (
     *run.VERBS,
+    *rehearse.VERBS,
     *reward.VERBS,
     *train.VERBS,
     *eval.VERBS,

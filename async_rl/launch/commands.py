@@ -17,6 +17,7 @@ Role = Literal[
     "learner.checking",
     "learner.training",
     "learner.models",
+    "learner.models.shrinking",
     "rollout_workers",
     "rollout_workers.inference.replicas.rank",
     "rollout_workers.attaching",

@@ -15,12 +15,13 @@ from async_rl.config import Config
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.loading import to_yaml
 from async_rl.config.pretrained import described
-from async_rl.config.tokenizer import CharacterTokenizer
+from async_rl.config.tokenizer import HuggingFaceTokenizer
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import Role, command, environment
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
-from async_rl.tokenization.tokenizers import open_tokenizer
+from async_rl.protocols import Tokenizer
+from async_rl.tokenization.tokenizers import has_tokenizer, open_tokenizer
 
 Outcome = Literal["ok", "unchecked", "problem"]
 
@@ -39,8 +40,19 @@ def shape_to_check(config: Config) -> ModelShape:
     """The model's shape. Raises CannotCheck if its files are not here, and ConfigError."""
     if config.model.size is None and config.model.folder is None:
         raise CannotCheck(f"the sizes of {config.model.name}, whose files are not here")
-    described = isinstance(config.tokenizer, CharacterTokenizer) or config.tokenizer.folder is not None
-    return model_shape(config.model, open_tokenizer(config.tokenizer).vocab_size if described else 0)
+    try:
+        return model_shape(config.model, tokenizer_to_check(config).vocab_size)
+    except CannotCheck:
+        return model_shape(config.model, vocab_size=0)
+
+
+def tokenizer_to_check(config: Config) -> Tokenizer:
+    """Open the tokenizer. Raises CannotCheck if its files are not here, and ConfigError."""
+    match config.tokenizer:
+        case HuggingFaceTokenizer(name=str(name), folder=folder) if name and (folder is None or not has_tokenizer(folder)):
+            raise CannotCheck(f"the tokenizer of {name}, whose files are not here")
+        case _:
+            return open_tokenizer(config.tokenizer)
 
 
 def described_to_check(config: Config) -> tuple[Config, list[CheckResult]]:

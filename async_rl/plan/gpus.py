@@ -53,8 +53,8 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: Config) -> Iterator[str]:
         processes, used = len(parts), sum(total(each) for each in parts.values())
         needed = used + processes * CONTEXT_BYTES
         if needed > gpus.gb * 2**30:
-            names = " and ".join(parts)
-            yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} need {needed / 2**30:.1f} GB; {_way_out(parts, config)}"
+            names = " and ".join(parts) + (" need" if len(parts) > 1 else " needs")
+            yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} {needed / 2**30:.1f} GB; {_way_out(parts, config)}"
             return
 
 

@@ -170,11 +170,18 @@ def _arguments(call: ToolCall) -> Any:
         return call.arguments
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a Hugging Face folder has files of a tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model"))
+
+
 def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer  # imported late: takes seconds and imports torch
 
     if not folder.is_dir():
         raise ConfigError(f"tokenizer.folder {folder} is not a folder")
+    if not has_tokenizer(folder):  # transformers would make an empty one
+        raise ConfigError(f"tokenizer.folder {folder} has no tokenizer: no file such as tokenizer.json")
     try:
         return cast("Any", AutoTokenizer).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

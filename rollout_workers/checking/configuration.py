@@ -12,14 +12,11 @@ import torch
 from async_rl.config import Config
 from async_rl.config.loading import load_with_origins
 from async_rl.config.rollout import EnvironmentConfig
-from async_rl.config.tokenizer import CharacterTokenizer
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
-from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
+from async_rl.launch.preflight import CannotCheck, answer, shape_to_check, tokenizer_to_check
 from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.models.engine_limits import check_kv_cache, check_worker_tensor
-from async_rl.protocols import Tokenizer
-from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Failure, Task
 from rollout_workers.checking.findings import cramped, too_long
 from rollout_workers.environment_pool import opened
@@ -40,20 +37,14 @@ def checks(config: Config) -> Iterator[Callable[[], str]]:
     yield partial(_engine, config)
 
 
-def _opened_tokenizer(config: Config) -> Tokenizer:
-    if not isinstance(config.tokenizer, CharacterTokenizer) and config.tokenizer.folder is None:
-        raise CannotCheck(f"the tokenizer of {config.tokenizer.name}, whose files are not here")
-    return open_tokenizer(config.tokenizer)
-
-
 def _tokenizer(config: Config) -> str:
-    return f"tokenizer: {_opened_tokenizer(config).vocab_size:,} tokens"
+    return f"tokenizer: {tokenizer_to_check(config).vocab_size:,} tokens"
 
 
 def _environment(config: Config, section: EnvironmentConfig) -> str:
     task, label = asyncio.run(_first_task(config, section)), f"environment {section.label!r}"
     try:
-        tokenizer, shape = _opened_tokenizer(config), shape_to_check(config)
+        tokenizer, shape = tokenizer_to_check(config), shape_to_check(config)
     except CannotCheck:
         return f"{label}: its first task can be posed; the length of its prompt is not checked"
     tokens = len(tokenizer.render(task.prompt))

@@ -1,0 +1,74 @@
+"""Every recipe is checked and rehearsed: with its real sizes in the plan, and with a small model on this CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.config.loading import load_file
+from async_rl.errors import ConfigError
+from async_rl.models.hf_config import read_shape, written_config
+from async_rl.models.shape import Experts, ModelShape
+from tests.support.repository import ROOT
+from tests.support.run_history import last_step
+from tests.support.run_processes import finished
+
+QWEN3 = {"head_dim": 128, "vocab_size": 151936, "max_positions": 40960, "rope_theta": 1e6, "norm_eps": 1e-6, "qk_norm": True}
+SHAPES = {
+    "Qwen/Qwen3-0.6B": ModelShape(hidden=1024, layers=28, heads=16, kv_heads=8, ffn=3072, **QWEN3),
+    "Qwen/Qwen3-1.7B": ModelShape(hidden=2048, layers=28, heads=16, kv_heads=8, ffn=6144, **QWEN3),
+    "Qwen/Qwen3-4B-Base": ModelShape(hidden=2560, layers=36, heads=32, kv_heads=8, ffn=9728, **QWEN3),
+    "Qwen/Qwen3-30B-A3B-Base": ModelShape(
+        hidden=2048, layers=48, heads=32, kv_heads=4, ffn=6144, tied_embeddings=False,
+        experts=Experts(number=128, per_token=8, ffn=768, layers=tuple(range(48))), **QWEN3,
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": ModelShape(
+        hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab_size=128256, max_positions=131072,
+        rope_theta=5e5,
+    ),
+}  # fmt: skip
+GPUS = {
+    "gsm8k_qwen3_0.6b": "1x80",
+    "gsm8k_llama3.2_1b_lora": "1x24",
+    "ppo_critic_qwen3_1.7b": "2x80",
+    "dapo_math_qwen3_4b": "8x80",
+    "dapo_math_qwen3_30b_a3b": "24x80",
+}
+"""What the recipes' pages say."""
+
+
+def test_every_recipe_is_rehearsed() -> None:
+    assert {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")} == GPUS.keys()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("steps", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", GPUS)
+def test_a_recipe_fits_its_hardware_and_can_be_rehearsed(tmp_path: Path, recipe: str, steps: int) -> None:
+    path = ROOT / "configs" / "recipes" / f"{recipe}.yaml"
+    name = load_file(Config, path).model.name
+    (tmp_path / "described").mkdir()
+    (tmp_path / "described" / "config.json").write_text(json.dumps(written_config(SHAPES[name], dtype="bfloat16")))
+    words = ["@", path, "--model.folder", tmp_path / "described", "--run.folder", tmp_path / "runs"]
+    done = finished(tmp_path, "rehearse", *words, "--gpus", GPUS[recipe], "--steps", steps)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "memory, GPU of the learner" in done.stdout
+    assert f"tokenizer: one of bytes stands in for that of {name}" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert last_step(load_file(Config, folder / "config.yaml")) == steps
+    exported = read_shape(folder / "exported")
+    assert exported.vocab_size == SHAPES[name].vocab_size
+    assert (exported.experts is None) == (SHAPES[name].experts is None)
+
+
+def test_what_does_not_fit_is_not_rehearsed(tmp_path: Path) -> None:
+    (tmp_path / "described").mkdir()
+    (tmp_path / "described" / "config.json").write_text(json.dumps(written_config(SHAPES["Qwen/Qwen3-0.6B"], dtype="bfloat16")))
+    words = ["@", "configs/recipes/gsm8k_qwen3_0.6b.yaml", "--model.folder", tmp_path / "described"]
+    done = finished(tmp_path, "rehearse", *words, "--run.folder", tmp_path / "runs", "--gpus", "1x16")
+    assert done.returncode == ConfigError.exit_code
+    assert "GPU 0 has 16 GB, and the learner and worker 0" in done.stdout
+    assert not (tmp_path / "runs").exists()
