@@ -5,11 +5,7 @@ import os
 import tempfile
 import warnings
 
-os.environ |= {
-    "OMP_NUM_THREADS": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-}  # read when libraries are imported
+os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them when it is imported
 
 warnings.simplefilter("error")
 import async_rl.cli.curves  # noqa: E402

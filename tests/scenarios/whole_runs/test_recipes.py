@@ -40,6 +40,11 @@ GPUS = {
 """What the recipes' pages say."""
 
 
+@pytest.fixture(autouse=True)
+def without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 def test_every_recipe_is_rehearsed() -> None:
     assert {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")} == GPUS.keys()
 
