@@ -15,8 +15,14 @@ from typing import Any
 
 from aiohttp import web
 
-from async_rl.protocols import Tokenizer
-from async_rl.tokenization.rendering import PromptFormat, RenderedText, answered, read_answer, read_messages
+from async_rl.tokenization.rendering import (
+    AnswerTokenizer,
+    PromptFormat,
+    RenderedText,
+    answered,
+    read_answer,
+    read_messages,
+)
 from rollout_workers.http_server import listen, require_token, url_of
 
 MOST_WAITING = 4096
@@ -31,7 +37,7 @@ class _Asked:
 @dataclass
 class RewardServer:
     score: Callable[[Sequence[RenderedText]], Awaitable[list[float]]]
-    tokenizer: Tokenizer
+    tokenizer: AnswerTokenizer
     prompt_format: PromptFormat
     row_tokens: int
     context_tokens: int

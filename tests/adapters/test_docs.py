@@ -53,7 +53,7 @@ def test_every_example_has_a_page_and_every_page_an_index():
     text = "".join(
         (ROOT / "docs" / place).read_text() for place in ("attach_your_agent.md", *(f"adapters/{page}" for page in pages))
     )
-    text += (ROOT / "docs" / "migrate" / "trl.md").read_text()
+    text += (ROOT / "docs" / "migrate" / "trl.md").read_text() + (ROOT / "docs" / "engines.md").read_text()
     assert all(page in text for page in pages)
     for example in (path.parent.name for path in (ROOT / "examples").glob("*/run.yaml")):
         assert f"examples/{example}" in text, f"no page names examples/{example}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,30 +51,40 @@ def test_every_recipe_is_rehearsed() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("steps", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["two steps", "ten steps"])
 @pytest.mark.parametrize("recipe", GPUS)
-def test_a_recipe_fits_its_hardware_and_can_be_rehearsed(tmp_path: Path, recipe: str, steps: int) -> None:
+def test_a_recipe_fits_its_hardware_and_can_be_rehearsed(tmp_path: Path, recipe: str, full: bool) -> None:
     path = ROOT / "configs" / "recipes" / f"{recipe}.yaml"
     name = load_file(Config, path).model.name
-    (tmp_path / "described").mkdir()
-    (tmp_path / "described" / "config.json").write_text(json.dumps(written_config(SHAPES[name], dtype="bfloat16")))
-    words = ["@", path, "--model.folder", tmp_path / "described", "--run.folder", tmp_path / "runs"]
-    done = finished(tmp_path, "rehearse", *words, "--gpus", GPUS[recipe], "--steps", steps)
+    shape = SHAPES[name]
+    words = ["@", path, "--model.folder", described(tmp_path / "real", shape), "--run.folder", tmp_path / "runs"]
+    checked = finished(tmp_path, "config", "check", *words, "--gpus", GPUS[recipe])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "memory: the run fits on" in checked.stdout
+
+    if not full:  # few tokens in the vocabulary take a third of the time
+        words[3] = described(tmp_path / "short", replace(shape, vocab_size=512))
+    done = finished(tmp_path, "rehearse", *words, *(["--steps", 10] if full else []))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "memory, GPU of the learner" in done.stdout
     assert f"tokenizer: one of bytes stands in for that of {name}" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    assert last_step(load_file(Config, folder / "config.yaml")) == steps
+    assert last_step(load_file(Config, folder / "config.yaml")) == (10 if full else 2)
     exported = read_shape(folder / "exported")
-    assert exported.vocab_size == SHAPES[name].vocab_size
-    assert (exported.experts is None) == (SHAPES[name].experts is None)
+    assert exported.vocab_size == (shape.vocab_size if full else 512)
+    assert (exported.experts is None) == (shape.experts is None)
 
 
 def test_what_does_not_fit_is_not_rehearsed(tmp_path: Path) -> None:
-    (tmp_path / "described").mkdir()
-    (tmp_path / "described" / "config.json").write_text(json.dumps(written_config(SHAPES["Qwen/Qwen3-0.6B"], dtype="bfloat16")))
-    words = ["@", "configs/recipes/gsm8k_qwen3_0.6b.yaml", "--model.folder", tmp_path / "described"]
-    done = finished(tmp_path, "rehearse", *words, "--run.folder", tmp_path / "runs", "--gpus", "1x16")
+    model = described(tmp_path / "real", SHAPES["Qwen/Qwen3-0.6B"])
+    words = ["@", "configs/recipes/gsm8k_qwen3_0.6b.yaml", "--model.folder", model, "--run.folder", tmp_path / "runs"]
+    done = finished(tmp_path, "rehearse", *words, "--gpus", "1x16")
     assert done.returncode == ConfigError.exit_code
     assert "GPU 0 has 16 GB, and the learner and worker 0" in done.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def described(folder: Path, shape: ModelShape) -> Path:
+    """A folder with the model's config.json and nothing else."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(written_config(shape, dtype="bfloat16")))
+    return folder

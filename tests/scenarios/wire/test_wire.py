@@ -88,10 +88,17 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
 
 
 async def deliver(sender: Sender, version: int, tensors: Mapping[str, torch.Tensor], worker: Worker) -> None:
-    """Push until the worker has the version: within a short operation timeout a busy machine may fail."""
+    """Push until the worker has the version: within a short operation timeout a busy machine may fail. A live version may also
+    be fetched by the worker itself.
+    """
     while worker.name not in (await sender.push(version, tensors)).staged:
         await sender.flip(version)
-        await sender.wait_for_members_behind(version)
+        waiting = [asyncio.ensure_future(each) for each in (sender.wait_for_members_behind(version), worker.serves(version))]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for each in waiting:
+            each.cancel()
+        if waiting[1].done():
+            return
     await sender.flip(version)
     await worker.serves(version)
 
