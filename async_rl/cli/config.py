@@ -47,10 +47,19 @@ def check(line: CommandLine) -> int:
     return 0
 
 
+def keys(line: CommandLine) -> int:
+    from async_rl.cli.config_page import reference_page
+    from async_rl.config import Config
+
+    print(reference_page(Config.model_json_schema()), end="")
+    return 0
+
+
 GPUS = Option(name="gpus", value="NxGB", help="also check that the run fits on these GPUs, for example 8x80")
 VERBS = (
     Verb(words="config show", help="Print every setting with its value and origin.", run=show, config="@ FILE"),
     Verb(words="config schema", help="Print the JSON schema of configuration files, for editors.", run=schema, config=""),
+    Verb(words="config keys", help="Print every setting with its default and meaning, as Markdown.", run=keys, config=""),
     Verb(
         words="config check",
         help="Check a configuration as far as this machine can: environments, data, objective, models, layout, memory.",
