@@ -9,16 +9,18 @@ from functools import partial
 import torch
 
 from async_rl.config import Config
+from async_rl.config.learner import LearnerConfig
 from async_rl.config.loading import load_with_origins
+from async_rl.config.pretrained import Pretrained
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
-from async_rl.megatron.layers import require_transformer_engine
+from async_rl.megatron.layers import refuse_own_norms, require_transformer_engine
 from async_rl.megatron.model import check_division
 from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
 from async_rl.plan.gpus import Gpus, problems
 from async_rl.plan.memory import MemoryPlan, Part, memory_plan, total
-from learner.model import compute_options
+from learner.model import check_sequence, compute_options
 from learner.objective import load_objective
 from learner.priorities import load_priority
 from learner.ranks.model_set import check_model_set, initial_weights
@@ -52,7 +54,18 @@ def _priority(config: Config) -> str:
     return f"replay.priority: {config.replay.priority}"
 
 
+def _described(config: Config) -> LearnerConfig:
+    """The section, if the models that it names are here."""
+    learner = config.learner
+    for name in ("critic", "reference", "teacher"):
+        section = getattr(learner, name)
+        if isinstance(section, Pretrained) and section.name and section.folder is None:
+            raise CannotCheck(f"learner.{name}: the sizes of {section.name}, whose files are not here")
+    return learner
+
+
 def _models(config: Config) -> str:
+    _described(config)
     check_model_set(config, load_objective(config.learner.objective), shape_to_check(config))
     return "learner: the objective has the models that it needs"
 
@@ -61,7 +74,11 @@ def _layout(config: Config) -> str:
     parallel = config.learner.parallel
     sizes = ModelParallelSizes(**parallel.model_dump(include={"tensor", "pipeline", "virtual_stages", "context", "expert"}))
     sizes.check(parallel.ranks)
-    check_division(shape_to_check(config), sizes)
+    shape = shape_to_check(config)
+    check_division(shape, sizes)
+    check_sequence(shape, parallel.tensor, sequence=parallel.sequence)
+    if config.model.layer_spec == "transformer_engine":
+        refuse_own_norms(shape)
     return f"learner.parallel: {sizes} on {parallel.ranks} GPU{'s' if parallel.ranks > 1 else ''}"
 
 
@@ -85,7 +102,7 @@ def _precision(config: Config) -> str:
 
 
 def _planned(config: Config) -> MemoryPlan:
-    shape, learner = shape_to_check(config), config.learner
+    shape, learner = shape_to_check(config), _described(config)
     objective = load_objective(learner.objective)
     check_model_set(config, objective, shape)
     found = {name: model.shape(shape) for name, model in initial_weights(learner).items()}

@@ -47,6 +47,12 @@ def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: La
     return ComputeOptions(sequence=learner.parallel.sequence, recompute=learner.recompute, fp8=learner.precision == "fp8")
 
 
+def check_sequence(shape: ModelShape, tensor: int, *, sequence: bool) -> None:
+    """Raise ConfigError if every tensor rank would send all tokens to the experts."""
+    if shape.experts is not None and tensor > 1 and not sequence:
+        raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
+
+
 def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device) -> None:
     if optimizer.offload and device.type != "cuda":
         raise ConfigError(f"{section}.offload moves optimizer state from a GPU to its host; set it to false without a GPU")
@@ -72,9 +78,7 @@ class TrainingModel:
         compute: ComputeOptions = PLAIN,
         adapters: AdapterFacts | None = None,
     ):
-        if shape.experts is not None and current_layout().tensor > 1 and not compute.sequence:
-            # without sequence parallelism every tensor rank would send all tokens to the experts
-            raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
+        check_sequence(shape, current_layout().tensor, sequence=compute.sequence)
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
         self.adapters = adapters
         """Adapters to train instead of the model's own weights."""
@@ -99,6 +103,8 @@ class TrainingModel:
             # Megatron leaves this to its own scheduler, which we do not use
             group["weight_decay"] = optimizer.weight_decay * group["wd_mult"]
         config = chunks[0].config
+        # Megatron would sum the gradients of these norms over tensor ranks, which hold different parts of a norm of all heads
+        config.qk_layernorm = shape.qk_norm and shape.qk_norm_over == "head"
         config.finalize_model_grads_func = finalize_model_grads
         if self.layout.data > 1:  # reduce while computing, but only what the last row has completed
             pauses = [each.no_sync for each in wrapped]

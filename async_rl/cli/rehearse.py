@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from async_rl.cli.config import GPUS, check
 from async_rl.cli.grammar import CommandLine, Option, Verb
@@ -13,40 +15,66 @@ from async_rl.config.loading import load_with_origins
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import Role, command
 
+if TYPE_CHECKING:
+    from async_rl.config import Config
+    from async_rl.launch.rehearsal import SmallModel
+
 STEPS = 2
 
 
 def rehearse(line: CommandLine) -> int:
-    from async_rl.config.pretrained import described
     from async_rl.launch import local
     from async_rl.launch.rehearsal import rehearsed
-    from async_rl.telemetry import configure_logs
-    from async_rl.tokenization.tokenizers import has_tokenizer
+    from async_rl.telemetry import configure_logs, read_rows
 
     config = load_with_origins(line.config).config
-    source = described(config.model)
     check(line)
     folder = (config.run.folder / made_up_name(line.config, "run").replace(".", "_")).absolute()
     folder = folder.with_name(f"rehearsal-{folder.name}")
-    model = folder / "model"
-    if source.folder is not None:
-        print(f"\nrehearsal: writes a small model of the same family to {model}", flush=True)
-        _finish("learner.models.shrinking", str(source.folder), str(model))
+    small, stand_ins = (None, []) if config.model.size is not None else _small_model(config, folder / "model")
     steps = line.integer("steps", STEPS)
-    small, stand_ins = rehearsed(config, model, folder, steps=steps, processes=len(os.sched_getaffinity(0)))
-    if source.folder is not None and not has_tokenizer(source.folder):
-        stand_ins.append(f"tokenizer: one of bytes stands in for that of {config.model.name}, which is not in the Hub's cache")
-    for each in stand_ins:
-        print(f"rehearsal: {each}")
+    run, rows = rehearsed(config, small, folder, steps=steps, processes=len(os.sched_getaffinity(0)))
+    for each in dict.fromkeys([*stand_ins, *rows]):
+        print(f"rehearsal: {each}", flush=True)
     configure_logs("rehearse")
-    with local.sole_run(small):
-        file = local.prepare_folder(small)
-        if code := asyncio.run(local.run(small, os.environ)):
+    with local.sole_run(run):
+        file = local.prepare_folder(run)
+        if code := asyncio.run(local.run(run, os.environ)):
             return code
-    if source.folder is not None:
+    metrics = read_rows(folder / "metrics.jsonl")
+    if not any(key.startswith("eval/") for row in metrics for key in row.values):
+        raise ConfigError(f"the rehearsal's evaluation did not end, see {folder / 'logs' / 'evaluator.log'}")
+    worked = "an evaluation and a checkpoint"
+    if small is not None:
         _finish("learner.models", "export", "@", str(file), "--to", str(folder / "exported"))
-    print(f"rehearsal: {steps} steps, an evaluation, a checkpoint and an export worked: {folder}")
+        worked = "an evaluation, a checkpoint and an export"
+    print(f"rehearsal: {steps} steps, {worked} worked: {folder}")
     return 0
+
+
+def _small_model(config: Config, to: Path) -> tuple[SmallModel, list[str]]:
+    """Write a small model of the same family, and say what stands in for its tokenizer."""
+    from async_rl.config.hub.snapshot import NotReachable
+    from async_rl.config.pretrained import described
+    from async_rl.config.tokenizer import HuggingFaceTokenizer
+    from async_rl.launch.rehearsal import SmallModel
+    from async_rl.models.hf_config import read_shape
+    from async_rl.tokenization.tokenizers import has_tokenizer
+
+    source = described(config.model).place
+    positions = read_shape(source).max_positions
+    print(f"\nrehearsal: writes a small model of the same family to {to}", flush=True)
+    _finish("learner.models.shrinking", str(source), str(to))
+    if not isinstance(config.tokenizer, HuggingFaceTokenizer):
+        return SmallModel(folder=to, tokenizer=to, positions=positions), []
+    try:
+        own = described(config.tokenizer).place
+        if has_tokenizer(own) or not config.tokenizer.name:
+            return SmallModel(folder=to, tokenizer=own, positions=positions), []
+    except NotReachable:
+        pass
+    said = f"a tokenizer of bytes stands in for that of {config.tokenizer.name}, which is not in the Hub's cache"
+    return SmallModel(folder=to, tokenizer=to, positions=positions), [said]
 
 
 def _finish(role: Role, *words: str) -> None:

@@ -43,6 +43,8 @@ def shape_to_check(config: Config) -> ModelShape:
     try:
         return model_shape(config.model, tokenizer_to_check(config).vocab_size)
     except CannotCheck:
+        if config.model.size is not None:
+            raise
         return model_shape(config.model, vocab_size=0)
 
 

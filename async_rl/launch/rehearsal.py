@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +13,57 @@ from async_rl.config import Config
 from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.learner import ParallelConfig
-from async_rl.config.rollout import EnvironmentConfig
+from async_rl.datasets.columns import MissingColumn, column
+from async_rl.datasets.opening import open_rows
 
 TOKENS = 24
 """Tokens of an answer."""
-ROWS = {"question": "configs/train/word_problems.jsonl", "prompt": "configs/train/competition_problems.jsonl"}
-"""Rows that stand in for a dataset that cannot be reached, by the column of its prompts."""
+LONGEST = 4096
+"""Tokens of an episode."""
+SHIPPED_ROWS = ("configs/train/word_problems.jsonl", "configs/train/competition_problems.jsonl")
+"""Rows that stand in for a dataset that cannot be reached and has the same columns."""
 
-_MODELS = ("critic", "reference", "teacher")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallModel:
+    """A model with random weights in place of every pretrained one."""
+
+    folder: Path
+    tokenizer: Path
+    positions: int
 
 
-def rehearsed(config: Config, model: Path, folder: Path, *, steps: int, processes: int) -> tuple[Config, list[str]]:
-    """Return the small run, in `folder` with the small `model`, on up to `processes` ranks, and what stands in for what."""
+def rehearsed(
+    config: Config, small: SmallModel | None, folder: Path, *, steps: int, processes: int
+) -> tuple[Config, list[str]]:
+    """Return the small run, in `folder` and on up to `processes` ranks, and which rows stand in for others."""
     tree = config.model_dump(mode="json")
     said: list[str] = []
-    small = {"folder": str(model), "name": "", "revision": ""}
-    if config.model.size is None:
-        tree["model"] |= small
-        tree["tokenizer"] = {"type": "huggingface", **small}
-    for name in _MODELS:
-        if (section := tree["learner"][name]) and (section.get("folder") or section.get("name")):
-            tree["learner"][name] = section | small
-    for section in tree["policies"].values():
-        if section["type"] == "hf":
-            section |= small
-    parallel = divided(config.learner.parallel, processes)
-    tree["model"] |= {"layer_spec": "local", "max_sequence": _at_most(config.model.max_sequence, 4096)}
-    tree["environments"] = [_reachable(each, said).model_dump(mode="json") for each in config.environments]
+    if small is not None:
+        _replace_models(tree, small)
+    environments = [_with_rows(each, said) | {"max_share": 1.0} for each in tree["environments"]]
+    only_rows = all(each["type"] in ("dataset", "multi_task") for each in environments)  # games need whole tables of siblings
+    tree["environments"] = environments
     tree["sampling"]["max_tokens"] = min(TOKENS, config.sampling.max_tokens)
     tree["run"] |= {"folder": str(folder.parent), "name": folder.name}
-    tree["redis"] = {"payloads": config.redis.payloads if config.redis.payloads in ("redis", "files") else "files"}
+    tree["redis"] = {"payloads": "redis" if config.redis.payloads == "redis" else "files"}
     tree["batch"] |= {
         "groups_per_step": 2,
-        "group_size": min(2, config.batch.group_size),
+        "group_size": min(2, config.batch.group_size) if only_rows else config.batch.group_size,
         "minibatches": min(2, config.batch.minibatches),
         "tokens_per_step": None,
         "bin_tokens": min(512, config.batch.bin_tokens),
         "drop_no_signal": False,  # a model with random weights earns nothing
     }
     tree["replay"] |= {"min_groups": min(2, config.replay.min_groups), "error_buffer": None}
-    tree["learner"] |= {"steps": steps, "checkpoint_every": steps, "precision": "auto", "parallel": parallel.model_dump()}
-    tree["learner"]["optimizer"] |= {"offload": False, "warmup_steps": 0}
+    on_cpu = {"offload": False, "warmup_steps": 0}
+    tree["learner"]["optimizer"] |= on_cpu
+    if (critic := tree["learner"]["critic"]) is not None and critic["type"] == "own":
+        critic |= {"optimizer": critic["optimizer"] | on_cpu, "warmup_steps": 0}
+    parallel = divided(config.learner.parallel, processes).model_dump()
+    tree["learner"] |= {"steps": steps, "checkpoint_every": steps, "precision": "auto", "parallel": parallel}
     tree["worker"] |= {"processes": 1, "engines": 1, "tensor": 1, "groups_in_flight": 2, "kv_cache_gb": 0.25}
-    tree["evaluation"] |= {"every": steps, "tasks": 2, "samples": 1, "k": [1], "greedy": False}
+    tree["evaluation"] |= {"every": steps, "tasks": 2, "samples": 1, "k": [1], "greedy": False, "wait_s": 120.0}
     tree["wire"] |= {"host": "127.0.0.1", "insecure": False, "push_every_steps": 1, "push_every_s": 0.0, "snapshots": ""}
     tree["metrics"] = {"console": True}
     tree["device"] = "cpu"
@@ -74,26 +83,52 @@ def divided(parallel: ParallelConfig, processes: int) -> ParallelConfig:
     return ParallelConfig.model_validate(sizes)
 
 
-def _at_most(value: int | None, most: int) -> int:
-    return most if value is None else min(value, most)
+def _replace_models(tree: dict[str, Any], small: SmallModel) -> None:
+    place = {"folder": str(small.folder), "name": "", "revision": ""}
+    longest = min(LONGEST, small.positions)
+    given = tree["model"]["max_sequence"]
+    tree["model"] |= place | {"layer_spec": "local", "max_sequence": longest if given is None else min(given, longest)}
+    if tree["tokenizer"]["type"] == "huggingface":
+        tree["tokenizer"] |= {"folder": str(small.tokenizer), "name": "", "revision": ""}
+    learner = tree["learner"]
+    for section in (learner["critic"], learner["reference"], learner["teacher"], *tree["policies"].values()):
+        if section is not None and (section.get("folder") or section.get("name")):
+            section |= place
 
 
-def _reachable(section: EnvironmentConfig, said: list[str]) -> EnvironmentConfig:
-    """Return the environment with rows of the same form where its dataset is not reachable."""
-    args = section.args
-    if section.type != "dataset" or not isinstance(args.get("path"), str):
+def _with_rows(section: dict[str, Any], said: list[str]) -> dict[str, Any]:
+    """Return an environment with rows of the same columns where its dataset is not reachable."""
+    args: dict[str, Any] = section["args"]
+    if section["type"] == "multi_task" and isinstance(args.get("environments"), list):
+        members = [_with_rows({"args": {}, **member}, said) for member in args["environments"]]
+        return {**section, "args": {**args, "environments": members}}
+    if section["type"] != "dataset":
         return section
-    dataset = DatasetConfig.model_validate({key: args[key] for key in ("path", "revision") if key in args})
-    prompt = str(args.get("prompt", "prompt"))
+    dataset = DatasetConfig.model_validate({key: value for key, value in args.items() if key in DatasetConfig.model_fields})
     try:
-        if not dataset.is_on_hub or dataset.commit():
-            return section
-    except NotReachable:
-        if prompt not in ROWS:
-            raise
-    said.append(f"{section.label}: rows of {ROWS[prompt]} stand in for {dataset.path}, which is not in the Hub's cache")
-    return section.model_copy(update={"args": _with_rows(args, ROWS[prompt])})
+        if dataset.is_on_hub:
+            open_rows(dataset)
+        return section
+    except NotReachable as error:
+        given = {key: value for key, value in args.items() if key not in ("subset", "split", "revision", "filters")}
+        for path in SHIPPED_ROWS:
+            if "template" not in args and _has_columns(path, args):
+                said.append(f"rows of {path} stand in for {dataset.path}, which is not in the Hub's cache")
+                return {**section, "args": given | {"path": path}}
+        raise NotReachable(f"{error}; no bundled rows have its columns, so that it cannot be rehearsed without") from error
 
 
-def _with_rows(args: Mapping[str, JsonValue], path: str) -> dict[str, JsonValue]:
-    return {key: value for key, value in args.items() if key not in ("subset", "split", "revision", "filters")} | {"path": path}
+def _has_columns(path: str, args: Mapping[str, JsonValue]) -> bool:
+    first = open_rows(DatasetConfig(path=path))[0]
+    further = args.get("columns", [])
+    try:
+        for wanted in (
+            args.get("prompt", "prompt"),
+            args.get("answer", "answer"),
+            *(further if isinstance(further, list) else []),
+        ):
+            if wanted:
+                column(first, str(wanted))
+    except MissingColumn:
+        return False
+    return True

@@ -33,7 +33,7 @@ def block_spec(
     """Spec of the layers of one chunk. `attention` replaces the self-attention module. Raises ConfigError."""
     if name == "transformer_engine":
         require_transformer_engine()
-        _refuse_own_norms(shape)
+        refuse_own_norms(shape)
     dense = _layer_spec(shape, name, attention, experts=None)
     sparse = _layer_spec(shape, name, attention, experts=shape.experts) if shape.experts is not None else dense
     is_sparse = [shape.experts is not None and layer in shape.experts.layers for layer in _layers_of(config, place)]
@@ -76,7 +76,8 @@ def _self_attention(layer: Any) -> Any:
     return layer.submodules.self_attention
 
 
-def _refuse_own_norms(shape: ModelShape) -> None:
+def refuse_own_norms(shape: ModelShape) -> None:
+    """Raise ConfigError if Transformer Engine lacks the model's norms."""
     if shape.norms != "before" or shape.centered_norms or shape.qk_norm_over != "head":
         raise ConfigError(
             f"model.layer_spec: transformer_engine lacks the norms of {shape.family or 'this model'}; use `local`"

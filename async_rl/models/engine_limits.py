@@ -1,4 +1,4 @@
-"""What a model asks of an engine."""
+"""Limits that a model sets for an engine: the size of its KV cache, and its tensor parallelism."""
 
 from __future__ import annotations
 
@@ -21,5 +21,7 @@ def check_kv_cache(shape: ModelShape, *, gb: float, block_tokens: int, tensor: i
 
 def check_worker_tensor(shape: ModelShape, tensor: int) -> None:
     """Raise ConfigError unless that many ranks can divide the model."""
-    if shape.kv_heads % tensor or shape.ffn % tensor:
-        raise ConfigError(f"worker.tensor ({tensor}) must divide the model's kv_heads ({shape.kv_heads}) and ffn ({shape.ffn})")
+    widths = {"kv_heads": shape.kv_heads, "ffn": shape.ffn, "the width of its shared expert": shape.shared_ffn}
+    if any(width % tensor for width in widths.values()):
+        named = " and ".join(f"{name} ({width})" for name, width in widths.items() if width)
+        raise ConfigError(f"worker.tensor ({tensor}) must divide the model's {named}")

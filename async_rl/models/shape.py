@@ -83,6 +83,11 @@ class ModelShape:
         """Tokens of the longest sequence."""
         return self.max_sequence if self.max_sequence is not None else self.max_positions
 
+    @property
+    def shared_ffn(self) -> int:
+        """Width of the expert that every token goes through; 0: there is none."""
+        return self.experts.shared_ffn if self.experts is not None and self.experts.shared_ffn is not None else 0
+
     def with_head(self, head: Head) -> ModelShape:
         """The same model with another head. Embeddings are tied only with head `tokens`."""
         return self if head == "tokens" else replace(self, head=head, tied_embeddings=False)

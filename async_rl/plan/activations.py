@@ -174,4 +174,5 @@ def _mlp(shape: ModelShape, number: int, compute: Compute) -> tuple[float, float
         return element * 5 * shape.ffn / tensor, shape.ffn / tensor
     # sequence parallelism gives every tensor rank its own tokens; the ranks of a stage exchange equal numbers of them
     shared = experts.per_token / (tensor if compute.learner.parallel.sequence else 1)
-    return element * shared * (6 * experts.ffn + shape.hidden), shared * experts.ffn
+    own = shape.shared_ffn / tensor
+    return element * (shared * (6 * experts.ffn + shape.hidden) + 5 * own), shared * experts.ffn + own

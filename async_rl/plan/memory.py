@@ -146,7 +146,8 @@ def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     running = min(MAX_RUNNING, _concurrent(config))
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
-    widest = 5 * max(shape.ffn / worker.tensor, shape.experts.per_token * shape.experts.ffn if shape.experts else 0)
+    of_experts = shape.experts.per_token * shape.experts.ffn + shape.shared_ffn / worker.tensor if shape.experts else 0.0
+    widest = 5 * max(shape.ffn / worker.tensor, of_experts)
     parts = {
         "weights": round(element * numbers),
         "KV cache": round(worker.kv_cache_gb * 2**30),

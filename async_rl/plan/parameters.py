@@ -37,7 +37,8 @@ class HeldParameters:
     largest: float = 0.0
     """Numbers of the largest parameter."""
 
-    def with_one(self, other: HeldParameters) -> HeldParameters:
+    def plus(self, other: HeldParameters) -> HeldParameters:
+        """Add what is held beside it."""
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         return HeldParameters(**sums | {"largest": max(self.largest, other.largest)})
 
@@ -64,7 +65,7 @@ def held_by_stages(shape: ModelShape, parallel: ParallelConfig, lora: LoraConfig
     stages = [HeldParameters() for _ in range(parallel.pipeline)]
     for row, held in _held(shape, parallel, lora):
         for stage in _stages_of(row, shape, parallel):
-            stages[stage] = stages[stage].with_one(held)
+            stages[stage] = stages[stage].plus(held)
     return stages
 
 

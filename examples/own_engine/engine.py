@@ -55,11 +55,12 @@ class PlainEngine(Inference):
         self._has_weights.set()
 
     async def _generate(self, prompt: Prompt, args: GenerationArgs) -> Completion:
-        for name in ("top_k", "top_p", "seed"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"PlainEngine does not support {name}; leave it unset")
         row = prompt_ids(prompt, self.tokenizer)
         sampling = resolve(args.over(self._defaults), prompt_length=len(row), context_tokens=self._shape.context_tokens)
+        if (
+            sampling.top_k > 0 or sampling.top_p < 1 or sampling.seed is not None
+        ):  # refused: the log-probabilities would be wrong
+            raise ValueError("PlainEngine does not support top_k, top_p and seed; leave them unset")
         so_far = Generation(id=0, prompt=row, sampling=sampling, finish=print)
         await self._has_weights.wait()
         reason = None

@@ -25,7 +25,8 @@ def within(groups: Sequence[TakenGroup], longest: int, treatment: TooLong) -> li
 
 
 def num_too_long(groups: Sequence[TakenGroup], longest: int) -> int:
-    return sum(len(each) > longest for taken in groups for rollout in taken.group.rollouts for each in rollout.samples)
+    treated = (each for taken in groups for each in taken.group.rollouts if each.status is not Status.FAILED)
+    return sum(len(sample) > longest for rollout in treated for sample in rollout.samples)
 
 
 def _fitted(rollout: Rollout, longest: int, treatment: TooLong) -> Rollout:

@@ -14,6 +14,7 @@ from async_rl.cli.model import NEWEST, PEFT, shard_bytes, target
 from async_rl.cli.train import load_any
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
+from async_rl.megatron.base_weights import base_weights
 from async_rl.megatron.huggingface.export import FolderExtras, write_adapter, write_folder
 from async_rl.megatron.parameters.checkpoint_weights import facts_of_adapters, load_checkpoint, load_trained
 from async_rl.models.families import family_of
@@ -53,10 +54,11 @@ def _export_adapter(line: CommandLine, config: AnyRun, shape: ModelShape, checkp
     to, facts = Path(target(line)), facts_of_adapters(manifest)
     if facts is None:
         raise ConfigError(f"--format peft: {checkpoint} has no adapters, because all weights were trained; leave it out")
-    if config.model.folder is None:
+    if config.model.folder is None or facts.folder is None:
         raise ConfigError(
             "--format peft: these adapters belong to random weights (model.size), which others do not have; leave it out"
         )
+    base_weights(facts, shape, torch.float32, folder=config.model.folder)  # refuses weights that they were not trained on
     dtype = line.text("dtype", "float32")
     trained = load_trained(checkpoint, manifest, shape, torch.float32)
     write_adapter(to, shape, facts.lora, trained, dtype=getattr(torch, dtype), base=config.model, tokenizer=config.tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import Any
 from async_rl.errors import boundary
 from async_rl.launch.package_guard import guard
 from async_rl.models.hf_config import read_config
-from async_rl.tokenization.tokenizers import has_tokenizer
 
 HIDDEN, HEAD_DIM, FFN, LAYERS, EXPERTS = 64, 16, 128, 4, 4
-WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 def shrunk(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of a small model with the same vocabulary, positions, grouping of heads and kinds of layers."""
     heads = found["num_attention_heads"]
     shared = min(2, heads // found.get("num_key_value_heads", heads))
-    small = {
+    small: dict[str, Any] = {
         "hidden_size": HIDDEN, "head_dim": HEAD_DIM, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
         "num_attention_heads": 2 * shared, "num_key_value_heads": 2, "moe_intermediate_size": FFN // 4,
         "shared_expert_intermediate_size": FFN // 4, "num_experts": EXPERTS, "num_local_experts": EXPERTS,
@@ -30,12 +27,13 @@ def shrunk(found: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     kept = {key: value for key, value in small.items() if key in found or key in ("head_dim", "num_key_value_heads")}
     if layers := found.get("layer_types"):
-        kept["layer_types"] = layers[:LAYERS]
+        kinds = list(dict.fromkeys(layers))
+        kept["layer_types"] = [kinds[layer % len(kinds)] for layer in range(LAYERS)]
     return {**found, **kept, "mlp_only_layers": [], "dtype": "float32", "torch_dtype": "float32"}
 
 
 def write_small(source: Path, to: Path) -> None:
-    """Write the model, with the source's tokenizer or, where that is missing, one of bytes."""
+    """Write the model, with a tokenizer of bytes for where its own is missing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     to.mkdir(parents=True)
@@ -44,12 +42,7 @@ def write_small(source: Path, to: Path) -> None:
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(to))
     model.save_pretrained(to)
     (to / "config.json").write_text(json.dumps(config))  # as the family writes it, not as this transformers does
-    if has_tokenizer(source):
-        for path in source.iterdir():
-            if path.is_file() and path.name != "config.json" and not path.name.endswith(WEIGHTS):
-                shutil.copy(path, to)
-    else:
-        _write_bytes_tokenizer(to)
+    _write_bytes_tokenizer(to)
 
 
 def _write_bytes_tokenizer(to: Path) -> None:

@@ -34,7 +34,7 @@ def cost_of(shape: ModelShape) -> Cost:
     with_experts = 0
     if shape.experts is not None:
         with_experts = len(shape.experts.layers)
-        weights += with_experts * shape.experts.per_token * 3 * shape.hidden * shape.experts.ffn
+        weights += with_experts * 3 * shape.hidden * (shape.experts.per_token * shape.experts.ffn + shape.shared_ffn)
     weights += (shape.layers - with_experts) * 3 * shape.hidden * shape.ffn
     weights += shape.hidden * shape.vocab_size if shape.head != "scalar" else 0
     # scores and weighted sums, each over half of the positions (causal)

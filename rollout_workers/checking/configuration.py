@@ -12,7 +12,8 @@ import torch
 from async_rl.config import Config
 from async_rl.config.loading import load_with_origins
 from async_rl.config.rollout import EnvironmentConfig
-from async_rl.errors import ConfigError, boundary
+from async_rl.errors import AsyncRLError, ConfigError, boundary
+from async_rl.imports.references import load_reference
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check, tokenizer_to_check
 from async_rl.megatron.attention.paged_attention import page_tokens
@@ -42,16 +43,26 @@ def _tokenizer(config: Config) -> str:
 
 
 def _environment(config: Config, section: EnvironmentConfig) -> str:
-    task, label = asyncio.run(_first_task(config, section)), f"environment {section.label!r}"
+    label = f"environment {section.label!r}"
+    try:
+        return f"{label}: {_prompt(config, section)}"
+    except (AsyncRLError, CannotCheck):
+        raise
+    except Exception as error:  # of the environment's code
+        raise ConfigError(f"{label}: {type(error).__name__}: {error}") from error
+
+
+def _prompt(config: Config, section: EnvironmentConfig) -> str:
+    task = asyncio.run(_first_task(config, section))
     try:
         tokenizer, shape = tokenizer_to_check(config), shape_to_check(config)
     except CannotCheck:
-        return f"{label}: its first task can be posed; the length of its prompt is not checked"
+        return "its first task can be posed; the length of its prompt is not checked"
     tokens = len(tokenizer.render(task.prompt))
-    limits = shape.context_tokens, config.sampling.max_tokens
-    for problem in (*too_long([tokens], limits[0]), *cramped([tokens], *limits)):
-        raise ConfigError(f"{label}: {problem}")
-    return f"{label}: its first prompt has {tokens:,} tokens"
+    for problem in too_long([tokens], shape.context_tokens):
+        raise ConfigError(f"environment {section.label!r}: {problem}")
+    noted = [f"; {note}" for note in cramped([tokens], shape.context_tokens, config.sampling.max_tokens)]
+    return f"its first prompt has {tokens:,} tokens{''.join(noted)}"
 
 
 async def _first_task(config: Config, section: EnvironmentConfig) -> Task:
@@ -64,7 +75,13 @@ async def _first_task(config: Config, section: EnvironmentConfig) -> Task:
 
 
 def _engine(config: Config) -> str:
-    shape, worker = shape_to_check(config), config.worker
+    worker = config.worker
+    if worker.backend == "hf":
+        raise CannotCheck("worker.backend hf: whether worker.kv_cache_gb holds a sequence")
+    if worker.backend != "megatron":
+        load_reference(worker.backend)
+        return f"worker.backend: {worker.backend}"
+    shape = shape_to_check(config)
     check_worker_tensor(shape, worker.tensor)
     on_gpu = config.device != "cpu"
     block_tokens = page_tokens(torch.device("cuda" if on_gpu else "cpu"), worker.kv_block_tokens)

@@ -84,7 +84,7 @@ def test_any_split_gives_the_same_loss_gradient_and_weights(
 
     expected, next_weights = updated(whole, objective)
     found, weights = updated(of_one_rank(split, bins), objective)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-6), "its terms are of order 1, and float32"
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4, abs=1e-7)
     for name, tensor in next_weights.items():
         torch.testing.assert_close(weights[name], tensor, atol=1e-5, rtol=1e-5, msg=name)

@@ -66,12 +66,18 @@ def test_a_recipe_fits_its_hardware_and_can_be_rehearsed(tmp_path: Path, recipe:
         words[3] = described(tmp_path / "short", replace(shape, vocab_size=512))
     done = finished(tmp_path, "rehearse", *words, *(["--steps", 10] if full else []))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"tokenizer: one of bytes stands in for that of {name}" in done.stdout
+    assert f"a tokenizer of bytes stands in for that of {name}" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     assert last_step(load_file(Config, folder / "config.yaml")) == (10 if full else 2)
     exported = read_shape(folder / "exported")
     assert exported.vocab_size == (shape.vocab_size if full else 512)
     assert (exported.experts is None) == (shape.experts is None)
+
+
+def test_a_model_of_sizes_and_few_positions_is_rehearsed_as_it_is(tmp_path: Path) -> None:
+    done = finished(tmp_path, "rehearse", "@", "configs/quickstart.yaml", "--run.folder", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rehearsal: 2 steps, an evaluation and a checkpoint worked" in done.stdout
 
 
 def test_what_does_not_fit_is_not_rehearsed(tmp_path: Path) -> None:
