@@ -1,4 +1,4 @@
-"""`async-rl config show | schema | check`."""
+"""`async-rl config show | schema | keys | check`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from async_rl.config.learner import LoraConfig, LoraTarget
 from async_rl.megatron.compat import GPTModel, copy_to_tensor_model_parallel_region
-from async_rl.megatron.parameters.adapters import Adapter, adapters
+from async_rl.megatron.parameters.adapters import AdapterRows, adapters
 from async_rl.megatron.parameters.full_parameters import initial_value, local_parameters, slice_for, tensor_rank
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split
 from async_rl.models.shape import ModelShape
@@ -26,7 +26,7 @@ from async_rl.models.shape import ModelShape
 class Factors(nn.Module):
     """One adapter's A and B, or this rank's parts of them."""
 
-    def __init__(self, adapter: Adapter, a: Tensor, b: Tensor) -> None:
+    def __init__(self, adapter: AdapterRows, a: Tensor, b: Tensor) -> None:
         super().__init__()
         self.target: LoraTarget = adapter.target
         self.lora_A, self.lora_B = nn.Parameter(a), nn.Parameter(b)
@@ -134,7 +134,7 @@ def attach(chunks: Sequence[GPTModel], shape: ModelShape, lora: LoraConfig, *, s
 
     Returns the adapted weights by the canonical names of their matrices.
     """
-    of_matrix: dict[str, list[Adapter]] = defaultdict(list)
+    of_matrix: dict[str, list[AdapterRows]] = defaultdict(list)
     for adapter in adapters(shape, lora):
         of_matrix[adapter.matrix].append(adapter)
     model, adapted = nn.ModuleList(chunks), dict[str, AdaptedWeight]()
@@ -153,7 +153,7 @@ def attach(chunks: Sequence[GPTModel], shape: ModelShape, lora: LoraConfig, *, s
     return adapted
 
 
-def _factors(adapter: Adapter, seed: int, device: torch.device) -> Factors:
+def _factors(adapter: AdapterRows, seed: int, device: torch.device) -> Factors:
     a, b = (_own_part(row, initial_value(row, seed)).to(device, copy=True) for row in (adapter.a, adapter.b))
     return Factors(adapter, a, b)
 

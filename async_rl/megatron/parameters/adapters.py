@@ -26,7 +26,7 @@ _OF_MLPS = {"gate_proj", "up_proj", "down_proj"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class AdapterRows:
     target: LoraTarget
     theirs: str
     """Hugging Face's name of the module, as in model.layers.0.self_attn.q_proj."""
@@ -36,7 +36,7 @@ class Adapter:
     b: Parameter
 
 
-def adapters(shape: ModelShape, lora: LoraConfig) -> Iterator[Adapter]:
+def adapters(shape: ModelShape, lora: LoraConfig) -> Iterator[AdapterRows]:
     """Yield the adapters of a model in the table's order."""
     for row in table(shape):
         layer, matrix = row.name.removeprefix(f"decoder.layers.{row.layer}."), row.name.removesuffix(".weight")
@@ -46,7 +46,7 @@ def adapters(shape: ModelShape, lora: LoraConfig) -> Iterator[Adapter]:
                 yield _adapter(shape, lora, row, matrix, target, f"model.layers.{row.layer}.{module}.{target}")
 
 
-def _adapter(shape: ModelShape, lora: LoraConfig, row: Parameter, matrix: str, target: LoraTarget, theirs: str) -> Adapter:
+def _adapter(shape: ModelShape, lora: LoraConfig, row: Parameter, matrix: str, target: LoraTarget, theirs: str) -> AdapterRows:
     rows, columns = _rows(shape, target), row.shape[1]
     divides_columns = row.split is Split.COLUMNS
     a = Parameter(
@@ -63,7 +63,7 @@ def _adapter(shape: ModelShape, lora: LoraConfig, row: Parameter, matrix: str, t
         initial="zeros",
         layer=row.layer,
     )
-    return Adapter(target=target, theirs=theirs, matrix=row.name, a=a, b=b)
+    return AdapterRows(target=target, theirs=theirs, matrix=row.name, a=a, b=b)
 
 
 def _rows(shape: ModelShape, target: LoraTarget) -> int:
