@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from async_rl.errors import boundary
+from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 from async_rl.models.hf_config import read_config
 
@@ -36,7 +36,10 @@ def write_small(source: Path, to: Path) -> None:
     """Write the model, with a tokenizer of bytes for where its own is missing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    to.mkdir(parents=True)
+    try:
+        to.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{to} cannot be made: {error.strerror}; choose another run.folder") from error
     config = shrunk(read_config(source))
     (to / "config.json").write_text(json.dumps(config))
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(to))
