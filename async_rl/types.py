@@ -180,6 +180,31 @@ class Rollout:
         return sum(map(len, self.samples))
 
 
+class EpisodeSpan(NamedTuple):
+    """What an episode did for a while, in seconds since its group's ticket was reserved."""
+
+    stage: str
+    """task | queue | inference | environment | reward: `queue` waits for the engine, `inference` is one generation."""
+    sibling: int
+    """Number of the episode within the group; -1: all siblings together."""
+    start_s: float
+    stop_s: float
+    oldest_version: int = -1
+    """Of a generation: the versions that sampled it."""
+    newest_version: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """When a group was rolled out, by the clock of its worker."""
+
+    reserved_at: float
+    """When its ticket was reserved, in seconds since 1970."""
+    seconds: float
+    """From there until its last episode was scored, by a monotonic clock."""
+    spans: tuple[EpisodeSpan, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutGroup:
     """The rollouts of one task: the unit that the buffer stores."""
@@ -189,6 +214,8 @@ class RolloutGroup:
     task: Task
     rollouts: tuple[Rollout, ...]
     worker: str
+    times: GroupTimes | None = None
+    """None: not measured."""
 
     @property
     def oldest_version(self) -> int:

@@ -14,6 +14,7 @@ from itertools import chain, count
 from typing import Any, Literal, cast
 
 from async_rl.errors import LearnerAlreadyRunning
+from async_rl.payloads.codec import BadPayload, encode
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -29,7 +30,6 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer import keys, mix_log
-from buffer.payloads.codec import BadPayload, encode
 from buffer.payloads.files import PayloadFolder
 from buffer.payloads.store import PayloadStore, decode_checked
 from buffer.payloads.validation import problem_with

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from buffer.payloads.codec import decode, encode
+from async_rl.payloads.codec import decode, encode
 from buffer_parts.groups import group
 
 TOKENS = 4096

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from rivals.rollouts import GROUP
 
-from buffer.payloads.codec import encode
+from async_rl.payloads.codec import encode
 from buffer_parts.groups import group
 from buffer_parts.server import server
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 from async_rl.errors import ConfigError
+from async_rl.payloads.as_json import dump_json, rollout_fields, task_fields
+from async_rl.payloads.codec import BadPayload, decode
 from async_rl.types import Rollout, RolloutGroup, Sample
 from buffer.archive.segment import (
     Damage,
@@ -22,8 +24,6 @@ from buffer.archive.segment import (
     load_index,
     read_payload,
 )
-from buffer.payloads.as_json import dump_json, rollout_fields, task_fields
-from buffer.payloads.codec import BadPayload, decode
 
 
 def read(

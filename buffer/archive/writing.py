@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Self
 
 from async_rl.durable.failpoints import define, failpoint
+from async_rl.payloads.codec import BadPayload, decode
 from async_rl.types import SpentGroup, Status
 from buffer.archive.open_segment import OpenSegment, settle
 from buffer.archive.segment import MAX_HEAD, GroupSummary, files_in, index_path, load_index, read_index
-from buffer.payloads.codec import BadPayload, decode
 
 SEGMENT_BYTES = 64 * 2**20
 FILES_WITHIN_LIMIT = 8

@@ -1,1 +1,1 @@
-"""Payloads, the encoded groups: `codec.py` first; `store.py` puts them into Redis or into `files.py`'s folder."""
+"""Stored payloads, the groups that async_rl/payloads/ encodes: `store.py` first; it uses Redis or `files.py`'s folder."""

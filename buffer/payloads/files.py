@@ -29,7 +29,7 @@ from typing import Self
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.durable.whole_file import write_all
 from async_rl.errors import BufferUnreachable, ConfigError
-from buffer.payloads.codec import MAX_BYTES, BadPayload
+from async_rl.payloads.codec import MAX_BYTES, BadPayload
 
 WORTH_A_FILE = 64 * 1024
 """Payloads of at least this many bytes go to files: below, a file costs more than Redis does."""

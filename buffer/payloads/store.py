@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from async_rl.errors import FleetMismatch
+from async_rl.payloads.codec import BadPayload, decode
 from async_rl.types import RolloutGroup
-from buffer.payloads.codec import BadPayload, decode
 from buffer.payloads.files import WORTH_A_FILE, PayloadFolder, PayloadFolderFull, is_reference
 from buffer.payloads.validation import problem_with
 from buffer.run_in_redis import RunInRedis, chunks

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from async_rl.errors import FenceLost, LearnerAlreadyRunning
+from async_rl.payloads.codec import encode
 from async_rl.replay_protocol import Audit, BufferStats, CommitResult, Drop, Limits
 from async_rl.types import (
     BufferPosition,
@@ -26,7 +27,6 @@ from async_rl.types import (
     UndoneGroup,
     VersionRecord,
 )
-from buffer.payloads.codec import encode
 from buffer.reference.state_machine import StateMachine
 from buffer.rules.audit import BufferSnapshot, audit
 from buffer.rules.limits_text import write_changes

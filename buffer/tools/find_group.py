@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.errors import ConfigError
+from async_rl.payloads.codec import BadPayload, decode
 from async_rl.types import RolloutGroup
 from buffer.archive.reading import find as find_archived
 from buffer.keys import ticket_id, ticket_number
-from buffer.payloads.codec import BadPayload, decode
 from buffer.rules.ticket_record import BadRecord
 from buffer.tools.ls import describe
 from buffer.tools.open_run import OpenRun

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from buffer.payloads.as_json import dump_json
+from async_rl.payloads.as_json import dump_json
 
 Cell = str | int | float | None
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.errors import ConfigError
+from async_rl.payloads.as_json import rollout_fields, task_fields
 from async_rl.protocols import Tokenizer
 from async_rl.types import Rollout, RolloutGroup, Status
-from buffer.payloads.as_json import rollout_fields, task_fields
 from buffer.tools.find_group import FoundGroup, find
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import Cell, console, one_line, print_json, print_table, visible

@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from async_rl.cli.grammar import CommandLine
-from buffer.payloads.codec import BadPayload, decode
+from async_rl.payloads.codec import BadPayload, decode
 from buffer.payloads.validation import problem_with
 from buffer.run_in_redis import RunInRedis
 from buffer.server.client import Server, subscribe

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from async_rl.errors import AsyncRLError
+from async_rl.payloads.codec import encode
 from async_rl.protocols import Member
 from async_rl.types import TakenGroup
 from buffer import keys
 from buffer.board import RedisBoard
-from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.embedded.programs import find_binary

@@ -24,9 +24,9 @@ from pydantic import TypeAdapter
 
 from async_rl.durable import failpoints
 from async_rl.errors import FleetMismatch
+from async_rl.payloads.codec import decode
 from async_rl.types import BufferPosition, RolloutGroup, Ticket
 from buffer import keys
-from buffer.payloads.codec import decode
 from buffer.payloads.files import PayloadFolder, is_reference
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server

@@ -23,6 +23,7 @@ from redis import Redis
 
 from async_rl.config import CharacterTokenizer
 from async_rl.errors import ConfigError
+from async_rl.payloads.codec import encode
 from async_rl.tokenization.tokenizers import Characters
 from async_rl.types import (
     Failure,
@@ -40,7 +41,6 @@ from async_rl.types import (
 from buffer import keys
 from buffer.__main__ import main
 from buffer.archive.writing import ArchiveWriter
-from buffer.payloads.codec import encode
 from buffer.redis_buffer import RedisBuffer
 from buffer.server.client import Server
 from buffer.server.users import ROLES

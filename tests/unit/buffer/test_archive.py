@@ -19,12 +19,12 @@ import pytest
 import xxhash
 
 from async_rl.errors import ConfigError
+from async_rl.payloads.codec import encode
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, SpentGroup, Status, Task, VersionSpan
 from buffer.archive.open_segment import OpenSegment
 from buffer.archive.reading import archive_stats, export_jsonl, find, read
 from buffer.archive.segment import Damage, GroupSummary, file_header, files_in, load_index, record_head
 from buffer.archive.writing import ArchiveWriter
-from buffer.payloads.codec import encode
 from tests.support.repository import module_command, module_environment
 
 RECORD = struct.Struct("<4sIQQQ")

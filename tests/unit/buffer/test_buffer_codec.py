@@ -14,9 +14,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_rl.payloads.codec import MAX_RECORD_BYTES, decode, encode
+from async_rl.payloads.records import MAX_ITEMS, BadPayload
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, ToolCall, VersionSpan
-from buffer.payloads.codec import MAX_RECORD_BYTES, decode, encode
-from buffer.payloads.records import MAX_ITEMS, BadPayload
 from tests.support.payloads import ROLLOUT, SAMPLE, SCHEMA_1, SOUND, TASK, body, columns, plain, sealed
 
 texts = st.text(max_size=20)

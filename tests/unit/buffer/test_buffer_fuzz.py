@@ -15,9 +15,9 @@ import msgpack
 import numpy as np
 import zstandard
 
+from async_rl.payloads.codec import decode, encode
+from async_rl.payloads.records import BadPayload
 from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Status, Task, VersionSpan
-from buffer.payloads.codec import decode, encode
-from buffer.payloads.records import BadPayload
 from buffer.payloads.validation import problem_with
 from tests.support.payloads import HEADER, SCHEMA_1, body, plain, sealed
 

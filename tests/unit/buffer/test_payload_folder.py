@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from async_rl.errors import BufferUnreachable, ConfigError
-from buffer.payloads.codec import BadPayload
+from async_rl.payloads.codec import BadPayload
 from buffer.payloads.files import LOOKS, MAX_MAPS, PayloadFolder, PayloadFolderFull, is_reference
 
 MIB = 2**20

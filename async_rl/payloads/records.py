@@ -9,7 +9,20 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeAlias, cast
 
-from async_rl.types import Failure, Message, Rollout, RolloutGroup, Sample, Scalar, Status, Task, ToolCall, VersionSpan
+from async_rl.types import (
+    EpisodeSpan,
+    Failure,
+    GroupTimes,
+    Message,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    Scalar,
+    Status,
+    Task,
+    ToolCall,
+    VersionSpan,
+)
 
 MAX_ITEMS = 2**14
 """Limit of one list: msgpack allocates the length that a list announces, at every level of nesting."""
@@ -17,6 +30,10 @@ MAX_ITEMS = 2**14
 MsgpackValue: TypeAlias = "bool | int | float | str | bytes | list[MsgpackValue] | dict[MsgpackValue, MsgpackValue] | None"
 """Any value that msgpack can unpack."""
 
+_STAGES = ("task", "queue", "inference", "environment", "reward")
+"""Stages of spans, by the number that stands for them."""
+_SPAN_FIELDS = 6
+_FIELDS_WITHOUT_TIMES = 4
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -33,7 +50,18 @@ def write_group(group: RolloutGroup) -> list[Any]:
         [task.key, task.environment, prompt, task.answer, dict(task.data)],
         _bounded([_write_rollout(rollout) for rollout in group.rollouts]),
         group.worker,
+        *([] if group.times is None else [_write_times(group.times)]),
     ]
+
+
+def _write_times(times: GroupTimes) -> list[Any]:
+    """Return the times with the spans' numbers in a row, in milliseconds; spans beyond the limit of a list are left out."""
+    numbers = [
+        number
+        for stage, sibling, start_s, stop_s, oldest, newest in times.spans[: MAX_ITEMS // _SPAN_FIELDS]
+        for number in (_STAGES.index(stage), sibling, round(start_s * 1000), round(stop_s * 1000), oldest, newest)
+    ]
+    return [float(times.reserved_at), float(times.seconds), numbers]
 
 
 def _write_rollout(rollout: Rollout) -> list[Any]:
@@ -81,13 +109,27 @@ def read_fields(value: MsgpackValue, what: str, *kinds: type | tuple[type, ...])
 
 
 def read_group(value: MsgpackValue, read_sample: Callable[[MsgpackValue], Sample]) -> RolloutGroup:
-    group_id, task, rollouts, worker = read_fields(value, "the group", str, list, list, str)
+    fields = [*value, []] if isinstance(value, list) and len(value) == _FIELDS_WITHOUT_TIMES else value
+    group_id, task, rollouts, worker, times = read_fields(fields, "the group", str, list, list, str, list)
     return RolloutGroup(
         id=group_id,
         task=_read_task(task),
         rollouts=tuple([_read_rollout(rollout, read_sample) for rollout in rollouts]),
         worker=worker,
+        times=_read_times(times) if times else None,
     )
+
+
+def _read_times(value: MsgpackValue) -> GroupTimes:
+    reserved_at, seconds, numbers = read_fields(value, "the times of the group", float, float, list)
+    if len(numbers) % _SPAN_FIELDS or any(type(number) is not int for number in numbers):
+        raise BadPayload("the spans of the group are not rows of integers")
+    rest = iter(numbers)
+    spans = [
+        EpisodeSpan(_STAGES[stage % len(_STAGES)], sibling, start / 1000, stop / 1000, oldest, newest)
+        for stage, sibling, start, stop, oldest, newest in zip(*[rest] * _SPAN_FIELDS, strict=True)
+    ]
+    return GroupTimes(reserved_at=reserved_at, seconds=seconds, spans=tuple(spans))
 
 
 def _read_task(value: MsgpackValue) -> Task:

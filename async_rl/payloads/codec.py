@@ -19,8 +19,8 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 import xxhash
 
+from async_rl.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_fields, read_group, read_spans, write_group
 from async_rl.types import RolloutGroup, Sample
-from buffer.payloads.records import MAX_ITEMS, BadPayload, MsgpackValue, read_fields, read_group, read_spans, write_group
 
 MAX_BYTES = 256 * 2**20
 """Limit of a payload; a larger one is refused unread."""

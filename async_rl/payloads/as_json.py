@@ -13,7 +13,13 @@ from async_rl.types import Message, Rollout, Status, Task
 
 def task_fields(task: Task) -> dict[str, Any]:
     prompt = task.prompt if isinstance(task.prompt, str) else [_message_fields(message) for message in task.prompt]
-    return asdict(task) | {"prompt": prompt}
+    return {
+        "key": task.key,
+        "environment": task.environment,
+        "prompt": prompt,
+        "answer": task.answer,
+        "data": dict(task.data),
+    }
 
 
 def rollout_fields(rollout: Rollout) -> dict[str, Any]:

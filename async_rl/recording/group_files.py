@@ -1,0 +1,73 @@
+"""Writes the recorded rollouts: records one after the other in NAME-N.bin, and their rows in NAME-N.jsonl, the index.
+
+A row is written after its record, so a row that can be read has its record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from async_rl.durable.row_file import RowFile, rows_of
+from async_rl.durable.whole_file import write_all
+from async_rl.recording.recorded import GroupFacts, payload_of, row_of, write_record
+from async_rl.recording.rows import read_row, write_row
+from async_rl.recording.segments import Segments, data_path
+from async_rl.types import RolloutGroup
+
+
+class GroupFiles:
+    """Appends groups. `add` raises OSError, and BadPayload for a group that cannot be encoded; the files stay readable."""
+
+    def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
+        self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_groups)
+        self._index: RowFile | None = None
+        self._data = -1
+        self._size = 0
+
+    def add(self, facts: GroupFacts, group: RolloutGroup, *, at: float) -> None:
+        record = write_record(facts, payload_of(group))
+        if self._index is not None and self._size + len(record) > self.segments.segment_bytes:
+            self.close()
+        if self._index is None:
+            self._open()
+        assert self._index is not None
+        offset = os.fstat(self._data).st_size
+        try:
+            write_all(self._data, record)
+            row = write_row(row_of(facts, group, record, at=at, offset=offset))
+            self._index.append(row)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._data, offset)
+            raise
+        self._size += len(record) + len(row)
+
+    def close(self) -> None:
+        """Close the files; a later `add` begins the next ones."""
+        index, data, self._index, self._data, self._size = self._index, self._data, None, -1, 0
+        with suppress(OSError):
+            if index is not None:
+                index.close()
+        with suppress(OSError):
+            if data >= 0:
+                os.close(data)
+
+    def _open(self) -> None:
+        path = self.segments.begin()
+        self._data = os.open(data_path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            self._index = RowFile(path, sync=False)
+        except OSError:
+            self.close()
+            raise
+
+
+def count_groups(path: Path) -> tuple[Mapping[str, int], float]:
+    """Return how many groups and rollouts a file holds, and when the newest was recorded."""
+    rows = [row for row in map(read_row, rows_of(path)) if row is not None]
+    number = Counter(groups=len(rows), rollouts=sum(len(row.numbers) for row in rows))
+    return number, max((row.at for row in rows), default=0.0)

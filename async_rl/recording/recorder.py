@@ -1,0 +1,162 @@
+"""Records events and groups of a run, on a thread of its own, so that training never waits for the disk."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+
+from async_rl.durable.best_effort import explain_write_error
+from async_rl.durable.row_file import RowFile
+from async_rl.payloads.codec import BadPayload
+from async_rl.recording.events import Event, count_events, write_event
+from async_rl.recording.group_files import GroupFiles
+from async_rl.recording.reading import EVENTS, ROLLOUTS
+from async_rl.recording.recorded import GroupFacts
+from async_rl.recording.segments import Segments
+from async_rl.types import RolloutGroup
+
+CAPACITY = 4096
+"""Rows that may wait to be written; further ones are counted as late."""
+CLOSE_S = 10.0
+"""Seconds that the last rows may take to be written."""
+
+log = structlog.get_logger("async_rl.recording")
+
+
+class EventFile:
+    """Appends events to numbered files. `add` raises OSError."""
+
+    def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
+        self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_events)
+        self._file: RowFile | None = None
+        self._size = 0
+
+    def add(self, event: Event) -> None:
+        row = write_event(event)
+        if self._file is not None and self._size + len(row) > self.segments.segment_bytes:
+            self.close()
+        if self._file is None:
+            self._file = RowFile(self.segments.begin(), sync=False)
+        self._file.append(row)
+        self._size += len(row) + 1
+
+    def close(self) -> None:
+        """Close the file; a later `add` begins the next one."""
+        file, self._file, self._size = self._file, None, 0
+        if file is not None:
+            file.close()
+
+
+class Recorder:
+    """Keeps what it is told, within the size limits. Never raises for the disk, and never blocks.
+
+    consumes: events and groups from a bounded queue; beyond it they are counted     waits for:    the next one
+    produces: rows of the files                                                     unblocked by: `event`, `group`; `close`
+    """
+
+    def __init__(self, run_folder: Path, process: str, *, events_bytes: int, rollouts_bytes: int) -> None:
+        """A limit of 0 records nothing of that kind. `process` names the files, so that several processes may write."""
+        self._process = process
+        self._events = EventFile(run_folder / EVENTS, process, max_bytes=events_bytes) if events_bytes else None
+        self._groups = GroupFiles(run_folder / ROLLOUTS, process, max_bytes=rollouts_bytes) if rollouts_bytes else None
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CAPACITY)  # None: closed
+        self._refused = False
+        self._is_closed = False
+        self.dropped = 0
+        """Events and groups that could not be written, since the process started."""
+        self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def keeps_events(self) -> bool:
+        return self._events is not None
+
+    @property
+    def keeps_rollouts(self) -> bool:
+        return self._groups is not None
+
+    def event(self, kind: str, *, at: float | None = None, seconds: float = 0.0, **fields: Any) -> None:
+        """Record an event; `at` is when it began, by default now minus `seconds`."""
+        if self._events is not None:
+            began = at if at is not None else time.time() - seconds
+            self.add(Event(kind=kind, at=began, seconds=seconds, process=self._process, fields=fields))
+
+    def add(self, event: Event) -> None:
+        """Record an event of `async_rl/recording/events.py`."""
+        if self._events is not None:
+            self._put(partial(self._events.add, event), self._events)
+
+    def group(self, facts: GroupFacts, group: RolloutGroup) -> None:
+        """Record a group with its rollouts."""
+        if self._groups is not None:
+            self._put(partial(self._groups.add, facts, group, at=time.time()), self._groups)
+
+    def note_unsent(self, number: int) -> None:
+        """Count groups that a worker dropped and did not send."""
+        if self._groups is not None:
+            self._groups.segments.note_lost("unsent", number)
+
+    def close(self) -> None:
+        """Write what waits, for at most `CLOSE_S`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._queue.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.warning(f"the recording was not written within {CLOSE_S:g} s; its end is lost")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        self.close()
+
+    def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
+        try:
+            self._queue.put_nowait(partial(self._attempt, write, file))
+        except queue.Full:
+            self._lose(file, "late")
+
+    def _write(self) -> None:
+        while (write := self._queue.get()) is not None:
+            write()
+        for file in (self._events, self._groups):
+            if file is not None:
+                self._attempt(file.segments.save, file)
+                file.close()
+
+    def _attempt(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
+        try:
+            write()
+        except OSError as error:
+            file.close()
+            self._lose(file, "refused")
+            if not self._refused:
+                log.warning(
+                    f"{explain_write_error(error, file.segments.folder)}; what is recorded has gaps, training continues"
+                )
+            self._refused = True
+        except (
+            BadPayload,
+            ValueError,
+            TypeError,
+            UnicodeError,
+        ) as error:  # a value that cannot be written, such as from user code
+            self._lose(file, "refused")
+            log.warning("something cannot be recorded", reason=str(error)[:200])
+        else:
+            if self._refused:
+                log.info(f"the recording is written again; {self.dropped} rows are missing")
+            self._refused = False
+
+    def _lose(self, file: EventFile | GroupFiles, why: str) -> None:
+        self.dropped += 1
+        file.segments.note_lost(why, 1)

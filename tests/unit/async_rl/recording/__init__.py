@@ -1,0 +1,1 @@
+"""Tests of the recorded events and rollouts."""
