@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Role = Literal[
     "buffer",
     "buffer.run_audit",
+    "buffer.view",
     "learner",
     "learner.checking",
     "learner.training",

@@ -19,6 +19,7 @@ from aiohttp import web
 from async_rl.config.exposure import knows
 from async_rl.config.rollout import GatewayConfig
 from async_rl.errors import AsyncRLError, ConfigError
+from async_rl.http.server import Handler, listen, url_of
 from async_rl.protocols import ContextOverflow, GenerationArgs, InferenceInterface
 from rollout_workers.gateway.counters import GatewayCounters
 from rollout_workers.gateway.endpoints.chat import chat_completions
@@ -27,7 +28,6 @@ from rollout_workers.gateway.endpoints.responses import responses
 from rollout_workers.gateway.endpoints.tokens import detokenize, generate, tokenize
 from rollout_workers.gateway.request_errors import RequestError, closed, from_http
 from rollout_workers.gateway.session import EpisodeSession
-from rollout_workers.http_server import Handler, listen, url_of
 
 log = structlog.get_logger()
 

@@ -15,12 +15,12 @@ from aiohttp import WSMsgType, web
 from async_rl.config.exposure import refuse_exposure
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.errors import ConfigError
+from async_rl.http.server import Handler, listen, require_token, url_of
 from async_rl.protocols import EpisodeContext, FiniteAgent, Gateway, GroupAgent, Tokenizer
 from async_rl.types import Failure, Rollout
 from rollout_workers.environment_pool import EnvironmentPool, EnvironmentUnavailable
 from rollout_workers.episodes.episode import play, play_group, pose_task
 from rollout_workers.episodes.task_mix import TaskSource
-from rollout_workers.http_server import Handler, listen, require_token, url_of
 from rollout_workers.registry import build_agent
 from rollout_workers.remote.socket_model import PendingGenerations, SocketInference
 from rollout_workers.remote.tokenizers import tokenizer_for

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from async_rl.http.server import listen, require_token, url_of
 from async_rl.tokenization.rendering import (
     AnswerTokenizer,
     PromptFormat,
@@ -23,7 +24,6 @@ from async_rl.tokenization.rendering import (
     read_answer,
     read_messages,
 )
-from rollout_workers.http_server import listen, require_token, url_of
 
 MOST_WAITING = 4096
 

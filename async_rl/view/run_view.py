@@ -1,0 +1,146 @@
+"""What the page shows of one run: the state as it is now, and the metrics since the client's last request."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from async_rl.config.tree import Config
+from async_rl.telemetry.evaluation_rows import read_evaluation
+from async_rl.telemetry.table import find_metric
+from async_rl.view.causes import metric_warnings, slowest_part, token_fates
+from async_rl.view.followed_file import FollowedFile
+from async_rl.view.live import LiveRun, LiveState
+from async_rl.view.log_warnings import read_warnings
+from async_rl.view.metric_columns import MetricColumns
+from async_rl.view.opened_run import METRICS_FILE, OpenedRun
+from async_rl.view.processes import ProcessState, local_processes
+
+MOST_POINTS = 4000
+"""Per chart, whatever a client asks for."""
+QUIET_S = 60.0
+"""A run whose processes cannot be seen counts as running if its last row is younger than this."""
+
+
+class RunView:
+    """Not thread-safe; `refresh` reads files and takes a second at the first call of a long run."""
+
+    def __init__(self, folder: OpenedRun, live: LiveRun | None = None) -> None:
+        self.folder = folder
+        self._live = live
+        self._rows = FollowedFile(folder.path / METRICS_FILE)
+        self.columns = MetricColumns()
+        self._evaluations: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Evaluated step -> the file's row, and the evaluation."""
+        self._id = secrets.token_hex(8)
+        """Of this server: positions of another one mean nothing."""
+
+    def refresh(self) -> None:
+        """Read what was appended to metrics.jsonl."""
+        for line in self._rows.new_rows():
+            try:
+                row: Any = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                self._add(row)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.columns.add(row)
+        if (found := read_evaluation({name: value for name, value in row.items() if value is not None})) is not None:
+            self._evaluations[found.step] = self.columns.num_rows, asdict(found)
+
+    async def live_state(self) -> LiveState | str:
+        """What its Redis says, or why it says nothing."""
+        if self._live is None:
+            return "a run of `async-rl train` has no Redis" if self.folder.config is not None else self.folder.problem
+        return await self._live.read()
+
+    def state(self, live: LiveState | str) -> dict[str, Any]:
+        """Everything but curves."""
+        config, latest = self.folder.config, self.columns.latest()
+        processes = local_processes(self.folder.path)
+        is_running, sentence = self._status(processes, live)
+        return {
+            "run": self.folder.name,
+            "folder": str(self.folder.path),
+            "now": time.time(),
+            "is_running": is_running,
+            "sentence": sentence,
+            "waits_for": live.waits_for if isinstance(live, LiveState) and is_running else "",
+            "slowest_part": slowest_part(latest),
+            "processes": [asdict(process) for process in processes],
+            "live": asdict(live) if isinstance(live, LiveState) else None,
+            "live_problem": live if isinstance(live, str) else "",
+            "step": self.columns.steps[-1] if self.columns.steps else None,
+            "steps": config.learner.steps if config is not None else None,
+            "last_row": self.columns.last_time,
+            "max_age": config.limits.age_bound if isinstance(config, Config) else None,
+            "latest": latest,
+            "warnings": [asdict(warning) for warning in metric_warnings(latest)],
+            "logged": [asdict(warning) for warning in read_warnings(self.folder.path)],
+            "fates": token_fates(latest),
+            "let_go": self._let_go(),
+            "problem": self.folder.problem,
+        }
+
+    def series(self, patterns: Sequence[str], *, points: int, since: int, server: str) -> dict[str, Any]:
+        """The columns that changed since the row `since` that `server` sent last: the client replaces the steps from `from`.
+
+        `from` is None if nothing changed, and below all steps if the client has to begin anew.
+        """
+        known = since if server == self._id else 0
+        changed = self.columns.first_changed(known) if known else -1
+        found = self.columns.series(
+            patterns if changed is not None else (),
+            points=min(points, MOST_POINTS),
+            from_step=changed if changed is not None else 0,
+        )
+        return {
+            "server": self._id,
+            "rows": self.columns.num_rows,
+            "from": changed,
+            "steps": found.steps if changed is not None else [],
+            "times": found.times if changed is not None else [],
+            "values": found.values,
+            "about": {} if known else {name: _about(name) for name in found.values},
+            "evaluations": [evaluation for row, evaluation in self._evaluations.values() if row > known],
+        }
+
+    def _status(self, processes: Sequence[ProcessState], live: LiveState | str) -> tuple[bool, str]:
+        dead = [process.name for process in processes if not process.is_alive]
+        last = self.columns.last_time
+        quiet = "it has written no row yet" if last is None else f"its last row is {_ago(time.time() - last)} old"
+        learner = live.learner if isinstance(live, LiveState) else ""
+        if processes and len(dead) == len(processes) and not learner:
+            return False, f"The run does not live: none of its processes is there; {quiet}."
+        if dead:
+            return True, f"The run lives, without {', '.join(dead)}; {quiet}."
+        if processes or learner:
+            return True, f"The run lives; {quiet}."
+        if last is not None and time.time() - last < QUIET_S:
+            return True, f"The run seems to live: {quiet}; its processes are not on this machine."
+        return False, f"The run does not live, as far as can be seen here: {quiet}."
+
+    def _let_go(self) -> list[str]:
+        """What these pages cannot show because it is no longer there."""
+        first = self.columns.steps[0] if self.columns.steps else 0
+        return [f"Steps before {first} were let go: metrics.jsonl is limited by metrics.max_mb."] if first > 1 else []
+
+
+@cache
+def _about(name: str) -> dict[str, str]:
+    metric = find_metric(name)
+    return {"unit": metric.unit, "help": metric.help} if metric is not None else {"unit": "", "help": ""}
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

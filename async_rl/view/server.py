@@ -1,0 +1,88 @@
+"""Serves the page: files of static/ as they are, and JSON that is made from a run's folder at each request.
+
+GET /                 index.html; `?token=` sets the cookie
+GET /static/...       ES modules, one style sheet, vendor/
+GET /api/run          the state, and columns of `names` since the row `since`
+GET /api/config       every setting with its origin, without secrets
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from async_rl.http.server import Handler, listen, url_of
+from async_rl.view.guard import add_headers, guard
+from async_rl.view.run_view import RunView
+
+STATIC = Path(__file__).with_name("static")
+POINTS = 600
+"""Points of a curve unless the client asks for another number."""
+
+
+class ViewServer:
+    """Answers requests about a run."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self._reading = asyncio.Lock()
+
+    @property
+    def routes(self) -> dict[str, Handler]:
+        return {"/": self.page, "/api/run": self.run, "/api/config": self.config}
+
+    async def page(self, _request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def run(self, request: web.Request) -> web.Response:
+        names, query = _list(request, "names"), request.query
+        live = await self._view.live_state()
+        async with self._reading:
+            answer = await asyncio.to_thread(self._read, live, names, query)
+        return as_json(answer)
+
+    def _read(self, live: Any, names: list[str], query: Mapping[str, str]) -> dict[str, Any]:
+        self._view.refresh()
+        series = self._view.series(
+            names, points=_number(query, "points", POINTS), since=_number(query, "since", 0), server=query.get("server", "")
+        )
+        return {**self._view.state(live), "series": series}
+
+    async def config(self, _request: web.Request) -> web.Response:
+        folder = self._view.folder
+        rows = [(key, value, folder.origins.get(key, "")) for key, value in folder.settings.items()]
+        return as_json({"run": folder.name, "problem": folder.problem, "settings": rows})
+
+
+@asynccontextmanager
+async def serving(routes: Mapping[str, Handler], *, host: str, port: int, token: str) -> AsyncGenerator[str]:
+    """Serve until the block is left; yields the address with its token. Raises ConfigError if it cannot listen."""
+    application = web.Application(middlewares=[guard(token, host)])
+    application.on_response_prepare.append(add_headers)
+    for path, handler in routes.items():
+        application.router.add_get(path, handler)
+    application.router.add_static("/static", STATIC)
+    async with listen(application, host, port, key="--port") as at:
+        yield f"{url_of(host, at)}/?token={token}"
+
+
+def as_json(document: Any) -> web.Response:
+    response = web.json_response(document)
+    response.enable_compression()
+    return response
+
+
+def _list(request: web.Request, name: str) -> list[str]:
+    return [word for word in request.query.get(name, "").split(",") if word]
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    given = query.get(name, "")
+    if given and not given.isdecimal():
+        raise web.HTTPBadRequest(text=f"{name}={given!r} is not a number\n")
+    return int(given) if given else default

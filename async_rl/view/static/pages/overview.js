@@ -1,0 +1,102 @@
+// What the run does now: state of every process, what it waits for, warnings, and the curves that people look at first.
+
+import { ChartGrid, Chart } from "../charts.js";
+import { ago, el, fill, number, share, shareBar, table, tile } from "../dom.js";
+
+const CHARTS = [
+  { title: "Reward of trained and of all groups", names: ["reward/mean", "rollout/reward", "train/loss", "held_out/loss"],
+    labels: { "reward/mean": "trained", "rollout/reward": "all episodes", "train/loss": "loss", "held_out/loss": "held-out loss" } },
+  { title: "Age of trained groups", unit: "versions", names: ["staleness/mean", "staleness/max"] },
+  { title: "Throughput", unit: "tokens/s", names: ["perf/tok_s", "rollout/tok_s"],
+    labels: { "perf/tok_s": "trained", "rollout/tok_s": "sampled" } },
+  { title: "Idle learner by cause", unit: "share of its time", stacked: true, range: [0, 1],
+    names: ["mean:idle/no_groups", "mean:idle/pushing", "mean:idle/checkpoint", "mean:idle/other"] },
+  { title: "Length of answers", unit: "tokens", names: ["episode/length"] },
+];
+
+export function open() {
+  const said = el("div");
+  const tiles = el("div", { class: "tiles" });
+  const tables = el("div");
+  const grid = new ChartGrid(CHARTS);
+  const evaluated = new Chart({ title: "Evaluations", names: [] });
+  grid.element.prepend(evaluated.element);
+  return {
+    element: el("div", {}, said, tiles, grid.element, tables),
+    names: grid.names,
+    update(store) {
+      fill(said, sentences(store.state));
+      fill(tiles, figures(store.state));
+      grid.charts[1].spec.bound = store.state.max_age;
+      grid.update(store);
+      drawEvaluations(evaluated, store.evaluations);
+      fill(tables, details(store.state));
+    },
+    close() { grid.destroy(); evaluated.destroy(); },
+  };
+}
+
+function sentences(state) {
+  const line = (text, kind = "") => (text ? el("p", { class: `sentence ${kind}` }, text) : null);
+  return [
+    line(state.sentence, state.is_running ? "good" : "bad"),
+    line(state.waits_for ? `Waits: ${state.waits_for}.` : ""),
+    line(state.slowest_part),
+    ...state.let_go.map((text) => el("div", { class: "banner" }, text)),
+    state.problem ? el("div", { class: "banner" }, `config.yaml: ${state.problem}`) : null,
+  ];
+}
+
+function figures(state) {
+  const latest = state.latest;
+  const reward = latest["reward/mean"] ?? latest["train/loss"];
+  return [
+    tile("step", `${number(state.step)}${state.steps ? ` / ${state.steps}` : ""}`, "#/learner"),
+    tile("reward/mean" in latest ? "reward" : "loss", number(reward), "#/learner"),
+    tile("age: mean, max, bound", `${number(latest["staleness/mean"])}, ${number(latest["staleness/max"])}, ${number(state.max_age)}`,
+      "#/staleness"),
+    tile("live version", number(state.live ? state.live.live_version : latest["weights/live"]), "#/fleet"),
+    tile("pace: steps, slots", `${number(latest["pace/target"])}, ${number(latest["pace/slots"])}`, "#/staleness"),
+    tile("trained tokens/s", number(latest["perf/tok_s"]), "#/learner"),
+    tile("idle learner", share(latest["idle/learner"]), "#/learner"),
+    tile("workers", number(state.live ? state.live.workers.length : latest["rollout/workers"]), "#/fleet"),
+    tile("tokens trained", number(latest["progress/tokens"]), "#/staleness"),
+    tile("training time", ago(latest["progress/wall_s"]), "#/learner"),
+  ];
+}
+
+function details(state) {
+  const counted = state.warnings.map((each) => [el("a", { href: `#/${each.page}` }, each.cause), number(each.times), "metrics"]);
+  const logged = state.logged.map((each) => [each.text, number(each.times), `logs/${each.log}.log, ${each.at}`]);
+  const processes = state.processes.map((each) => [each.name,
+    el("span", { class: each.is_alive ? "good" : "bad" }, each.is_alive ? "lives" : "is gone"), String(each.pid)]);
+  const workers = (state.live ? state.live.workers : []).map((each) => [
+    el("a", { href: "#/fleet" }, each.id), el("span", { class: "good" }, "listed"), `version ${each.version}`]);
+  return [
+    el("h2", {}, "Processes"),
+    processes.length + workers.length
+      ? table([["process", ""], ["state", ""], ["id or version", ""]], [...processes, ...workers])
+      : el("p", { class: "dim" }, "None was started on this machine by `async-rl run`."),
+    state.live_problem ? el("p", { class: "dim" }, state.live_problem) : null,
+    el("h2", {}, "Warnings"),
+    counted.length + logged.length
+      ? table([["cause", "text"], ["times", "number"], ["from", ""]], [...counted, ...logged])
+      : el("p", { class: "dim" }, "None in the metrics or in the logs."),
+    state.fates.length ? [el("h2", {}, el("a", { href: "#/staleness" }, "What became of the tokens")), shareBar(state.fates)] : null,
+  ];
+}
+
+/** The first measure of each environment as points, with its 95 % interval as thin lines. */
+function drawEvaluations(chart, evaluations) {
+  const steps = evaluations.map((each) => each.step);
+  const environments = [...new Set(evaluations.flatMap((each) => Object.keys(each.environments)))];
+  const lines = environments.flatMap((name) => {
+    const measured = evaluations.map((each) => each.environments[name]?.measures || {});
+    const measure = Object.keys(measured.find((each) => Object.keys(each).length) || {})[0];
+    const values = (part) => measured.map((each) => each[measure]?.[part] ?? null);
+    return [{ label: `${name} ${measure}`, values: values("mean") }, 
+      { label: "low", values: values("low"), isDim: true }, { label: "high", values: values("high"), isDim: true }];
+  });
+  chart.element.hidden = !lines.length;
+  chart.draw(steps, lines);
+}

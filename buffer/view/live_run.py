@@ -1,0 +1,154 @@
+"""Reads what the page shows of a living run; it sends commands that change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from async_rl.board.worker_reports import BLOCKED, NOTES
+from async_rl.config import Config
+from async_rl.errors import AsyncRLError
+from async_rl.protocols import Member
+from async_rl.telemetry import WORKER_METRICS
+from async_rl.view.live import LiveState, WorkerState
+from buffer import open_buffer_on
+from buffer.board import RedisBoard
+from buffer.inspection import Inspection
+from buffer.redis_buffer import RedisBuffer
+from buffer.run_in_redis import RunInRedis
+from buffer.server.client import open_server
+from buffer.tools.stats import waits_for
+
+PATIENCE_S = 2.0
+"""How long a request waits for Redis before the page says that it does not answer."""
+FRESH_S = 1.0
+"""Requests within this time share one reading."""
+COUNTERS_S = 120.0
+"""How far back workers' counters are read at the start."""
+NOTES_KEPT = 50
+
+
+class RedisLiveRun:
+    """Connects at the first reading, and again after an error. A context manager that closes the connection."""
+
+    def __init__(self, config: Config) -> None:
+        # Payloads are not read, so that no folder of theirs is opened.
+        redis = config.redis.model_copy(update={"connect_timeout_s": PATIENCE_S, "payloads": "redis"})
+        self._config = config.model_copy(update={"redis": redis})
+        self._connected: AsyncExitStack | None = None
+        self._buffer: RedisBuffer
+        self._board: RedisBoard
+        self._inspection: Inspection
+        self._reading = asyncio.Lock()
+        self._read_at = -FRESH_S
+        self._state: LiveState | str = ""
+        self._positions: dict[str, str] = {}
+        """Topic of the board -> the last message that was read."""
+        self._counters: dict[str, tuple[float, dict[str, float]]] = {}
+        self._notes: dict[tuple[str, str], dict[str, Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self._disconnect()
+
+    async def read(self) -> LiveState | str:
+        async with self._reading:
+            if time.monotonic() - self._read_at >= FRESH_S:
+                self._state = await self._read()
+                self._read_at = time.monotonic()
+            return self._state
+
+    async def _read(self) -> LiveState | str:
+        socket = urlsplit(self._config.redis_url)
+        if not self._config.redis.url and not Path(socket.path).exists():
+            return "its Redis is not running: what follows comes from its folder"
+        try:
+            if self._connected is None:
+                await self._connect()
+            return await self._read_all()
+        except AsyncRLError as error:
+            await self._disconnect()
+            return f"its Redis cannot be read: {error}"
+
+    async def _connect(self) -> None:
+        async with AsyncExitStack() as opening:
+            server = await opening.enter_async_context(open_server(self._config))
+            redis = RunInRedis(server, self._config.run.name)
+            self._buffer = opening.enter_context(open_buffer_on(server, self._config))
+            self._board, self._inspection = RedisBoard(server, redis.name), Inspection(redis)
+            self._connected = opening.pop_all()
+
+    async def _disconnect(self) -> None:
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            await connected.aclose()
+
+    async def _read_all(self) -> LiveState:
+        held, run_state = await self._buffer.stats(), await self._inspection.run_state()
+        limits, members = await self._buffer.limits(), await self._board.members()
+        await self._read_messages()
+        return LiveState(
+            live_version=run_state.live_version,
+            learner=run_state.learner,
+            waits_for=waits_for(run_state, held),
+            buffer=asdict(held),
+            ages={max(0, held.version - version): count for version, count in sorted(held.ready_by_version.items())},
+            limits={}
+            if limits is None
+            else {
+                "slots": limits.slots,
+                "max_slots": limits.max_slots,
+                "max_age": limits.max_age,
+                "groups_per_step": limits.groups_per_step,
+            },
+            workers=tuple(self._worker(member) for member in members),
+            notes=tuple(self._notes.values()),
+        )
+
+    async def _read_messages(self) -> None:
+        """Read what workers posted since the last reading: counters, failures, blocked code."""
+        for position, message in await self._new_messages(WORKER_METRICS, self._since(COUNTERS_S)):
+            counters = message.get("counters")
+            if isinstance(counters, dict):
+                numbers = {name: value for name, value in counters.items() if isinstance(value, int | float)}
+                self._counters[str(message.get("worker"))] = _posted_at(position), numbers
+        for topic in (NOTES, BLOCKED):
+            for _, message in await self._new_messages(topic, "0"):
+                key = str(message.get("worker")), str(message.get("cause", message.get("place")))
+                self._notes.pop(key, None)
+                self._notes[key] = message
+        for key in list(self._notes)[:-NOTES_KEPT]:
+            del self._notes[key]
+
+    async def _new_messages(self, topic: str, start: str) -> list[tuple[str, dict[str, Any]]]:
+        found = await self._board.read(topic, self._positions.get(topic, start), 0.0)
+        if found:
+            self._positions[topic] = found[-1][0]
+        return found
+
+    def _since(self, seconds: float) -> str:
+        return f"{max(0, round((time.time() - seconds) * 1000))}-0"
+
+    def _worker(self, member: Member) -> WorkerState:
+        posted_at, counters = self._counters.get(member.id, (None, {}))
+        return WorkerState(
+            id=member.id,
+            host=member.host,
+            device=member.device,
+            version=member.version,
+            catches_up=member.catches_up,
+            seen_s=None if posted_at is None else max(0.0, time.time() - posted_at),
+            counters=counters,
+        )
+
+
+def _posted_at(position: str) -> float:
+    """A message's position begins with the server's clock, in milliseconds."""
+    return int(position.partition("-")[0]) / 1000
