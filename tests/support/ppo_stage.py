@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ LAYOUTS = {
         ("data", "own"), ("context", "shared"),
     )
 }  # fmt: skip
+FEW = ("tensor_own", "pipeline_shared", "data_own", "context_shared")
+SETS = {"few": FEW, "all": tuple(LAYOUTS)}
 STEPS, SAVED_AT = 3, 2
 
 
@@ -72,8 +75,9 @@ def divided(sizes: dict[str, int], critic: dict[str, Any]) -> Config:
     return learner_config(updates=(2, 2), sizes=sizes, critic=critic)
 
 
-def every_layout(root: Path, rank: int) -> None:
-    for name, (sizes, critic) in LAYOUTS.items():
+def play(layouts: Sequence[str], root: Path, rank: int) -> None:
+    for name in layouts:
+        sizes, critic = LAYOUTS[name]
         folder, under = root / name, divided(sizes, critic)
         folder.mkdir(exist_ok=True)
         meet(folder / "meeting", under, rank)
@@ -91,4 +95,4 @@ def every_layout(root: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     with boundary("rank"):
-        every_layout(Path(sys.argv[2]), int(sys.argv[3]))
+        play(SETS[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]))

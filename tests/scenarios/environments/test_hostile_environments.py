@@ -39,7 +39,10 @@ def work(*arguments: object) -> tuple[dict[str, Any], str]:
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize(("engine", "tasks", "episodes", "deadline_s"), [("scripted", 128, 200, 4), ("megatron", 4, 16, 8)])
+@pytest.mark.parametrize(
+    ("engine", "tasks", "episodes", "deadline_s"),
+    [("scripted", 128, 200, 4), pytest.param("megatron", 4, 16, 8, marks=pytest.mark.slow)],
+)
 def test_a_worker_lives_with_hostile_environments(engine: str, tasks: int, episodes: int, deadline_s: int) -> None:
     found, log = work(engine, tasks, episodes, deadline_s)
     clean, hostile = found["clean"], found["hostile"]

@@ -78,10 +78,14 @@ CASES = {
 }
 
 
-FEW = {name: case for name, case in CASES.items() if case.ranks == 2} | {
-    name: CASES[name] for name in ("tensor_pipeline", "context_sequence", "experts_sequence_data", "lora_tensor_data")
+FEW = {
+    name: CASES[name]
+    for name in (
+        *("recompute_sequence", "recompute_interleaved", "experts", "lora_interleaved"),
+        *("context_sequence", "experts_sequence_data", "lora_tensor_data"),
+    )
 }
-"""Each way to divide, and some of their combinations."""
+"""Each way to divide, most of them combined with another."""
 
 
 def every_case(cases: Mapping[str, Case], root: Path, process: int) -> None:

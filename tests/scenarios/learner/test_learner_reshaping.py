@@ -15,25 +15,29 @@ from async_rl.checkpoints.manifest import POLICY, WEIGHT, candidates, read_manif
 from async_rl.megatron.parameters.adapters import trained_rows
 from async_rl.megatron.parameters.pieces import Stretch, open_pieces
 from learner.ranks.rank_group import RankGroup
-from tests.scenarios.learner.reshaping_rank import LAYOUTS, MODELS, READERS, STEPS, save, take_up, under
+from tests.scenarios.learner.reshaping_rank import LAYOUTS, MODELS, SETS, STEPS, save, take_up, under
 from tests.support.learner_rank import OBJECTIVE, FileStores, shape, train
 from tests.support.made_once import made_once
 from tests.support.warm_processes import play_ranks
 
 WRITERS = [*LAYOUTS, "alone"]
-TRANSITIONS = [(writer, reader) for writer in WRITERS for reader in (*READERS[writer], "alone")]
+Uninterrupted = dict[str, list[dict[str, float]]]
 KINDS = {WEIGHT, "exp_avg", "exp_avg_sq"}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what one process and two ranks saved, and two ranks took up again."""
+    return made_once(tmp_path_factory, "learner_reshaping", lambda root: play("few", root))
 
-    def make(root: Path) -> None:
-        with_one_process("alone", lambda rank_group: save(rank_group, root, "alone"))
-        play_ranks("tests.scenarios.learner.reshaping_rank", "all", root)
 
-    return made_once(tmp_path_factory, "learner_reshaping", make)
+def play(which: str, root: Path) -> None:
+    """Leave in the folder what one process and two ranks save, and what two ranks take up again."""
+    with_one_process("alone", lambda rank_group: save(rank_group, root, "alone"))
+    play_ranks("tests.scenarios.learner.reshaping_rank", which, root)
+
+
+def transitions(which: str) -> list[tuple[str, str]]:
+    return [(writer, reader) for writer in WRITERS for reader in (*SETS[which][writer], "alone")]
 
 
 def with_one_process(writer: str, act: Any) -> Any:
@@ -47,7 +51,7 @@ def with_one_process(writer: str, act: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted() -> dict[str, list[dict[str, float]]]:
+def uninterrupted() -> Uninterrupted:
     """The steps after the checkpoint, of a process that never saved."""
     return {writer: with_one_process(writer, lambda rank_group: train(rank_group, 1, STEPS)) for writer in ("alone", *MODELS)}
 
@@ -65,8 +69,19 @@ def state(folder: Path, writer: str) -> dict[tuple[str, str], Tensor]:
         }
 
 
-@pytest.mark.parametrize(("writer", "reader"), TRANSITIONS)
-def test_another_layout_resumes(root: Path, uninterrupted: dict[str, Any], writer: str, reader: str) -> None:
+@pytest.mark.parametrize(("writer", "reader"), transitions("few"))
+def test_another_layout_resumes(root: Path, uninterrupted: Uninterrupted, writer: str, reader: str) -> None:
+    check(root, uninterrupted, writer, reader)
+
+
+@pytest.mark.slow
+def test_every_layout_resumes_every_other(tmp_path: Path, uninterrupted: Uninterrupted) -> None:
+    play("all", tmp_path)
+    for writer, reader in transitions("all"):
+        check(tmp_path, uninterrupted, writer, reader)
+
+
+def check(root: Path, uninterrupted: Uninterrupted, writer: str, reader: str) -> None:
     if reader == "alone":
         rows = with_one_process(writer, lambda rank_group: take_up(rank_group, root, writer, reader))
     else:

@@ -19,7 +19,7 @@ from learner.ranks.rank_group import RankGroup
 from tests.support.full_weights import weights_of, weights_of_model
 from tests.support.learner_rank import CPU, VOCABULARY, shape, taken_groups
 from tests.support.made_once import made_once
-from tests.support.ppo_stage import CRITICS, EVERYTHING, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
+from tests.support.ppo_stage import CRITICS, EVERYTHING, FEW, LAYOUTS, SAVED_AT, STEPS, batch, divided, learner_config, train
 from tests.support.warm_processes import play_ranks
 
 # -- the formulas ---------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def formulas(rank_group: RankGroup, reference: Any) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per layout, written by two ranks."""
-    return made_once(tmp_path_factory, "ppo_layouts", lambda root: play_ranks("tests.support.ppo_stage", "every_layout", root))
+    return made_once(tmp_path_factory, "ppo_layouts", lambda root: play_ranks("tests.support.ppo_stage", "few", root))
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,25 @@ def alone() -> dict[str, tuple[list[dict[str, float]], dict[str, Tensor]]]:
     return found
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", FEW)
 def test_ranks_agree_with_one_process(by_ranks: Path, alone: Any, layout: str) -> None:
+    check_weights(by_ranks, alone, layout)
+
+
+@pytest.mark.parametrize("layout", FEW)
+def test_one_process_resumes_where_ranks_stopped(by_ranks: Path, alone: Any, layout: str) -> None:
+    check_resumed(by_ranks, alone, layout)
+
+
+@pytest.mark.slow
+def test_every_layout_agrees_and_is_resumed(tmp_path: Path, alone: Any) -> None:
+    play_ranks("tests.support.ppo_stage", "all", tmp_path)
+    for layout in LAYOUTS:
+        check_weights(tmp_path, alone, layout)
+        check_resumed(tmp_path, alone, layout)
+
+
+def check_weights(by_ranks: Path, alone: Any, layout: str) -> None:
     rows, weights = alone[layout.split("_")[1]]
     agree(json.loads((by_ranks / layout / "rows.json").read_text()), rows)
     found_weights = load_file(by_ranks / layout / "weights.safetensors")
@@ -121,8 +138,7 @@ def test_ranks_agree_with_one_process(by_ranks: Path, alone: Any, layout: str) -
         torch.testing.assert_close(found_weights[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_process_resumes_where_ranks_stopped(by_ranks: Path, alone: Any, layout: str) -> None:
+def check_resumed(by_ranks: Path, alone: Any, layout: str) -> None:
     """Critic, its moments and its schedule included."""
     kind = layout.split("_")[1]
     under = divided({}, CRITICS[kind])

@@ -50,7 +50,7 @@ def play(
     return results, shares
 
 
-@pytest.mark.parametrize("kind", CRITICS)
+@pytest.mark.parametrize("kind", ["own", pytest.param("shared", marks=pytest.mark.slow)])
 def test_policy_and_critic_learn(kind: str) -> None:
     under, objective = learner_config(critic=CRITICS[kind], updates=(1, 2)), load_objective("ppo")
     with rank_group(under, objective) as learner:
@@ -86,7 +86,7 @@ def test_a_critic_warms_up_alone() -> None:
     assert rates == pytest.approx([0.0, 0.0, 0.005])  # half of the policy's own two updates, not of six
 
 
-@pytest.mark.parametrize("where", ["loss", "reward"])
+@pytest.mark.parametrize("where", [pytest.param("loss", marks=pytest.mark.slow), "reward"])
 def test_a_reference_keeps_the_policy_near(where: str) -> None:
     ends = {}
     for beta in (1e-6, 1.0):

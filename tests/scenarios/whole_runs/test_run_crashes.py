@@ -20,6 +20,7 @@ HANGS_AT = 17
 goes on for two steps and then waits for it: after step 8, 9 or 10, so always between the checkpoints of steps 6 and 12."""
 
 
+@pytest.mark.slow  # the eight faults of test_chaos.py contain these
 @pytest.mark.timeout(600)
 def test_a_run_survives_kills_of_its_worker_its_learner_and_its_server(tmp_path: Path) -> None:
     marker = tmp_path / "hangs"

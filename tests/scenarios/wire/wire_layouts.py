@@ -92,14 +92,11 @@ FEW = {
     "tensor": Case(model="tied", ranks=2, shared=True, parallel={"tensor": 2}),
     "alone": Case(model="tied", ranks=1, shared=True, parallel={}, resumes="tensor"),
     "interleaved": Case(model="tied", ranks=2, shared=False, parallel={"pipeline": 2, "virtual_stages": 2}, critic=True),
-    "context": Case(model="tied", ranks=2, shared=False, parallel={"context": 2}),
-    "tensor_pipeline": Case(model="tied", ranks=4, shared=False, parallel={"tensor": 2, "pipeline": 2}),
-    "tensor_data": Case(model="tied", ranks=4, shared=True, parallel={"tensor": 2}),
     "half": Case(model="half", ranks=2, shared=False, parallel={"pipeline": 2}),
-    "experts": Case(model="experts", ranks=2, shared=True, parallel={"expert": 2}),
     "experts_pipeline": Case(model="experts", ranks=4, shared=True, parallel={"expert": 2, "pipeline": 2}),
     "experts_data": Case(model="experts", ranks=4, shared=False, parallel={"expert": 2}, resumes="experts_pipeline"),
 }
+"""The others are among `ALL`."""
 _DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "tensor": (2, {"tensor": 2, "sequence": True}),
