@@ -16,7 +16,7 @@ help:
 	@echo "make picture    the same, and its curve becomes docs/quickstart.png, which README.md shows"
 	@echo "make setup      install everything for development"
 	@echo "make test-fast  unit tests, and the buffer's contracts in memory: those that take no seconds"
-	@echo "make test       the CPU tests; SERVERS=all: on every Redis and Valkey found           make test-slow  those that take minutes"
+	@echo "make test       the CPU tests; SERVERS=all: on every Redis and Valkey found           make test-slow  the others: all layouts, long runs"
 	@echo "make test-py312  the CPU tests on Python 3.12, with another megatron-core, in .venvs/py312; also: test-py313"
 	@echo "make test-adapters  test every adapter with its library, in virtual environments (minutes, 3 GB)"
 	@echo "make recipes    rehearse every recipe for ten steps, with small models"

@@ -127,7 +127,8 @@ def memory(machine: Machine, report: Report) -> None:
     for dtype, (largest, mean) in MISMATCH.items():
         name = str(dtype).removeprefix("torch.")
         full = weights(machine, SMALL, dtype, seed=1)
-        siblings = [each for each in prompts(8, SMALL.vocab_size, longest=SMALL.max_positions // 2) for _ in range(4)]
+        different = 8 if machine.is_gpu else 4
+        siblings = [each for each in prompts(different, SMALL.vocab_size, SMALL.max_positions // 2) for _ in range(4)]
         budgets = [SMALL.max_positions // 3] * len(siblings)
         found = asyncio.run(_crowded(machine, dtype, full, siblings, budgets, report))
         difference = _mismatch(machine, dtype, full, siblings, found)

@@ -61,7 +61,7 @@ def _rollout(rng: np.random.Generator, vocab_size: int, length: int) -> Rollout:
 
 
 def learn_small(machine: Machine, report: Report) -> None:
-    _learn(machine, SMALL, report, tokens=65536 if machine.is_gpu else 4096, longest=512, learning_rate=1e-3)
+    _learn(machine, SMALL, report, tokens=65536 if machine.is_gpu else 2048, longest=512, learning_rate=1e-3)
 
 
 def learn_600m(machine: Machine, report: Report) -> None:

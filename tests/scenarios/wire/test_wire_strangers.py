@@ -90,6 +90,7 @@ def said_to(port: int, request: bytes) -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.mark.slow
 async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str, run_name: str) -> None:
     """A scan without pauses also hits ports that are open only while a group is built."""
     async with (

@@ -28,6 +28,7 @@ def rival(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("buffer_parts.rival")
 
 
+@pytest.mark.slow
 def test_the_quick_run_fills_every_figure(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, BENCHMARKS / "buffer_speed.py", "--quick", "--rounds=1", "--rivals=pickle_stream"]

@@ -24,8 +24,10 @@ def test_our_packages_stand_together() -> None:
     guard()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "async_rl"])
-@pytest.mark.parametrize("kind", ["package", "module", "folder"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "package") for name in NAMES if name != "async_rl"), ("buffer", "module"), ("buffer", "folder")],
+)
 def test_an_intruder_is_named(tmp_path: Path, name: str, kind: str) -> None:
     if kind == "module":
         (tmp_path / f"{name}.py").touch()
