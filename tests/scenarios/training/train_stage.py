@@ -35,12 +35,12 @@ TABLES = {False: "counting", True: "counting_pairs"}
 
 def config(method: Method, **sections: Mapping[str, Any]) -> TrainingConfig:
     compares = METHODS[method].compares
-    table = f"configs/train/{TABLES[compares]}.jsonl"
+    table = f"configs/train/{TABLES[compares]}"
     content: dict[str, Any] = {
         "run": {"name": method},
         "model": {"size": {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48}},
         "tokenizer": {"type": "characters", "alphabet": ALPHABET},
-        "data": {"path": table, "held_out": _held_out(compares)},
+        "data": {"path": f"{table}.jsonl", "held_out": {"path": f"{table}_held_out.jsonl", "every": 2, "examples": 10}},
         "batch": {"examples_per_step": 9, "bin_tokens": 40},
         # well above rounding: Adam would blow up what layouts make of gradients that are almost 0
         "learner": {"steps": 2, "optimizer": {"learning_rate": 0.01, "eps": 1e-4, "clip_grad": 0.5, "weight_decay": 0.1}},
@@ -49,10 +49,6 @@ def config(method: Method, **sections: Mapping[str, Any]) -> TrainingConfig:
     for section, changes in sections.items():
         content[section] = {**content.get(section, {}), **changes}
     return METHODS[method].model_validate(content)
-
-
-def _held_out(compares: bool) -> dict[str, Any]:
-    return {"path": f"configs/train/{TABLES[compares]}_held_out.jsonl", "every": 2}
 
 
 @dataclass
@@ -111,11 +107,7 @@ def trainings(layout: str, teacher: Path) -> list[TrainingConfig]:
     parallel = {"tensor": 2 if layout == "tensor" else 1, "pipeline": 2 if layout == "pipeline" else 1}
     learner = {**config("sft").learner.model_dump(include={"steps", "optimizer"}), "parallel": parallel}
     distill = {"distill": {"teacher": str(teacher), "direction": "mixed"}}
-    few = {method: {"held_out": {**_held_out(METHODS[method].compares), "examples": 10}} for method in CASES[layout]}
-    return [
-        config(method, learner=learner, data=few[method], **(distill if method == "distill" else {}))
-        for method in CASES[layout]
-    ]
+    return [config(method, learner=learner, **(distill if method == "distill" else {})) for method in CASES[layout]]
 
 
 def every_layout(root: Path, rank: int) -> None:
