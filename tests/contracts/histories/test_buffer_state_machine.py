@@ -65,7 +65,7 @@ def test_the_memory_buffer_keeps_its_promises():
 
 
 def test_a_server_keeps_its_promises_also_when_it_is_set_back(server_urls: list[str]):
-    """One server: that all of them answer alike is shown above."""
+    """On one server: the twins above show that the others answer alike."""
     play(life(lambda: on_server(server_urls[0])), examples=20, steps=25)
 
 
