@@ -47,9 +47,9 @@ class Stalled(Exception):
 
 class Stage:
     def __init__(self, folder: Path, pipeline: Pipeline, *, redis_url: str = "", seed: int = 0, warm: bool = False) -> None:
-        """`warm`: its processes are forks, which import nothing."""
+        """`warm`: processes are forks, which import nothing, and episodes take longer, which leaves cores to other tests."""
         self._folder, self.pipeline, self._warm = folder, pipeline, warm
-        self.path = write_config(folder, "chaos", **_settings(pipeline, redis_url, seed))
+        self.path = write_config(folder, "chaos", **_settings(pipeline, redis_url, seed, pace_s=0.3 if warm else 0.02))
         self.config = read_config(self.path)
         self.restarts = 0
         """How often the run ended by itself and was restarted."""
@@ -157,10 +157,10 @@ class _Tail:
         return self._rows[key]
 
 
-def _settings(pipeline: Pipeline, redis_url: str, seed: int) -> dict[str, Any]:
+def _settings(pipeline: Pipeline, redis_url: str, seed: int, *, pace_s: float) -> dict[str, Any]:
     sections: dict[str, Any] = {
         "run": {"seed": seed},
-        "tasks": {"pace_s": 0.02},
+        "tasks": {"pace_s": pace_s},
         "staleness": {"max_age": MAX_AGE},
         "leases": {"ticket_s": 3, "learner_s": 3, "member_s": 3},
         "learner": {"steps": 1_000_000, "checkpoint_every": 4},

@@ -13,7 +13,7 @@ from tests.support.run_processes import audit, finished, program, read_config, w
 PLAIN = f"{ROOT}/examples/own_engine/engine.py:PlainEngine"
 
 
-@pytest.mark.parametrize("backend", ["hf", PLAIN], ids=["hf", "own"])
+@pytest.mark.parametrize("backend", [pytest.param("hf", id="hf"), pytest.param(PLAIN, id="own", marks=pytest.mark.slow)])
 def test_what_another_engine_samples_is_what_the_learner_computes(tmp_path: Path, backend: str) -> None:
     """At age 0 the learner's log-probabilities are those of the version that sampled: weights arrived, and exactly so."""
     path = write_config(

@@ -92,9 +92,10 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
         path = write_config(
             folder,
             "guarded",
+            tasks={"pace_s": 1.0},  # few steps, which leaves cores to other tests
             learner={"steps": steps, "checkpoint_every": 4, "parallel": {"processes": 2}},
             metrics={"console": False, "prometheus_port": free_port()},
-            evaluation={"every": 4},
+            evaluation={"every": 40},
         )
         config = read_config(path)
         with ExitStack() as started:

@@ -16,10 +16,13 @@ from tests.support.run_history import check, last_step, lives
 from tests.support.run_processes import Program, audit, program, read_config, write_config
 from tests.support.waiting import until
 
+SLOW = {"pace_s": 0.5}
+"""Few steps while other processes are started, which leaves cores to other tests."""
+
 
 @pytest.mark.timeout(600)
 def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: Path) -> None:
-    path = write_config(tmp_path, "by-hand", learner={"steps": 10_000, "checkpoint_every": 50})
+    path = write_config(tmp_path, "by-hand", tasks=SLOW, learner={"steps": 10_000, "checkpoint_every": 50})
     config = read_config(path)
     with ExitStack() as started:
 
@@ -59,7 +62,8 @@ def test_processes_wait_for_what_they_miss_and_strangers_are_refused(tmp_path: P
 @pytest.mark.timeout(600)
 def test_each_role_runs_as_its_own_user_of_redis(tmp_path: Path) -> None:
     with private_server(find_binary()) as url, ExitStack() as started:
-        path = write_config(tmp_path, "users", redis={"url": url}, learner={"steps": 10_000, "checkpoint_every": 10})
+        endless = {"steps": 10_000, "checkpoint_every": 10}
+        path = write_config(tmp_path, "users", tasks=SLOW, redis={"url": url}, learner=endless)
         config = read_config(path)
 
         def start(*arguments: object, user: str = "") -> Program:

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.timeout(900)
 
 def test_two_runs_share_one_redis(tmp_path: Path, redis_server: str) -> None:
     names = ("neighbour-a", "neighbour-b")
-    paths = [write_config(tmp_path, name, redis={"url": redis_server}, learner={"steps": 6}) for name in names]
+    paths = [write_config(tmp_path, name, redis={"url": redis_server}, learner={"steps": 3}) for name in names]
     with program(tmp_path, "run", "@", paths[0]) as one, program(tmp_path, "run", "@", paths[1]) as other:
         assert (one.exit_code(), other.exit_code()) == (0, 0), one.output + other.output
     for path in paths:
         assert audit(path)["clean"]
-        check(read_config(path), steps=6)
+        check(read_config(path), steps=3)
     with Redis.from_url(redis_server) as redis:
         tags = {key.decode().partition(":")[0] for key in redis.scan_iter("*neighbour-*")}
     assert tags == {f"{{{name}}}" for name in names}

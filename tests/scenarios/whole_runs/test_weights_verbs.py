@@ -57,7 +57,7 @@ def test_pinned_rolled_back_and_let_go(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,
         "held",
-        tasks={"pace_s": 0.02},
+        tasks={"pace_s": 0.5},  # few steps, which leaves cores to other tests
         learner={"steps": 100_000, "checkpoint_every": 2, "keep_checkpoints": 1_000},
         wire={"push_every_steps": 2},
     )
