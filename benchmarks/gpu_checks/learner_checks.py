@@ -114,7 +114,7 @@ def _flops(shape: ModelShape, of: PackedBatch) -> float:
 
 def checkpoint(machine: Machine, report: Report) -> None:
     """A learner that loads a checkpoint holds the same bits, and its next step is the same."""
-    fixed = batch(SMALL, tokens=2048, longest=256)
+    fixed = batch(SMALL, tokens=2048 if machine.is_gpu else 512, longest=256)
     with tempfile.TemporaryDirectory() as folder:
         rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
         for _ in range(2):
