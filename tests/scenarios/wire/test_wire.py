@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,9 +34,13 @@ from async_rl.transport.messages import (
 from async_rl.transport.packed_source import PACKED_NOTE
 from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import VersionRecord
+from tests.support import wire_weights
 from tests.support.waiting import eventually
 from tests.support.wire_board import StageBoard, board_of, go_live
-from tests.support.wire_weights import Sender, all_behind, sending, weights
+from tests.support.wire_weights import Sender, all_behind, sending
+
+weights = partial(wire_weights.weights, rows=800)
+"""A dozen buckets."""
 
 
 class Worker:
