@@ -95,7 +95,7 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
             tasks={"pace_s": 1.0},  # few steps, which leaves cores to other tests
             learner={"steps": steps, "checkpoint_every": 4, "parallel": {"processes": 2}},
             metrics={"console": False, "prometheus_port": free_port()},
-            evaluation={"every": 40},
+            evaluation={"every": 4, "tasks": 2, "samples": 1},
         )
         config = read_config(path)
         with ExitStack() as started:
