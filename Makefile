@@ -9,11 +9,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Processes of the tests: more than cores, because half of the tests wait most of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
-.PHONY: help setup demo picture test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
+.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU (minutes)"
 	@echo "make picture    the same, and its curve becomes docs/quickstart.png, which README.md shows"
+	@echo "make screenshots  pictures of the page that async-rl view serves, for docs/view.md; needs chromium"
 	@echo "make setup      install everything for development"
 	@echo "make test-fast  unit tests, and the buffer's contracts in memory: those that take no seconds"
 	@echo "make test       the CPU tests; SERVERS=all: on every Redis and Valkey found           make test-slow  the others: all layouts, long runs"
@@ -38,6 +39,9 @@ demo: $(VENV)/.run
 picture: $(VENV)/.run
 	@folder=$$(mktemp -d) && $(BIN)/async-rl run @ configs/quickstart.yaml --run.folder $$folder --run.name quickstart \
 		&& cp $$folder/quickstart/curves.png docs/quickstart.png && rm -r $$folder
+
+screenshots: $(VENV)/.dev
+	$(BIN)/python -m tests.support.screenshots docs/view
 
 # SERVERS=all: the buffer's contracts run on every server found and on a Cluster, not only in memory and on the bundled server.
 test: $(VENV)/.dev

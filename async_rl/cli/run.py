@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.role_process import become, in_role
 from async_rl.config.loading import load, load_named, parse
 from async_rl.launch.commands import command, ranks_command
@@ -26,7 +26,8 @@ def run(line: CommandLine) -> int:
     from async_rl.launch import local
 
     config = load_with_name(line.config)
-    return run_and_summarise(config, "run", partial(local.run, config, os.environ), partial(write_summary, config))
+    supervise = partial(local.run, config, os.environ, view=line.has("view"))
+    return run_and_summarise(config, "run", supervise, partial(write_summary, config))
 
 
 def run_and_summarise(
@@ -75,7 +76,11 @@ def learner(line: CommandLine) -> NoReturn:
 
 VERBS = (
     Verb(
-        words="run", help="Start buffer, learner and workers on this machine; summarise at the end.", run=run, config="@ FILE"
+        words="run",
+        help="Start buffer, learner and workers on this machine; summarise at the end.",
+        run=run,
+        config="@ FILE",
+        options=(Option(name="view", help="serve the run's web page beside it, and print its address"),),
     ),
     Verb(
         words="learner",

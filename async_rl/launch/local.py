@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -103,10 +104,10 @@ def _has_trained(folder: Path) -> bool:
     return any(b'"groups"' in row for row in rows_of(folder / "trained.jsonl"))
 
 
-async def run(config: Config, inherited: Mapping[str, str]) -> int:
+async def run(config: Config, inherited: Mapping[str, str], *, view: bool = False) -> int:
     """Run everything and return the exit code: 0 if the learner finished or everything drained, else the failed process's."""
     stop = drain_on_signals()
-    return await LocalRun(specs(config, inherited), config.run_folder).run(stop)
+    return await LocalRun(specs(config, inherited, view=view), config.run_folder).run(stop)
 
 
 async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
@@ -116,8 +117,8 @@ async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
     return await LocalRun([spec], config.run_folder).run(stop)
 
 
-def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
-    """The processes of the run, in the order in which they start."""
+def specs(config: Config, inherited: Mapping[str, str], *, view: bool = False) -> list[ChildSpec]:
+    """The processes of the run, in the order in which they start; with `view`, its web page is one of them."""
     args = ["@", str(config.run_folder / "config.yaml")]
     shared, processes = _environment(config, inherited), config.worker.processes
 
@@ -134,6 +135,7 @@ def specs(config: Config, inherited: Mapping[str, str]) -> list[ChildSpec]:
         _learner("learner", config, shared),
         *(child(f"worker-{index}", worker, place=index, grace_s=grace_s) for index in range(processes)),
         *([child("evaluator", evaluator, place=processes, grace_s=DRAIN_GRACE_S)] if config.evaluation.every else []),
+        *([replace(child("view", command("buffer.view", args)), log=None)] if view else []),  # its address is for the terminal
     ]
 
 

@@ -29,7 +29,7 @@ def write_demo(folder: Path, *, steps: int = 2000, seed: int = 0) -> None:
     draw = random.Random(seed)
     folder.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(CONFIG % (max(1, steps // 20), steps))
-    totals = dict.fromkeys(("tokens", "samples", "wall_s", "stale", "no_signal"), 0.0)
+    totals: dict[str, float] = dict.fromkeys(("tokens", "samples", "wall_s", "stale", "no_signal"), 0.0)
     start = time.time() - steps * 0.6  # about what its steps take
     with (folder / METRICS_FILE).open("w") as file:
         for step in range(1, steps + 1):
@@ -41,7 +41,10 @@ def write_demo(folder: Path, *, steps: int = 2000, seed: int = 0) -> None:
 def _row(step: int, steps: int, draw: random.Random, totals: dict[str, float]) -> dict[str, float]:
     progress = step / steps
     is_slow = WRONG_AT < progress < WRONG_AT + 0.12
-    noise = lambda spread: draw.gauss(0, spread)  # noqa: E731
+
+    def noise(spread: float) -> float:
+        return draw.gauss(0, spread)
+
     reward = min(1.0, max(0.0, 1.05 / (1 + math.exp(5 - 12 * progress)) + noise(0.03)))
     step_s, wait_s = 0.33 + abs(noise(0.02)), (1.2 if is_slow else 0.05) + abs(noise(0.03))
     span_s, trained = step_s + wait_s, round(1500 + 400 * progress + noise(60))

@@ -42,7 +42,7 @@ class LiveState:
     """Workers' reports of failures and of blocked code: cause, times, detail."""
 
 
-class LiveRun(Protocol):
+class LiveSource(Protocol):
     async def read(self) -> LiveState | str:
         """The state now; or one sentence on why there is none. Raises nothing for a server that is gone."""
         ...

@@ -58,3 +58,8 @@ def open_described(words: Sequence[str]) -> OpenedRun:
     if not loaded.config.run.name:
         raise ConfigError("run.name is not set; name the run's folder instead: async-rl view runs/NAME")
     return OpenedRun(path=loaded.config.run_folder, config=loaded.config, origins=loaded.origins)
+
+
+def runs_beside(folder: Path) -> dict[str, Path]:
+    """The runs in the same parent folder, by name."""
+    return {path.parent.name: path.parent for path in sorted(folder.parent.glob(f"*/{METRICS_FILE}"))}

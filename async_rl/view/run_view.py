@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from async_rl.config.tree import Config
 from async_rl.telemetry.evaluation_rows import read_evaluation
 from async_rl.telemetry.table import find_metric
 from async_rl.view.causes import metric_warnings, slowest_part, token_fates
 from async_rl.view.followed_file import FollowedFile
-from async_rl.view.live import LiveRun, LiveState
+from async_rl.view.live import LiveSource, LiveState
 from async_rl.view.log_warnings import read_warnings
 from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
@@ -30,7 +30,7 @@ QUIET_S = 60.0
 class RunView:
     """Not thread-safe; `refresh` reads files and takes a second at the first call of a long run."""
 
-    def __init__(self, folder: OpenedRun, live: LiveRun | None = None) -> None:
+    def __init__(self, folder: OpenedRun, live: LiveSource | None = None) -> None:
         self.folder = folder
         self._live = live
         self._rows = FollowedFile(folder.path / METRICS_FILE)
@@ -48,12 +48,17 @@ class RunView:
             except ValueError:
                 continue
             if isinstance(row, dict):
-                self._add(row)
+                self._add(cast("dict[str, Any]", row))
 
     def _add(self, row: dict[str, Any]) -> None:
         self.columns.add(row)
         if (found := read_evaluation({name: value for name, value in row.items() if value is not None})) is not None:
             self._evaluations[found.step] = self.columns.num_rows, asdict(found)
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All evaluations, in order of their steps."""
+        return [self._evaluations[step][1] for step in sorted(self._evaluations)]
 
     async def live_state(self) -> LiveState | str:
         """What its Redis says, or why it says nothing."""

@@ -4,6 +4,7 @@ GET /                 index.html; `?token=` sets the cookie
 GET /static/...       ES modules, one style sheet, vendor/
 GET /api/run          the state, and columns of `names` since the row `since`
 GET /api/config       every setting with its origin, without secrets
+GET /api/compare      curves, settings and evaluations of this run and of `runs` beside it
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from aiohttp import web
 
 from async_rl.http.server import Handler, listen, url_of
+from async_rl.view.compare import compare
 from async_rl.view.guard import add_headers, guard
+from async_rl.view.opened_run import open_folder, runs_beside
 from async_rl.view.run_view import RunView
 
 STATIC = Path(__file__).with_name("static")
@@ -31,10 +34,12 @@ class ViewServer:
     def __init__(self, view: RunView) -> None:
         self._view = view
         self._reading = asyncio.Lock()
+        self._others: dict[Path, RunView] = {}
+        """Runs that were compared so far."""
 
     @property
     def routes(self) -> dict[str, Handler]:
-        return {"/": self.page, "/api/run": self.run, "/api/config": self.config}
+        return {"/": self.page, "/api/run": self.run, "/api/config": self.config, "/api/compare": self.compare}
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
@@ -57,6 +62,25 @@ class ViewServer:
         folder = self._view.folder
         rows = [(key, value, folder.origins.get(key, "")) for key, value in folder.settings.items()]
         return as_json({"run": folder.name, "problem": folder.problem, "settings": rows})
+
+    async def compare(self, request: web.Request) -> web.Response:
+        async with self._reading:
+            return as_json(await asyncio.to_thread(self._compare, request))
+
+    def _compare(self, request: web.Request) -> dict[str, Any]:
+        own = self._view.folder
+        known = {**runs_beside(own.path), own.name: own.path}
+        chosen = [own.name, *(name for name in _list(request, "runs") if name in known and name != own.name)]
+        views = [self._opened(known[name]) for name in chosen]
+        found = compare(views, _list(request, "names"), points=_number(request.query, "points", POINTS))
+        return {"runs": sorted(known), **found}
+
+    def _opened(self, path: Path) -> RunView:
+        view = self._view if path == self._view.folder.path else self._others.get(path)
+        if view is None:
+            view = self._others[path] = RunView(open_folder(path))
+        view.refresh()
+        return view
 
 
 @asynccontextmanager

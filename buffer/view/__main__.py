@@ -22,7 +22,7 @@ from async_rl.view.guard import new_token
 from async_rl.view.opened_run import OpenedRun, open_described, open_folder
 from async_rl.view.run_view import RunView
 from async_rl.view.server import ViewServer, serving
-from buffer.view.live_run import RedisLiveRun
+from buffer.view.live_run import RedisLiveSource
 
 
 def main(words: Sequence[str]) -> None:
@@ -33,6 +33,7 @@ def main(words: Sequence[str]) -> None:
         if line.has("demo"):
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="async-rl-demo-"))) / "demo"
             write_demo(folder)
+            write_demo(folder.with_name("demo-before"), steps=1200, seed=1)
             run = open_folder(folder)
         else:
             run = chosen_run(line)
@@ -54,7 +55,7 @@ async def serve(run: OpenedRun, line: CommandLine) -> None:
     stop = drain_on_signals()
     host, given = line.text("host", "127.0.0.1"), read_token(line.text("token-file"), key="--token-file")
     async with AsyncExitStack() as opened:
-        live = await opened.enter_async_context(RedisLiveRun(run.config)) if isinstance(run.config, Config) else None
+        live = await opened.enter_async_context(RedisLiveSource(run.config)) if isinstance(run.config, Config) else None
         view = RunView(run, live)
         view.refresh()  # takes seconds for a long run, of which no request has to wait
         routes = ViewServer(view).routes

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from async_rl.board.worker_reports import BLOCKED, NOTES
@@ -33,7 +33,7 @@ COUNTERS_S = 120.0
 NOTES_KEPT = 50
 
 
-class RedisLiveRun:
+class RedisLiveSource:
     """Connects at the first reading, and again after an error. A context manager that closes the connection."""
 
     def __init__(self, config: Config) -> None:
@@ -115,10 +115,7 @@ class RedisLiveRun:
     async def _read_messages(self) -> None:
         """Read what workers posted since the last reading: counters, failures, blocked code."""
         for position, message in await self._new_messages(WORKER_METRICS, self._since(COUNTERS_S)):
-            counters = message.get("counters")
-            if isinstance(counters, dict):
-                numbers = {name: value for name, value in counters.items() if isinstance(value, int | float)}
-                self._counters[str(message.get("worker"))] = _posted_at(position), numbers
+            self._counters[str(message.get("worker"))] = _posted_at(position), _numbers(message.get("counters"))
         for topic in (NOTES, BLOCKED):
             for _, message in await self._new_messages(topic, "0"):
                 key = str(message.get("worker")), str(message.get("cause", message.get("place")))
@@ -137,7 +134,7 @@ class RedisLiveRun:
         return f"{max(0, round((time.time() - seconds) * 1000))}-0"
 
     def _worker(self, member: Member) -> WorkerState:
-        posted_at, counters = self._counters.get(member.id, (None, {}))
+        posted_at, counters = self._counters.get(member.id, (None, dict[str, float]()))
         return WorkerState(
             id=member.id,
             host=member.host,
@@ -147,6 +144,11 @@ class RedisLiveRun:
             seen_s=None if posted_at is None else max(0.0, time.time() - posted_at),
             counters=counters,
         )
+
+
+def _numbers(counters: Any) -> dict[str, float]:
+    found = cast("dict[str, Any]", counters) if isinstance(counters, dict) else {}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _posted_at(position: str) -> float:

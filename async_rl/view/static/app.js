@@ -8,7 +8,7 @@ import { RunStore } from "./api.js";
  * {element, names: metrics to keep up to date, update(store), close(), keys: {key: [help, handler]}}; all but the first optional.
  * `context`: {rest: words after the page's name in the address, query: URLSearchParams, go(hash)}.
  */
-const PAGES = ["overview", "staleness", "learner", "fleet", "config"];
+const PAGES = ["overview", "staleness", "learner", "fleet", "compare", "config"];
 const UPDATE_MS = 2000;
 
 let page = {};
@@ -108,8 +108,13 @@ function start() {
   addEventListener("keydown", pressed);
   addEventListener("hashchange", route);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.update?.(store));
-  setInterval(() => { if (!isPaused && !document.hidden) update(); }, UPDATE_MS);
-  route();
+  route().finally(keepUpToDate);
+}
+
+/** Ask again some time after each answer, so that a slow server is not asked more than it answers. */
+async function keepUpToDate() {
+  if (!isPaused && !document.hidden) await update();
+  setTimeout(keepUpToDate, UPDATE_MS);
 }
 
 start();

@@ -21,12 +21,13 @@ from tests.scenarios.whole_runs.listeners import Listener, family, listeners_bel
 from tests.scenarios.whole_runs.port_fuzzer import PortFuzzer
 from tests.support.repository import ROOT
 from tests.support.run_processes import Program, program, read_config, write_config
+from tests.support.view_client import Viewed, viewed
 from tests.support.waiting import until
 
 PAGE = ROOT / "docs" / "security.md"
 FRAMES = 40
 """At each listener in the short test."""
-SERVE = {"redis", "learner", "rollout_workers", "rollout_workers.remote", "rollout_workers.reward_model"}
+SERVE = {"redis", "learner", "rollout_workers", "rollout_workers.remote", "rollout_workers.reward_model", "buffer.view"}
 """Processes that always listen."""
 ROLES = SERVE | {"rollout_workers.evaluation"}
 
@@ -60,7 +61,8 @@ class Deployment:
     config: Config
     run: Program
     servers: tuple[Program, ...]
-    """`env serve` and `reward serve`."""
+    """`env serve`, `reward serve` and `view`."""
+    view: Viewed
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -84,8 +86,8 @@ class Deployment:
 
 @contextmanager
 def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, warm: bool) -> Iterator[Deployment]:
-    """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve` and `reward serve`.
-    Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
+    """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve`, `reward serve`
+    and `view`. Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
     """
     with tempfile.TemporaryDirectory(prefix="arl") as temporary:  # pytest's own has too long a path for a socket
         monkeypatch.setenv("TMPDIR", temporary)
@@ -104,13 +106,15 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
                 started.enter_context(program(folder, "env", "serve", "counting", warm=False)),
                 started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=False)),
             )
+            view = started.enter_context(viewed(folder, "@", path, warm=False))
             for server in servers:
                 server.until_says("is served")
             until(lambda: list(config.run_folder.glob("checkpoints/step-*")), "a checkpoint is there", while_alive=running)
-            yield Deployment(config=config, run=running, servers=servers)
-            for each in (running, *servers):
+            deployed = Deployment(config=config, run=running, servers=(*servers, view.program), view=view)
+            yield deployed
+            for each in deployed.programs:
                 each.signal(signal.SIGINT)
-            for each in (running, *servers):
+            for each in deployed.programs:
                 assert each.exit_code() == 0, each.output
         assert {path.name for path in Path(temporary).iterdir() if not path.name.startswith("torch")} == set()
 
@@ -143,9 +147,26 @@ def test_a_run_and_servers_listen_where_the_page_says_and_strangers_change_nothi
             assert {as_listed(listener) for listener in found} <= listed()
             assert {path for path in config.run_folder.rglob("*") if path.lstat().st_mode & 0o077} == set()
             assert config.run_folder.stat().st_mode & 0o077 == 0
+            the_view_sees_it_live(started)
             attack(started, found, FRAMES)
     finally:
         os.umask(before)
+
+
+def the_view_sees_it_live(started: Deployment) -> None:
+    """Its processes, what Redis knows, and steps as they end."""
+    seen = started.view.json("/api/run?names=reward/mean")
+    assert seen["is_running"], seen["sentence"]
+    assert {each["name"] for each in seen["processes"] if each["is_alive"]} == {"buffer", "learner", "worker-0", "evaluator"}
+    assert seen["live"]["learner"], seen["live_problem"]
+    assert [worker["host"] for worker in seen["live"]["workers"]] == [socket.gethostname()]
+    position = f"since={seen['series']['rows']}&server={seen['series']['server']}"
+    newer = until(
+        lambda: started.view.json(f"/api/run?names=reward/mean&{position}")["series"]["steps"],
+        "the page has a newer step",
+        while_alive=started.run,
+    )
+    assert newer[-1] > seen["step"]
 
 
 @pytest.mark.slow

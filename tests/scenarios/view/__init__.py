@@ -1,0 +1,1 @@
+"""The page of `async-rl view`, in a browser."""

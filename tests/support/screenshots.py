@@ -1,0 +1,33 @@
+"""`make screenshots`: pictures of every page of `async-rl view --demo`, each below 150 kB."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.browser import open_page
+from tests.support.view_client import viewed
+
+PAGES = ("overview", "staleness", "learner", "fleet", "compare", "config")
+DARK = {"learner"}
+MOST_BYTES = 150_000
+HIGH = 800
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary, viewed(Path(temporary), "--demo", warm=False) as view:
+        for name in PAGES:
+            with open_page(view.url, wide=1100, high=HIGH, dark=name in DARK) as opened:
+                opened.page.wait_for_selector("canvas")
+                opened.page.click(f"#pages a[data-page={name}]")
+                opened.page.locator("main canvas, main td").first.wait_for()
+                opened.page.wait_for_load_state("networkidle")
+                opened.page.screenshot(path=folder / f"{name}.png")
+            size = (folder / f"{name}.png").stat().st_size
+            assert size < MOST_BYTES, f"{name}.png has {size} bytes"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
