@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """A listed worker, with the counters that it posted last."""
+    """A worker, with the counters that it posted last."""
 
     id: str
+    is_listed: bool
+    """False: it has left or is lost, but has posted counters in the last minutes."""
     host: str
     device: str
     version: int
@@ -19,6 +21,8 @@ class WorkerState:
     """Source from which it is loading weights; "" if none."""
     seen_s: float | None
     """Seconds since it posted its counters; None: not in the last minutes."""
+    tok_s: float | None
+    """Tokens that it sampled per second between its last two posts."""
     counters: dict[str, float]
 
 

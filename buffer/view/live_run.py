@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
@@ -49,7 +50,7 @@ class RedisLiveSource:
         self._state: LiveState | str = ""
         self._positions: dict[str, str] = {}
         """Topic of the board -> the last message that was read."""
-        self._counters: dict[str, tuple[float, dict[str, float]]] = {}
+        self._counters: dict[str, _Posted] = {}
         self._notes: dict[tuple[str, str], dict[str, Any]] = {}
 
     async def __aenter__(self) -> Self:
@@ -108,14 +109,17 @@ class RedisLiveSource:
                 "max_age": limits.max_age,
                 "groups_per_step": limits.groups_per_step,
             },
-            workers=tuple(self._worker(member) for member in members),
+            workers=self._workers(members),
             notes=tuple(self._notes.values()),
         )
 
     async def _read_messages(self) -> None:
         """Read what workers posted since the last reading: counters, failures, blocked code."""
         for position, message in await self._new_messages(WORKER_METRICS, self._since(COUNTERS_S)):
-            self._counters[str(message.get("worker"))] = _posted_at(position), _numbers(message.get("counters"))
+            worker, counters = str(message.get("worker")), _numbers(message.get("counters"))
+            self._counters[worker] = _Posted.after(self._counters.get(worker), _posted_at(position), counters)
+        since = time.time() - COUNTERS_S
+        self._counters = {worker: posted for worker, posted in self._counters.items() if posted.at >= since}
         for topic in (NOTES, BLOCKED):
             for _, message in await self._new_messages(topic, "0"):
                 key = str(message.get("worker")), str(message.get("cause", message.get("place")))
@@ -133,17 +137,41 @@ class RedisLiveSource:
     def _since(self, seconds: float) -> str:
         return f"{max(0, round((time.time() - seconds) * 1000))}-0"
 
-    def _worker(self, member: Member) -> WorkerState:
-        posted_at, counters = self._counters.get(member.id, (None, dict[str, float]()))
+    def _workers(self, members: Sequence[Member]) -> tuple[WorkerState, ...]:
+        """Those that are listed, and those that have posted lately but are gone."""
+        listed = {member.id: member for member in members}
+        return tuple(self._worker(name, listed.get(name)) for name in sorted({*listed, *self._counters}))
+
+    def _worker(self, name: str, member: Member | None) -> WorkerState:
+        posted = self._counters.get(name)
+        known = member if member is not None else Member(id=name, host="", version=-1, device="")
         return WorkerState(
-            id=member.id,
-            host=member.host,
-            device=member.device,
-            version=member.version,
-            catches_up=member.catches_up,
-            seen_s=None if posted_at is None else max(0.0, time.time() - posted_at),
-            counters=counters,
+            id=name,
+            is_listed=member is not None,
+            host=known.host,
+            device=known.device,
+            version=known.version,
+            catches_up=known.catches_up,
+            seen_s=None if posted is None else max(0.0, time.time() - posted.at),
+            tok_s=None if posted is None else posted.tok_s,
+            counters={} if posted is None else posted.counters,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Posted:
+    """A worker's counters, when it posted them, and its rate since the ones before."""
+
+    at: float
+    counters: dict[str, float]
+    tok_s: float | None = None
+
+    @classmethod
+    def after(cls, before: _Posted | None, at: float, counters: dict[str, float]) -> _Posted:
+        if before is None or at <= before.at:
+            return cls(at=at, counters=counters)
+        tokens = counters.get("tokens", 0.0) - before.counters.get("tokens", 0.0)
+        return cls(at=at, counters=counters, tok_s=max(0.0, tokens) / (at - before.at))
 
 
 def _numbers(counters: Any) -> dict[str, float]:

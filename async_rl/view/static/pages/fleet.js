@@ -1,7 +1,7 @@
 // Workers: what each serves and does, pushes of weights, and what went wrong.
 
 import { ChartGrid } from "../charts.js";
-import { ago, el, fill, number, table } from "../dom.js";
+import { ago, el, fill, number, share, table } from "../dom.js";
 
 const CHARTS = [
   { title: "Workers", names: ["rollout/workers", "weights/workers", "weights/dropped"],
@@ -16,7 +16,7 @@ const CHARTS = [
   { title: "Reward by environment", names: ["environment/*/reward"] },
   { title: "Groups of the step by environment", unit: "share", stacked: true, range: [0, 1], names: ["mean:environment/*/share"] },
 ];
-const COUNTERS = [["groups", "inflight"], ["generations", "engine/running"], ["waiting", "engine/waiting"], ["tokens", "tokens"]];
+const COUNTERS = [["groups", "inflight"], ["generations", "engine/running"], ["waiting", "engine/waiting"], ["episodes", "episodes"]];
 
 export function open() {
   const now = el("div");
@@ -38,13 +38,16 @@ function workers(state) {
   if (!state.live) return [title, el("p", { class: "dim" }, state.live_problem), processes(state)];
   const live = state.live;
   const known = COUNTERS.filter(([, name]) => live.workers.some((each) => name in each.counters));
-  const rows = live.workers.map((each) => [each.id, each.host, each.device, each.version < 0 ? "none yet" : String(each.version),
-    number(each.version < 0 ? null : Math.max(0, live.live_version - each.version)), each.catches_up || "", ago(each.seen_s),
-    ...known.map(([, name]) => number(each.counters[name] ?? null))]);
+  const rows = live.workers.map((each) => [each.id,
+    el("span", { class: each.is_listed ? "good" : "bad" }, each.is_listed ? "listed" : "gone"), each.host, each.device,
+    each.version < 0 ? "–" : String(each.version), number(each.version < 0 ? null : Math.max(0, live.live_version - each.version)),
+    each.catches_up, ago(each.seen_s), number(each.tok_s), ...known.map(([, name]) => number(each.counters[name] ?? null)),
+    share(each.counters.kv_blocks ? each.counters.kv_blocks_used / each.counters.kv_blocks : null)]);
   return [title, el("p", {}, `Version ${live.live_version} is live; the learner is ${live.learner || "not there"}.`),
     rows.length
-      ? table([["worker", ""], ["host", ""], ["device", ""], ["version", "number"], ["behind by", "number"], ["catches up from", ""],
-        ["counters posted", "number"], ...known.map(([label]) => [label, "number"])], rows)
+      ? table([["worker", ""], ["state", ""], ["host", ""], ["device", ""], ["version", "number"], ["behind by", "number"],
+        ["catches up from", ""], ["posted, ago", "number"], ["tokens/s", "number"], ...known.map(([label]) => [label, "number"]),
+        ["KV cache", "number"]], rows)
       : el("p", { class: "bad" }, "No worker is listed: it has not announced itself, or it is gone."),
     processes(state)];
 }

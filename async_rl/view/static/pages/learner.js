@@ -22,7 +22,7 @@ const CHARTS = [
   { title: "Packing", unit: "share of the rows' capacity", range: [0, 1], names: ["batch/fill"] },
   { title: "Imbalance", unit: "largest / mean", names: ["batch/imbalance", "batch/lock_step"] },
   { title: "Tokens of a step", unit: "tokens", names: ["batch/trained_tokens", "batch/tokens"], labels: { "batch/trained_tokens": "sampled", "batch/tokens": "with prompts" } },
-  { title: "Memory", unit: "bytes", names: ["memory/*", "buffer/bytes"], labels: { "buffer/bytes": "payloads in the buffer" } },
+  { title: "Payloads in the buffer", unit: "bytes", names: ["buffer/bytes"] },
 ];
 
 export function open() {

@@ -59,7 +59,7 @@ function figures(state) {
     tile("pace: steps, slots", `${number(latest["pace/target"])}, ${number(latest["pace/slots"])}`, "#/staleness"),
     tile("trained tokens/s", number(latest["perf/tok_s"]), "#/learner"),
     tile("idle learner", share(latest["idle/learner"]), "#/learner"),
-    tile("workers", number(state.live ? state.live.workers.length : latest["rollout/workers"]), "#/fleet"),
+    tile("workers", number(state.live ? state.live.workers.filter((each) => each.is_listed).length : latest["rollout/workers"]), "#/fleet"),
     tile("tokens trained", number(latest["progress/tokens"]), "#/staleness"),
     tile("training time", ago(latest["progress/wall_s"]), "#/learner"),
   ];
@@ -71,7 +71,8 @@ function details(state) {
   const processes = state.processes.map((each) => [each.name,
     el("span", { class: each.is_alive ? "good" : "bad" }, each.is_alive ? "lives" : "is gone"), String(each.pid)]);
   const workers = (state.live ? state.live.workers : []).map((each) => [
-    el("a", { href: "#/fleet" }, each.id), el("span", { class: "good" }, "listed"), `version ${each.version}`]);
+    el("a", { href: "#/fleet" }, each.id), 
+    el("span", { class: each.is_listed ? "good" : "bad" }, each.is_listed ? "listed" : "gone"), `version ${number(each.version)}`]);
   return [
     el("h2", {}, "Processes"),
     processes.length + workers.length
