@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -27,6 +27,16 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    """What a worker reported: failures of one cause, or code that blocks it."""
+
+    worker: str
+    environment: str
+    text: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
     """A run as its Redis has it now."""
 
@@ -42,8 +52,8 @@ class LiveState:
     limits: dict[str, float]
     """slots, max_slots, max_age and groups_per_step, as in force."""
     workers: tuple[WorkerState, ...]
-    notes: tuple[dict[str, Any], ...] = field(default=())
-    """Workers' reports of failures and of blocked code: cause, times, detail."""
+    notes: tuple[WorkerMessage, ...]
+    """The last report of each worker and cause, oldest first."""
 
 
 class LiveSource(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ class ViewServer:
 
     def __init__(self, view: RunView) -> None:
         self._view = view
-        self._reading = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="view")
+        """Reads files, one request after the other, also where a client leaves before its answer."""
         self._others: dict[Path, RunView] = {}
         """Runs that were compared so far."""
 
@@ -47,9 +49,7 @@ class ViewServer:
     async def run(self, request: web.Request) -> web.Response:
         names, query = _list(request, "names"), request.query
         live = await self._view.live_state()
-        async with self._reading:
-            answer = await asyncio.to_thread(self._read, live, names, query)
-        return as_json(answer)
+        return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._read, live, names, query))
 
     def _read(self, live: Any, names: list[str], query: Mapping[str, str]) -> dict[str, Any]:
         self._view.refresh()
@@ -64,8 +64,7 @@ class ViewServer:
         return as_json({"run": folder.name, "problem": folder.problem, "settings": rows})
 
     async def compare(self, request: web.Request) -> web.Response:
-        async with self._reading:
-            return as_json(await asyncio.to_thread(self._compare, request))
+        return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, request))
 
     def _compare(self, request: web.Request) -> dict[str, Any]:
         own = self._view.folder

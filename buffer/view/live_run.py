@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from async_rl.board.worker_reports import BLOCKED, NOTES
+from pydantic import ValidationError
+
+from async_rl.board.worker_reports import BLOCKED, NOTES, WorkerBlocked, WorkerNote
 from async_rl.config import Config
 from async_rl.errors import AsyncRLError
 from async_rl.protocols import Member
 from async_rl.telemetry import WORKER_METRICS
-from async_rl.view.live import LiveState, WorkerState
+from async_rl.view.live import LiveState, WorkerMessage, WorkerState
 from buffer import open_buffer_on
 from buffer.board import RedisBoard
 from buffer.inspection import Inspection
@@ -31,7 +33,7 @@ FRESH_S = 1.0
 """Requests within this time share one reading."""
 COUNTERS_S = 120.0
 """How far back workers' counters are read at the start."""
-NOTES_KEPT = 50
+NOTES_KEPT, LONGEST_NOTE = 50, 2000
 
 
 class RedisLiveSource:
@@ -51,7 +53,7 @@ class RedisLiveSource:
         self._positions: dict[str, str] = {}
         """Topic of the board -> the last message that was read."""
         self._counters: dict[str, _Posted] = {}
-        self._notes: dict[tuple[str, str], dict[str, Any]] = {}
+        self._notes: dict[tuple[str, str], WorkerMessage] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,13 +122,21 @@ class RedisLiveSource:
             self._counters[worker] = _Posted.after(self._counters.get(worker), _posted_at(position), counters)
         since = time.time() - COUNTERS_S
         self._counters = {worker: posted for worker, posted in self._counters.items() if posted.at >= since}
-        for topic in (NOTES, BLOCKED):
+        for topic, kind in ((NOTES, WorkerNote), (BLOCKED, WorkerBlocked)):
             for _, message in await self._new_messages(topic, "0"):
-                key = str(message.get("worker")), str(message.get("cause", message.get("place")))
-                self._notes.pop(key, None)
-                self._notes[key] = message
+                with suppress(ValidationError):
+                    self._note(kind.model_validate(message))
         for key in list(self._notes)[:-NOTES_KEPT]:
             del self._notes[key]
+
+    def _note(self, report: WorkerNote | WorkerBlocked) -> None:
+        cause = report.cause if isinstance(report, WorkerNote) else report.place
+        text = f"{report.cause}: {report.detail}" if isinstance(report, WorkerNote) else str(report)
+        times = report.times if isinstance(report, WorkerNote) else 1
+        self._notes.pop((report.worker, cause), None)  # so that the latest is the last
+        self._notes[report.worker, cause] = WorkerMessage(
+            worker=report.worker, environment=report.environment, text=text[:LONGEST_NOTE], times=times
+        )
 
     async def _new_messages(self, topic: str, start: str) -> list[tuple[str, dict[str, Any]]]:
         found = await self._board.read(topic, self._positions.get(topic, start), 0.0)

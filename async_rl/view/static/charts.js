@@ -1,7 +1,7 @@
 // Charts over steps: uPlot with the colours of the theme, a legend, and one cursor for all charts of a page.
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { color, el, fill, number, themeColor } from "./dom.js";
+import { color, el, fill, number, themeColor, visible } from "./dom.js";
 
 const HEIGHT = 190;
 const cursor = { sync: { key: "steps" }, focus: { prox: 24 } };
@@ -68,7 +68,7 @@ export class Chart {
     if (given) return given;
     const pattern = this.spec.names.find((each) => matches(each, name)).replace(/^mean:/, "");
     const [before, after] = pattern.includes("*") ? pattern.split("*") : [name.slice(0, name.lastIndexOf("/") + 1), ""];
-    return name.slice(before.length, name.length - after.length).replaceAll("_", " ");
+    return visible(name.slice(before.length, name.length - after.length).replaceAll("_", " "));
   }
 
   options(lines, bound) {

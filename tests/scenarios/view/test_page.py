@@ -68,7 +68,7 @@ def strangers_are_refused(view: Viewed) -> None:
     assert view.ask(f"/api/run?token={view.token}")[0] == 401, "addresses of data are sent on, so they carry no token"
     assert view.ask("/", Host="evil.example", **known)[0] == 421
     assert view.ask("/api/run", method="POST", **known)[0] == 405
-    assert view.ask("/static/../server.py", **known)[0] == view.ask("/static/%2e%2e/server.py", **known)[0] == 404
+    assert {view.ask(f"/static/{up}/server.py", **known)[0] for up in ("..", "%2e%2e", "..%2f..")} <= {403, 404}
     assert view.ask("/api/run?points=many", **known)[0] == 400
 
 
@@ -93,13 +93,13 @@ def every_page_shows_its_content(opened: OpenPage) -> None:
         assert "NaN" not in shown
         assert len(shown) < 300_000
     opened.page.goto(opened.page.url.partition("#")[0] + "#/overview")
-    opened.page.get_by_text("␛[31m␇ \ufffdgnp.exe").first.wait_for()
+    opened.page.get_by_text("␇ \ufffdgnp.exe").first.wait_for()
 
 
 def keys_work(opened: OpenPage) -> None:
     page = opened.page
     page.keyboard.press("2")
-    page.get_by_text("Groups of the step by age").wait_for()
+    page.get_by_text("Groups of the step by age").first.wait_for()
     page.keyboard.press("t")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.keyboard.press("?")

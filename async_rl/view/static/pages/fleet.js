@@ -60,7 +60,6 @@ function processes(state) {
 function notes(state) {
   const found = state.live ? state.live.notes : [];
   if (!found.length) return null;
-  return [el("h2", {}, "What workers report"), table([["worker", ""], ["environment", ""], ["cause", "text"], ["times", "number"]],
-    [...found].reverse().map((note) => [note.worker || "", note.environment || "", note.cause ? `${note.cause} ${note.detail || ""}`
-      : `blocked at ${note.place} for ${number(note.seconds)} s${note.is_replaced ? ", and replaced" : ""}`, number(note.times ?? 1)]))];
+  return [el("h2", {}, "What workers report"), table([["worker", ""], ["environment", ""], ["report", "text"], ["times", "number"]],
+    [...found].reverse().map((note) => [note.worker, note.environment, note.text, number(note.times)]))];
 }

@@ -38,7 +38,7 @@ def test_columns_hold_what_the_readers_of_the_file_see(tmp_path: Path):
     followed, made = FollowedFile(path), MetricColumns()
     step = 0
     for _ in range(6):
-        sink = JsonlSink(path, resumed_after=step, max_bytes=40_000)
+        sink = JsonlSink(path, resumed_after=step, max_bytes=8_000)
         for _ in range(60):
             step += 1
             sink.log(step, {"a": draw.random(), **({"b": draw.random()} if draw.random() < 0.3 else {})})
