@@ -21,8 +21,6 @@ from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
 from async_rl.view.processes import ProcessState, local_processes
 
-MOST_POINTS = 4000
-"""Per chart, whatever a client asks for."""
 QUIET_S = 60.0
 """A run whose processes cannot be seen counts as running if its last row is younger than this."""
 
@@ -103,7 +101,7 @@ class RunView:
         changed = self.columns.first_changed(known) if known else -1
         found = self.columns.series(
             patterns if changed is not None else (),
-            points=min(points, MOST_POINTS),
+            points=points,
             from_step=changed if changed is not None else 0,
         )
         return {

@@ -25,8 +25,8 @@ from async_rl.view.opened_run import open_folder, runs_beside
 from async_rl.view.run_view import RunView
 
 STATIC = Path(__file__).with_name("static")
-POINTS = 600
-"""Points of a curve unless the client asks for another number."""
+POINTS, MOST_POINTS = 600, 4000
+"""Points of a curve unless the client asks for another number, and the most that it gets."""
 
 
 class ViewServer:
@@ -54,7 +54,7 @@ class ViewServer:
     def _read(self, live: Any, names: list[str], query: Mapping[str, str]) -> dict[str, Any]:
         self._view.refresh()
         series = self._view.series(
-            names, points=_number(query, "points", POINTS), since=_number(query, "since", 0), server=query.get("server", "")
+            names, points=_points(query), since=_number(query, "since", 0), server=query.get("server", "")
         )
         return {**self._view.state(live), "series": series}
 
@@ -71,7 +71,7 @@ class ViewServer:
         known = {**runs_beside(own.path), own.name: own.path}
         chosen = [own.name, *(name for name in _list(request, "runs") if name in known and name != own.name)]
         views = [self._opened(known[name]) for name in chosen]
-        found = compare(views, _list(request, "names"), points=_number(request.query, "points", POINTS))
+        found = compare(views, _list(request, "names"), points=_points(request.query))
         return {"runs": sorted(known), **found}
 
     def _opened(self, path: Path) -> RunView:
@@ -102,6 +102,10 @@ def as_json(document: Any) -> web.Response:
 
 def _list(request: web.Request, name: str) -> list[str]:
     return [word for word in request.query.get(name, "").split(",") if word]
+
+
+def _points(query: Mapping[str, str]) -> int:
+    return min(_number(query, "points", POINTS), MOST_POINTS)
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

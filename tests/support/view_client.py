@@ -46,5 +46,10 @@ class Viewed:
 def viewed(folder: Path, *arguments: object, warm: bool = True) -> Iterator[Viewed]:
     """`async-rl view ARGUMENTS`, once it has printed its address."""
     with program(folder, "view", *arguments, warm=warm) as running:
-        found = until(lambda: re.search(r"http\S+token=\S+", running.output), "its address is printed", while_alive=running)
-        yield Viewed(url=found[0], program=running)
+        yield view_of(running)
+
+
+def view_of(running: Program) -> Viewed:
+    """The page whose address a program prints."""
+    found = until(lambda: re.search(r"http\S+token=\S+", running.output), "its address is printed", while_alive=running)
+    return Viewed(url=found[0], program=running)

@@ -21,7 +21,7 @@ from tests.scenarios.whole_runs.listeners import Listener, family, listeners_bel
 from tests.scenarios.whole_runs.port_fuzzer import PortFuzzer
 from tests.support.repository import ROOT
 from tests.support.run_processes import Program, program, read_config, write_config
-from tests.support.view_client import Viewed, viewed
+from tests.support.view_client import Viewed, view_of
 from tests.support.waiting import until
 
 PAGE = ROOT / "docs" / "security.md"
@@ -61,8 +61,9 @@ class Deployment:
     config: Config
     run: Program
     servers: tuple[Program, ...]
-    """`env serve`, `reward serve` and `view`."""
+    """`env serve` and `reward serve`."""
     view: Viewed
+    """The page that the run serves."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -86,8 +87,8 @@ class Deployment:
 
 @contextmanager
 def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, warm: bool) -> Iterator[Deployment]:
-    """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve`, `reward serve`
-    and `view`. Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
+    """A run with two ranks, Prometheus and an evaluator, once it has a checkpoint, beside `env serve` and `reward serve`.
+    Afterwards nothing of them is in the temporary folder, where torch keeps a cache for all of its user's programs.
     """
     with tempfile.TemporaryDirectory(prefix="arl") as temporary:  # pytest's own has too long a path for a socket
         monkeypatch.setenv("TMPDIR", temporary)
@@ -101,20 +102,19 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
         )
         config = read_config(path)
         with ExitStack() as started:
-            running = started.enter_context(program(folder, "run", "@", path, warm=warm))
+            running = started.enter_context(program(folder, "run", "--view", "@", path, warm=warm))
             servers = (
                 started.enter_context(program(folder, "env", "serve", "counting", warm=False)),
                 started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=False)),
             )
-            view = started.enter_context(viewed(folder, "@", path, warm=False))
+            view = view_of(running)
             for server in servers:
                 server.until_says("is served")
             until(lambda: list(config.run_folder.glob("checkpoints/step-*")), "a checkpoint is there", while_alive=running)
-            deployed = Deployment(config=config, run=running, servers=(*servers, view.program), view=view)
-            yield deployed
-            for each in deployed.programs:
+            yield Deployment(config=config, run=running, servers=servers, view=view)
+            for each in (running, *servers):
                 each.signal(signal.SIGINT)
-            for each in deployed.programs:
+            for each in (running, *servers):
                 assert each.exit_code() == 0, each.output
         assert {path.name for path in Path(temporary).iterdir() if not path.name.startswith("torch")} == set()
 
@@ -157,7 +157,13 @@ def the_view_sees_it_live(started: Deployment) -> None:
     """Its processes, what Redis knows, and steps as they end."""
     seen = started.view.json("/api/run?names=reward/mean")
     assert seen["is_running"], seen["sentence"]
-    assert {each["name"] for each in seen["processes"] if each["is_alive"]} == {"buffer", "learner", "worker-0", "evaluator"}
+    assert {each["name"] for each in seen["processes"] if each["is_alive"]} == {
+        "buffer",
+        "learner",
+        "worker-0",
+        "evaluator",
+        "view",
+    }
     assert seen["live"]["learner"], seen["live_problem"]
     assert [worker["host"] for worker in seen["live"]["workers"]] == [socket.gethostname()]
     position = f"since={seen['series']['rows']}&server={seen['series']['server']}"
