@@ -25,12 +25,12 @@ WRONG_AT = 0.55
 
 
 def write_demo(folder: Path, *, steps: int = 2000, seed: int = 0) -> None:
-    """Write a run of that many steps, the last of which ended now."""
+    """Write a run of that many steps that ended an hour ago."""
     draw = random.Random(seed)
     folder.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(CONFIG % (max(1, steps // 20), steps))
     totals: dict[str, float] = dict.fromkeys(("tokens", "samples", "wall_s", "stale", "no_signal"), 0.0)
-    start = time.time() - steps * 0.6  # about what its steps take
+    start = time.time() - 3600 - steps * 0.6  # about what its steps take
     with (folder / METRICS_FILE).open("w") as file:
         for step in range(1, steps + 1):
             row = _row(step, steps, draw, totals)

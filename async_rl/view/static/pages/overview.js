@@ -6,7 +6,7 @@ import { ago, el, fill, number, share, shareBar, table, tile } from "../dom.js";
 const CHARTS = [
   { title: "Reward of trained and of all groups", names: ["reward/mean", "rollout/reward", "train/loss", "held_out/loss"],
     labels: { "reward/mean": "trained", "rollout/reward": "all episodes", "train/loss": "loss", "held_out/loss": "held-out loss" } },
-  { title: "Age of trained groups", unit: "versions", names: ["staleness/mean", "staleness/max"] },
+  { title: "Age of trained groups", unit: "versions", names: ["mean:staleness/mean", "staleness/max"] },
   { title: "Throughput", unit: "tokens/s", names: ["perf/tok_s", "rollout/tok_s"],
     labels: { "perf/tok_s": "trained", "rollout/tok_s": "sampled" } },
   { title: "Idle learner by cause", unit: "share of its time", stacked: true, range: [0, 1],
@@ -51,7 +51,7 @@ function figures(state) {
   const latest = state.latest;
   const reward = latest["reward/mean"] ?? latest["train/loss"];
   return [
-    tile("step", `${number(state.step)}${state.steps ? ` / ${state.steps}` : ""}`, "#/learner"),
+    tile("step", `${state.step ?? "–"}${state.steps ? ` / ${state.steps}` : ""}`, "#/learner"),
     tile("reward/mean" in latest ? "reward" : "loss", number(reward), "#/learner"),
     tile("age: mean, max, bound", `${number(latest["staleness/mean"])}, ${number(latest["staleness/max"])}, ${number(state.max_age)}`,
       "#/staleness"),
