@@ -9,25 +9,24 @@ rollout = recording.rollout(page.rows[0].id)
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from async_rl.recording.events import Event, read_events
 from async_rl.recording.ledger import Fates, fates_of
 from async_rl.recording.lives import Life, life_of
 from async_rl.recording.recorded import RecordedGroup, RecordedRollout, read_record
-from async_rl.recording.rows import GroupRow, RolloutFilter, RolloutRow, read_row, rollouts_of
+from async_rl.recording.rows import GroupRow, RolloutFilter, RolloutRow, read_row
 from async_rl.recording.segments import LetGo, data_path, read_let_go, segments_in
+from async_rl.recording.selection import Order, Selection
 
 EVENTS, ROLLOUTS = "events", "rollouts"
 """Folders within the run's folder."""
 SEARCHED_BYTES = 64 * 2**20
 """Bytes of groups read at most by one search for a text."""
-
-Order = Literal["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest"]
+SEARCHED_GROUPS = 4000
+"""Groups read at most by one search for a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,9 @@ class RolloutPage:
     total: int
     """How many the filter accepts; with `text`, how many were found in what was searched."""
     is_complete: bool
-    """False: the search for a text ended after `SEARCHED_BYTES`; older rollouts were not searched."""
+    """False: the search for a text ended at its limit; what comes after in this order was not searched."""
+    searched: int
+    """Groups that the search for a text read; 0 without one."""
     let_go: LetGo
     """What this run rolled out and the recording no longer has."""
 
@@ -99,24 +100,16 @@ class Recording:
     ) -> RolloutPage:
         """Return `limit` of the rollouts that the filter accepts (None: all), beginning with number `offset`.
 
-        Reads the index alone; with `text` also the groups, in the order of recording from the newest on.
+        Reads the index alone; with `text` also groups, in this order and within limits.
         """
         wanted = wanted if wanted is not None else RolloutFilter()
-        rows = reversed(self.groups()) if order != "oldest" else iter(self.groups())
-        found = rollouts_of(iter(rows), wanted)
-        is_complete = True
-        if wanted.text:
-            listed, is_complete = self._with_text(found, wanted.text)
-        else:
-            listed = list(found)
-        if (key := _ORDERS.get(order)) is not None:
-            listed.sort(key=key)
-        return RolloutPage(
-            rows=tuple(islice(listed, offset, offset + limit)),
-            total=len(listed),
-            is_complete=is_complete,
-            let_go=read_let_go(self._rollouts),
-        )
+        selection, let_go = Selection(self.groups(), wanted, order), read_let_go(self._rollouts)
+        if not wanted.text:
+            rows = tuple(selection.rows(offset, offset + limit))
+            return RolloutPage(rows=rows, total=len(selection), is_complete=True, searched=0, let_go=let_go)
+        listed, searched, is_complete = self._with_text(selection.rows(), wanted.text)
+        rows = tuple(listed[offset : offset + limit])
+        return RolloutPage(rows=rows, total=len(listed), is_complete=is_complete, searched=searched, let_go=let_go)
 
     def group(self, group_id: str) -> RecordedGroup | None:
         """Return a group with its siblings; None if it is not recorded (any more)."""
@@ -140,19 +133,19 @@ class Recording:
         ]
         return life_of(group, min((each for each in saved if step is not None and each[0] >= step), default=None))
 
-    def _with_text(self, found: Iterator[RolloutRow], text: str) -> tuple[list[RolloutRow], bool]:
-        wanted, searched, listed = text.casefold(), 0, list[RolloutRow]()
+    def _with_text(self, found: Iterable[RolloutRow], text: str) -> tuple[list[RolloutRow], int, bool]:
+        wanted, searched, read_bytes, listed = text.casefold(), 0, 0, list[RolloutRow]()
         group: RecordedGroup | None = None
         for row in found:
             if group is None or group.id != row.group.id:
-                if searched >= SEARCHED_BYTES:
-                    return listed, False
-                group, searched = self._read(row.group.id), searched + row.group.length
+                if read_bytes >= SEARCHED_BYTES or searched >= SEARCHED_GROUPS:
+                    return listed, searched, False
+                group, searched, read_bytes = self._read(row.group.id), searched + 1, read_bytes + row.group.length
             if group is None or row.sibling >= len(group.content.rollouts):
                 group = None
             elif any(wanted in said.casefold() for said in RecordedRollout(group, row.sibling).texts):
                 listed.append(row)
-        return listed, True
+        return listed, searched, True
 
     def _read(self, group_id: str) -> RecordedGroup | None:
         if (known := self._groups.get(group_id)) is None:
@@ -200,12 +193,3 @@ class _Index:
 
 _LATE_S = 60.0
 """A file's time of writing and the events' clock may differ by this much."""
-
-_ORDERS: Mapping[str, Callable[[RolloutRow], float]] = {
-    "best": lambda row: -row.reward if row.reward is not None else float("inf"),
-    "worst": lambda row: row.reward if row.reward is not None else float("inf"),
-    "longest": lambda row: -row.sampled,
-    "shortest": lambda row: row.sampled,
-    "freshest": lambda row: row.group.age if row.group.age is not None else float("inf"),
-    "stalest": lambda row: -row.group.age if row.group.age is not None else float("inf"),
-}

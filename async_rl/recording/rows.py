@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -139,10 +138,3 @@ def _numbers(
     reward: float | None, status: str, sampled: int, tokens: int, turns: int
 ) -> tuple[float | None, str, int, int, int]:
     return reward, status, sampled, tokens, turns
-
-
-def rollouts_of(groups: Iterator[GroupRow], wanted: RolloutFilter) -> Iterator[RolloutRow]:
-    """The rollouts that a filter accepts, in the order of the groups, apart from `text`."""
-    for group in groups:
-        if wanted.accepts_group(group):
-            yield from (rollout for rollout in group.rollouts if wanted.accepts(rollout))
