@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.view.opened_run import CONFIG_FILE, METRICS_FILE
+from async_rl.view.recorded.demo import record_demo
 
 CONFIG = """\
 model: {size: {hidden: 64, layers: 2, heads: 4}}
@@ -35,6 +36,7 @@ def write_demo(folder: Path, *, steps: int = 2000, seed: int = 0) -> None:
         for step in range(1, steps + 1):
             row = _row(step, steps, draw, totals)
             file.write(json.dumps({"step": step, "time": start + totals["wall_s"], **row}) + "\n")
+    record_demo(folder, steps=steps, ended=start + totals["wall_s"], draw=draw)
     _write_logs(folder / "logs")
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, cast
 
 from async_rl.config.tree import Config
+from async_rl.recording import Recording
 from async_rl.telemetry.evaluation_rows import read_evaluation
 from async_rl.telemetry.table import find_metric
 from async_rl.view.causes import metric_warnings, slowest_part, token_fates
@@ -20,6 +21,8 @@ from async_rl.view.log_warnings import read_warnings
 from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
 from async_rl.view.processes import ProcessState, local_processes
+from async_rl.view.recorded.rollouts import RolloutBrowser
+from async_rl.view.recorded.slowdown import Slowdowns
 
 QUIET_S = 60.0
 """A run whose processes cannot be seen counts as running if its last row is younger than this."""
@@ -33,13 +36,18 @@ class RunView:
         self._live = live
         self._rows = FollowedFile(folder.path / METRICS_FILE)
         self.columns = MetricColumns()
+        config = folder.config if isinstance(folder.config, Config) else None
+        recording = Recording(folder.path)
+        self.rollouts = RolloutBrowser(recording, config)
+        self._slowdowns = Slowdowns(recording, config)
         self._evaluations: dict[int, tuple[int, dict[str, Any]]] = {}
         """Evaluated step -> the file's row, and the evaluation."""
         self._id = secrets.token_hex(8)
         """Of this server: positions of another one mean nothing."""
 
     def refresh(self) -> None:
-        """Read what was appended to metrics.jsonl."""
+        """Read what was appended to metrics.jsonl, and what the run has waited for."""
+        self._slowdowns.refresh()
         for line in self._rows.new_rows():
             try:
                 row: Any = json.loads(line)
@@ -77,6 +85,7 @@ class RunView:
             "sentence": sentence,
             "waits_for": live.waits_for if isinstance(live, LiveState) and is_running else "",
             "slowest_part": slowest_part(latest),
+            "slowdowns": [asdict(each) for each in self._slowdowns.causes],
             "processes": [asdict(process) for process in processes],
             "live": asdict(live) if isinstance(live, LiveState) else None,
             "live_problem": live if isinstance(live, str) else "",

@@ -5,6 +5,7 @@ GET /static/...       ES modules, one style sheet, vendor/
 GET /api/run          the state, and columns of `names` since the row `since`
 GET /api/config       every setting with its origin, without secrets
 GET /api/compare      curves, settings and evaluations of this run and of `runs` beside it
+GET /api/rollouts ... the recorded rollouts (recorded/routes.py)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from async_rl.http.server import Handler, listen, url_of
 from async_rl.view.compare import compare
 from async_rl.view.guard import add_headers, guard
 from async_rl.view.opened_run import open_folder, runs_beside
+from async_rl.view.recorded.routes import RolloutRoutes
 from async_rl.view.run_view import RunView
 
 STATIC = Path(__file__).with_name("static")
@@ -38,10 +40,12 @@ class ViewServer:
         """Reads files, one request after the other, also where a client leaves before its answer."""
         self._others: dict[Path, RunView] = {}
         """Runs that were compared so far."""
+        self._rollouts = RolloutRoutes(view.rollouts, self._thread)
 
     @property
     def routes(self) -> dict[str, Handler]:
-        return {"/": self.page, "/api/run": self.run, "/api/config": self.config, "/api/compare": self.compare}
+        own = {"/": self.page, "/api/run": self.run, "/api/config": self.config, "/api/compare": self.compare}
+        return own | self._rollouts.routes
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
+from playwright.sync_api import Page
 
 from tests.support.browser import open_page
 from tests.support.view_client import viewed
@@ -26,10 +27,21 @@ def main(folder: Path) -> None:
                 opened.page.click(f"#pages a[data-page={name}]")
                 opened.page.locator("main canvas, main td").first.wait_for()
                 opened.page.wait_for_load_state("networkidle")
-                opened.page.screenshot(path=folder / f"{name}.png")
-            Image.open(folder / f"{name}.png").convert("RGB").quantize(COLOURS).save(folder / f"{name}.png", optimize=True)
-            size = (folder / f"{name}.png").stat().st_size
-            assert size < MOST_BYTES, f"{name}.png has {size} bytes"
+                take(opened.page, folder / f"{name}.png")
+        with open_page(f"{view.url}#/rollouts?fate=trained&order=worst", wide=1100, high=HIGH) as opened:
+            opened.page.locator("table.list a").first.click()
+            opened.page.locator(".token-row .token").nth(9).click()
+            take(opened.page, folder / "rollout.png")
+            opened.page.locator("a", has_text="group side by side").click()
+            opened.page.locator(".comparison").scroll_into_view_if_needed()
+            take(opened.page, folder / "siblings.png")
+
+
+def take(page: Page, path: Path) -> None:
+    page.screenshot(path=path)
+    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    size = path.stat().st_size
+    assert size < MOST_BYTES, f"{path.name} has {size} bytes"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import { RunStore } from "./api.js";
  * {element, names: metrics to keep up to date, update(store), close(), keys: {key: [help, handler]}}; all but the first optional.
  * `context`: {rest: words after the page's name in the address, query: URLSearchParams, go(hash)}.
  */
-const PAGES = ["overview", "staleness", "learner", "fleet", "compare", "config"];
+const PAGES = ["overview", "staleness", "learner", "fleet", "rollouts", "compare", "config"];
 const UPDATE_MS = 2000;
 
 let page = {};
@@ -74,7 +74,12 @@ function switchTheme() {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   localStorage.setItem("theme", root.dataset.theme);
-  page.update?.(store);
+  redraw();
+}
+
+/** Draw again what is known; before the first answer there is nothing to draw. */
+function redraw() {
+  if (store.state.run !== undefined) page.update?.(store);
 }
 
 function showKeys() {
@@ -107,7 +112,7 @@ function start() {
   document.getElementById("help").addEventListener("click", showKeys);
   addEventListener("keydown", pressed);
   addEventListener("hashchange", route);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.update?.(store));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   route().finally(keepUpToDate);
 }
 

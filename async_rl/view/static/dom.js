@@ -18,8 +18,8 @@ export function fill(parent, ...children) {
   return parent;
 }
 
-// Control characters, and those that change the direction of text, are shown as pictures.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+// Control characters, those that change the direction of text, and those without width are shown as pictures.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 export function visible(text) {
   return text.replace(HIDDEN, (found) => (found < " " ? String.fromCharCode(0x2400 + found.charCodeAt(0)) : "\ufffd"));

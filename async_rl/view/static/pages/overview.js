@@ -41,10 +41,15 @@ function sentences(state) {
   return [
     line(state.sentence, state.is_running ? "good" : "bad"),
     line(state.waits_for ? `Waits: ${state.waits_for}.` : ""),
-    line(state.slowest_part),
+    ...(state.slowdowns.length ? state.slowdowns.map(slowdown) : [line(state.slowest_part)]),
     ...state.let_go.map((text) => el("div", { class: "banner" }, text)),
     state.problem ? el("div", { class: "banner" }, `config.yaml: ${state.problem}`) : null,
   ];
+}
+
+/** Why the run is not faster, and where to look. */
+function slowdown({ sentence, page }) {
+  return el("p", { class: "sentence" }, `${sentence} `, el("a", { href: `#/${page}` }, page));
 }
 
 function figures(state) {

@@ -1,0 +1,32 @@
+"""The runs of examples/slow_runs, which are slow in four ways: the overview names the cause of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from async_rl.view.opened_run import open_folder
+from async_rl.view.run_view import RunView
+from tests.support.repository import ROOT
+from tests.support.run_processes import program
+
+CAUSES = {
+    "blocked_environment": ("The environment counting blocks its worker at slow_parts.py:", "in reward"),
+    "starved_learner": ("The learner waits for rollouts", "generating", "Each worker plays 1 group at a time"),
+    "slow_grader": ("The learner waits for rollouts", "in grading: the reward is slow"),
+    "slow_push": ("Weights are slow to arrive",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_overview_names_the_cause(tmp_path: Path, name: str):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # environments are named relative to where a run is started
+    file = f"examples/slow_runs/{name}.yaml"
+    with program(tmp_path, "run", "@", file, "--run.folder", tmp_path, "--run.name", name) as run:
+        assert run.exit_code() == 0, run.output
+    view = RunView(open_folder(tmp_path / name))
+    view.refresh()
+    gravest = view.state("it has ended")["slowdowns"][0]["sentence"]
+    assert all(part in gravest for part in CAUSES[name]), gravest

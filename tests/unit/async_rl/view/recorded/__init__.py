@@ -1,0 +1,1 @@
+"""What the page shows of the recorded events and rollouts."""

@@ -1,0 +1,84 @@
+"""Four runs that are slow for different reasons, and one that is not, are told apart by what they recorded."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.recording import Recording
+from async_rl.recording.recorded import GroupFacts
+from async_rl.recording.recorder import Recorder
+from async_rl.types import EpisodeSpan, GroupTimes
+from async_rl.view.recorded.slowdown import slowdowns
+from tests.support.recorded_run import group
+
+CONFIG = Config.model_validate(
+    {
+        "model": {"size": {"hidden": 64, "layers": 2, "heads": 4}},
+        "tokenizer": {"type": "characters", "alphabet": "0123456789="},
+        "environments": [{"type": "counting"}],
+        "worker": {"groups_in_flight": 2},
+    }
+)
+BEGAN = 1767225600.0
+
+
+def record(
+    folder: Path, *, idle: dict[str, float], push_s: float = 0.1, reward_s: float = 0.1, inflight: float = 8.0, blocks: int = 0
+) -> list[str]:
+    """Record ten steps, one every four seconds, and return what is said of them."""
+    with Recorder(folder, "learner", events_bytes=2**20, rollouts_bytes=2**20) as recorder:
+        for step in range(1, 11):
+            at = BEGAN + 4 * step
+            waited, shares = 4 * sum(idle.values()), {f"idle/{cause}": share for cause, share in idle.items()}
+            recorder.event("step", at=at - 4 + waited, seconds=4 - waited, step=step, wait_s=waited, idle=shares)
+            recorder.event("push", at=at, seconds=push_s, version=step, staged=["w"])
+            recorder.event("engine", at=at, seconds=1.0, worker="w", inflight=inflight)
+            spans = tuple(
+                EpisodeSpan(stage, sibling, 0.0, stop)
+                for sibling in range(4)
+                for stage, stop in (("inference", 1.0), ("reward", reward_s))
+            )
+            made = replace(group(step), times=GroupTimes(reserved_at=at, seconds=2.0, spans=spans))
+            recorder.group(GroupFacts(fate="trained", step=step, version_at_take=step + 1), made)
+        for block in range(blocks):
+            recorder.event(
+                "blocked", at=BEGAN + 4 * block + 8, seconds=5.0, worker="w", environment="sums", place="sums.py:7 in reward"
+            )
+    return [found.sentence for found in slowdowns(Recording(folder), CONFIG)]
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"idle": {"no_groups": 0.05}}, "The learner trains 95% of its time: nothing holds it up."),
+        (
+            {"idle": {"no_groups": 0.8}, "inflight": 2.0},
+            "The learner waits for rollouts 80% of its time. Episodes of sums spend 91% of their time generating: the workers' "
+            "engines are the limit (1.0 s of 1.1 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+        ),
+        (
+            {"idle": {"no_groups": 0.8}, "reward_s": 3.0},
+            "The learner waits for rollouts 80% of its time. Episodes of sums spend 75% of their time in grading: the reward "
+            "is slow (3.0 s of 4.0 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+        ),
+        (
+            {"idle": {"pushing": 0.5, "no_groups": 0.3}, "push_s": 3.2},
+            "Weights are slow to arrive: a push takes 3.2 s, and an engine 0.0 s to load them; a step is trained in 0.8 s. The "
+            "learner waits 80% of its time for weights to become live, and for groups that wait for them.",
+        ),
+    ],
+)
+def test_the_cause_is_named(tmp_path: Path, run: dict[str, float], said: str):
+    assert record(tmp_path, **run) == [said]  # pyright: ignore[reportArgumentType]
+
+
+def test_blocked_code_comes_first(tmp_path: Path):
+    blocked, waiting = record(tmp_path, idle={"no_groups": 0.8}, blocks=3)
+    assert blocked.startswith("The environment sums blocks its worker at sums.py:7 in reward: 15 s of the last 40 s.")
+    assert waiting.startswith("The learner waits for rollouts 80% of its time.")
+
+
+def test_a_run_without_steps_says_nothing(tmp_path: Path):
+    assert slowdowns(Recording(tmp_path), None) == []
