@@ -75,9 +75,14 @@ def test_the_cause_is_named(tmp_path: Path, run: dict[str, float], said: str):
 
 
 def test_blocked_code_comes_first(tmp_path: Path):
-    blocked, waiting = record(tmp_path, idle={"no_groups": 0.8}, blocks=3)
+    blocked, waiting = record(tmp_path / "some", idle={"no_groups": 0.8}, blocks=3)
     assert blocked.startswith("The environment sums blocks its worker at sums.py:7 in reward: 15 s of the last 40 s.")
     assert waiting.startswith("The learner waits for rollouts 80% of its time.")
+
+
+def test_where_blocked_code_explains_most_of_the_wait_there_is_no_other_cause(tmp_path: Path):
+    (blocked,) = record(tmp_path, idle={"no_groups": 0.8}, blocks=4)
+    assert "20 s of the last 40 s" in blocked
 
 
 def test_a_run_without_steps_says_nothing(tmp_path: Path):
