@@ -138,9 +138,10 @@ def _slow_rollouts(recording: Recording, share: float, loads: Sequence[Event], c
         f"{waits} Episodes{whose} spend {spent[stage] / max(total, 1e-9):.0%} of their time {STAGES.get(stage, stage)} "
         f"({spent[stage] / episodes:.1f} s of {total / episodes:.1f} s)."
     )
-    limit = config.worker.groups_in_flight if config is not None else "auto"
-    if loads and isinstance(limit, int) and fmean(load.fields["inflight"] for load in loads) >= 0.8 * limit:
-        sentence += f" Each worker plays {limit} group{'s' if limit > 1 else ''} at a time, as worker.groups_in_flight allows."
+    if loads:
+        limit = config.worker.groups_in_flight if config is not None else "auto"
+        allowed = f"; worker.groups_in_flight allows {limit}" if isinstance(limit, int) else ""
+        sentence += f" A worker plays {fmean(load.fields['inflight'] for load in loads):.1f} groups at a time{allowed}."
     return Slowdown(sentence=sentence, page="rollouts")
 
 

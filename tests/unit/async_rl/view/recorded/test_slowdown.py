@@ -56,12 +56,12 @@ def record(
         (
             {"idle": {"no_groups": 0.8}, "inflight": 2.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 91% of their time generating: the workers' "
-            "engines are the limit (1.0 s of 1.1 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+            "engines are the limit (1.0 s of 1.1 s). A worker plays 2.0 groups at a time; worker.groups_in_flight allows 2.",
         ),
         (
             {"idle": {"no_groups": 0.8}, "reward_s": 3.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 75% of their time in grading: the reward "
-            "is slow (3.0 s of 4.0 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+            "is slow (3.0 s of 4.0 s). A worker plays 8.0 groups at a time; worker.groups_in_flight allows 2.",
         ),
         (
             {"idle": {"pushing": 0.5, "no_groups": 0.3}, "push_s": 3.2},
