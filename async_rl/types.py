@@ -113,6 +113,8 @@ class Completion:
     """Positions are relative to the first generated token."""
     stop_reason: StopReason
     text: str
+    queued_s: float = 0.0
+    """Seconds until the step that sampled its first token; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from async_rl.board.worker_reports import RECORDS
 from async_rl.errors import FleetMismatch
 from async_rl.protocols import Member
 from async_rl.types import VersionRecord
@@ -21,6 +22,8 @@ from buffer.server.unexpected_replies import reading
 
 MESSAGES_KEPT = 10_000
 """Messages kept per topic; older ones are deleted."""
+RECORDS_KEPT = 256
+"""Messages kept of workers' records, which may be large."""
 _MEMBER = TypeAdapter(Member)
 
 
@@ -61,7 +64,8 @@ class RedisBoard:
             return sorted((VersionRecord(**json.loads(row)) for row in table), key=lambda record: record.version)
 
     async def post(self, topic: str, message: Mapping[str, Any]) -> None:
-        await self._run.run_script("post", MESSAGES_KEPT, json.dumps(message), topic=keys.topic(self._run.name, topic))
+        kept = RECORDS_KEPT if topic == RECORDS else MESSAGES_KEPT
+        await self._run.run_script("post", kept, json.dumps(message), topic=keys.topic(self._run.name, topic))
 
     async def read(self, topic: str, after: str, wait_s: float) -> list[tuple[str, dict[str, Any]]]:
         deadline = time.monotonic() + wait_s

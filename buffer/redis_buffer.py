@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from itertools import chain, count
 from typing import Any, Literal, cast
@@ -30,6 +31,7 @@ from async_rl.types import (
     VersionRecord,
 )
 from buffer import keys, mix_log
+from buffer.events import ticket_events
 from buffer.payloads.files import PayloadFolder
 from buffer.payloads.store import PayloadStore, decode_checked
 from buffer.payloads.validation import problem_with
@@ -334,6 +336,10 @@ class RedisBuffer:
         for (name, wanted), kind in zip(keys.KINDS.items(), found, strict=True):
             if kind.decode() not in ("none", wanted):
                 raise wrong_type(self._run.key(name), kind.decode(), wanted)
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[tuple[str, str]]]:
+        """Subscribe to changes of tickets: stored, taken, spent, dropped:REASON or quarantined, with the ticket."""
+        return ticket_events(self._run)
 
     async def payload(self, ticket: str) -> bytes | None:
         """Return a group's payload, from Redis or its file; None if it has none."""

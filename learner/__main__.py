@@ -26,6 +26,7 @@ from async_rl.launch.package_guard import guard
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
+from async_rl.recording.recorder import Recorder
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import (
     PREDECESSOR,
@@ -66,6 +67,7 @@ from learner.reporting.evaluations import Evaluations
 from learner.reporting.fleet_metrics import FleetMetrics
 from learner.reporting.journal import Journal
 from learner.reporting.report import Reporter
+from learner.reporting.run_recorder import RunRecorder
 from learner.reporting.worker_reports import WorkerReports
 from learner.versions.publish import Publisher
 from learner.versions.push_policy import PushPolicy
@@ -158,10 +160,15 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         keep_pauses_short()
         rank_sender = await ranks.open_sender()
         sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
-        publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=PushPolicy.of(config))
+        record = RunRecorder(parts.enter_context(open_recorder(config)), board)
+        record.started(progress)
+        policy = PushPolicy.of(config)
+        publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy, on_push=record.pushed)
         requests = WeightRequests(board, publisher, config.run_folder)
         await requests.resume()
-        fleet, reports, evaluations = FleetMetrics(board), WorkerReports(board), Evaluations(board, config.evaluation)
+        fleet = FleetMetrics(board, on_report=record.reported)
+        reports = WorkerReports(board, on_note=record.failed, on_blocked=record.blocked)
+        evaluations = Evaluations(board, config.evaluation, on_result=record.evaluated)
         training_guard = TrainingGuard(
             config.learner.guard, max_age=config.staleness.max_age, buffer=buffer, fence=fence, ranks=ranks
         )
@@ -181,17 +188,21 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             stats = await buffer.stats()
             step = finished.progress.step
             pace = await pacer.after(stats, step=step, unreleased_steps=step - publisher.released_step)
-            reporter.write(finished, stats, {**fleet.row(), **training_guard.row(), **pace, **evaluations.row()})
+            record.stepped(finished, stats)
+            heard = {**fleet.row(), **training_guard.row(), **pace, **evaluations.row(), **record.metrics}
+            reporter.write(finished, stats, heard)
             await training_guard.after(finished.result, waited=finished.idle["idle/no_groups"])
 
         loop = Loop(
             buffer=buffer, fence=fence, ranks=ranks, prefetcher=open_prefetcher(run, ranks, fleet, reports),
             publisher=publisher, config=config.learner, record=journal.add,
             record_rollback=journal.add_rollback, report=report, make_room=pacer.make_room, stop=run.stop,
+            on_saved=record.saved,
         )  # fmt: skip
 
         async def train() -> None:
             last = await loop.run(progress)
+            record.counted(await buffer.stats(), last.step)
             await evaluations.wait_for_last(progress.step, last.step, run.stop)  # workers still get weights meanwhile
             while row := evaluations.row():
                 reporter.add(last.step, row)
@@ -205,6 +216,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
             worker_notes=reports.run_notes,
             blocked_workers=reports.run_blocked,
             evaluations=evaluations.run,
+            **({"records": record.run, "drops": partial(record.run_drops, buffer.events())} if record.is_on else {}),
             **({"archive": partial(archive_spent, buffer, fence, archive, wake=may_be_spent)} if archive is not None else {}),
         )
         if archive is not None:
@@ -240,6 +252,12 @@ def open_reporter(config: Config, publisher: Publisher, progress: Progress) -> I
     ):
         last = read_last_row(config.run_folder / "metrics.jsonl")
         yield Reporter(sink=sink, samples=samples, publisher=publisher, before=last.values if last is not None else {})
+
+
+def open_recorder(config: Config) -> Recorder:
+    """Open the recording of events and rollouts, within its size limits."""
+    limits = config.recording
+    return Recorder(config.run_folder, "learner", events_bytes=limits.events_bytes, rollouts_bytes=limits.rollouts_bytes)
 
 
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:

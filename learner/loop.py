@@ -27,7 +27,7 @@ from async_rl.errors import Diverged
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.types import VersionRecord
 from learner.batches.batch import PackedBatch
-from learner.checkpoints.schedule import CheckpointSaver, CheckpointSchedule
+from learner.checkpoints.schedule import CheckpointSaver, CheckpointSchedule, SavedCheckpoint
 from learner.prefetch import Prefetcher, StepBatch
 from learner.progress import Progress
 from learner.step import StepResult
@@ -86,6 +86,7 @@ class Loop:
         report: Callable[[FinishedStep], Awaitable[None]],
         make_room: Callable[[], Awaitable[None]],
         stop: asyncio.Event,
+        on_saved: Callable[[SavedCheckpoint], None] = lambda _: None,
     ):
         self._buffer, self._fence = buffer, fence
         self._ranks, self._prefetcher, self._publisher = ranks, prefetcher, publisher
@@ -93,7 +94,7 @@ class Loop:
         self._record, self._record_rollback, self._report = record, record_rollback, report
         self._make_room = make_room
         self._checkpoints = CheckpointSchedule(
-            buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=config.disk_wait_s
+            buffer=buffer, fence=fence, saver=ranks, publisher=publisher, disk_wait_s=config.disk_wait_s, on_saved=on_saved
         )
         self._bad_steps = 0
         self._clock = StepClock()

@@ -25,6 +25,10 @@ class StepBatch:
     step: int
     groups: list[TakenGroup]
     packed: PackedBatch
+    taken_at: float = 0.0
+    """When the groups were taken, in seconds since 1970."""
+    take_s: float = 0.0
+    """How long that waited for them."""
 
 
 class Prefetcher:
@@ -47,11 +51,13 @@ class Prefetcher:
 
     async def fetch(self, step: int, version: int) -> StepBatch:
         """Return the step batch that trains weights `version`. Waits without a limit until there are enough groups."""
+        asked = time.monotonic()
         groups = await self._take(step, version)
-        started = time.monotonic()
+        taken_at, started = time.time(), time.monotonic()
         packed = await asyncio.to_thread(working("the packing of a batch")(self._pack), groups)
         pack_s = time.monotonic() - started
-        return StepBatch(step=step, groups=groups, packed=replace(packed, metrics={**packed.metrics, "time/pack": pack_s}))
+        packed = replace(packed, metrics={**packed.metrics, "time/pack": pack_s})
+        return StepBatch(step=step, groups=groups, packed=packed, taken_at=taken_at, take_s=started - asked)
 
     async def _take(self, step: int, version: int) -> list[TakenGroup]:
         started = time.monotonic()

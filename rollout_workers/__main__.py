@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 import uuid
 import zlib
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import structlog
 from torch import Tensor
 
 from async_rl.board.inbox import post
-from async_rl.board.worker_reports import NOTES
+from async_rl.board.worker_reports import NOTES, RECORDS
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.loading import load_named
 from async_rl.durable.failpoints import arm_from
@@ -28,6 +29,7 @@ from async_rl.megatron.parallel import resolve_device, resolve_dtype
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.from_config import model_shape
 from async_rl.protocols import Board, Member
+from async_rl.recording.clocks import boot_id
 from async_rl.supervision import drain_on_signals, keep_pauses_short, run_with, signs_of_life, work_limit
 from async_rl.supervision.liveness.leaving import leave_at_once
 from async_rl.supervision.processes.descriptors import enough_descriptors
@@ -91,6 +93,7 @@ async def work(config: Config) -> None:
             gateway=gateway,
             policies=policies,
             load=lambda: load_of(engine.metrics),
+            keeps_dropped=config.recording.rollouts_mb > 0,
         )
         worker = Worker(parts)
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))
@@ -99,8 +102,10 @@ async def work(config: Config) -> None:
         receiver = WeightReceiver(board, store, member, wanted, config.wire, lease_s=lease_s, snapshots=snapshots)
 
         async def swap(version: int, tensors: Mapping[str, Tensor]) -> None:
+            began = time.monotonic()
             await engine.swap(version, tensors)
             worker.weights_changed()
+            worker.records.swapped(version, time.monotonic() - began)
 
         connect, limit_s = partial(open_buffer_and_board, config), config.worker.stall_limit_s
         blocked = BlockedWorker(worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=limit_s, stop=stop)
@@ -123,14 +128,21 @@ def run_token(environment: Mapping[str, str]) -> str:
 
 
 async def post_metrics(board: Board, name: str, worker: Worker, engine: RolloutEngine, gateway: HttpGateway) -> None:
-    """Service: post the counters of the process and the worker's notes about failures to the board, every heartbeat."""
+    """Service: post the process's counters, notes about failures, and what the learner records of it, every heartbeat."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         own = {**worker.counters.snapshot(), "inflight": len(worker.tickets)}
         counters = {**own, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
-        await board.post(WORKER_METRICS, {"worker": name, "counters": counters})
+        await board.post(WORKER_METRICS, {"worker": name, "counters": counters, **own_clock()})
+        if (record := worker.records.take()) is not None:
+            await post(board, RECORDS, record)
         for note in worker.failures.take_notes():
             await post(board, NOTES, note)
+
+
+def own_clock() -> dict[str, float | str]:
+    """By which the learner's recording compares this process's clock with its own."""
+    return {"time": time.time(), "boot": boot_id()}
 
 
 if __name__ == "__main__":

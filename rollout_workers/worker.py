@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal, TypeVar
 
@@ -25,9 +25,11 @@ from async_rl.types import Rollout, RolloutGroup, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.failure_log import FailureLog
 from rollout_workers.episodes.group_rollout import GroupRunner
+from rollout_workers.episodes.group_timeline import GroupTimeline
 from rollout_workers.episodes.leaked_processes import LeakedProcesses
 from rollout_workers.episodes.leaked_tasks import END_S, track_episode_tasks
 from rollout_workers.episodes.rewards import has_signal
+from rollout_workers.episodes.worker_records import WorkerRecords
 from rollout_workers.graders import open_graders
 from rollout_workers.limits.concurrency import ConcurrencyLimit
 from rollout_workers.limits.environment_limits import EnvironmentLimits
@@ -53,6 +55,7 @@ class GroupInFlight:
     """Number of its episodes that have not ended; 1 while the group is being committed."""
     tokens: int = 0
     """Tokens of its ended episodes, prompts included."""
+    timeline: GroupTimeline = field(default_factory=GroupTimeline)
     cut_for: Cut | None = None
     _scope: asyncio.Timeout | None = None
 
@@ -88,6 +91,7 @@ class Worker:
         self._settings = settings = parts.settings
         self._concurrency = ConcurrencyLimit(at_most=settings.groups_at_most)
         self.failures = FailureLog(parts.name)
+        self.records = WorkerRecords(parts.name, keeps_dropped=parts.keeps_dropped)
         self._leaked_processes = LeakedProcesses(longest_s=settings.episode_timeout_s + 2 * END_S, report=self._note_leak)
         self.environment_limits = EnvironmentLimits(
             settings.breaker, self.counters, may_wait=lambda: max(1, self.limit // 4), played=lambda: parts.tasks.played
@@ -174,7 +178,7 @@ class Worker:
 
     async def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         if stop.is_set():
-            await self._hand_back(ticket.id, "abandoned")
+            await self._hand_back(GroupInFlight(ticket, num_playing=0), "abandoned")
             return
         # A server restored from an older state may issue a ticket id again; the older group with that id is cut.
         while (older := self._in_flight.get(ticket.id)) is not None:
@@ -215,9 +219,9 @@ class Worker:
         try:
             ended = await group.until_cut(lambda: self._roll_out(group))
             if isinstance(ended, RolloutGroup):
-                await self._commit(ended)
+                await self._commit(group.ticket, ended)
             else:
-                await self._hand_back(group.ticket.id, ended, tokens=group.tokens)
+                await self._hand_back(group, ended)
         finally:
             del self._in_flight[group.ticket.id]
             self._changed.set()
@@ -225,14 +229,16 @@ class Worker:
     async def _roll_out(self, group: GroupInFlight) -> RolloutGroup | Drop:
         def episode_ended(rollout: Rollout) -> None:
             group.tokens += rollout.num_tokens
+            group.timeline.rollouts.append(rollout)
             group.num_playing = max(1, group.num_playing - 1)
             self._changed.set()
 
         if not self._parts.tasks.knows(group.ticket.mix):  # the ticket names a mix newer than this worker's
             self._parts.tasks.follow(await self._parts.buffer.mix())
-        return await self._runner.run(group.ticket, episode_ended)
+        with group.timeline.measured():
+            return await self._runner.run(group.ticket, episode_ended)
 
-    async def _commit(self, group: RolloutGroup) -> None:
+    async def _commit(self, ticket: Ticket, group: RolloutGroup) -> None:
         """Commit the group. The buffer client repeats a commit whose reply was lost; committing twice is harmless."""
         compares_siblings = self._parts.batch.drop_no_signal and self._parts.batch.group_size > 1
         keep = has_signal(group.rollouts) if compares_siblings else True
@@ -240,13 +246,16 @@ class Worker:
         self._num_finished += 1
         self.counters.groups[result] += 1
         self.counters.stored[group.task.environment] += result == "stored"
+        if result not in ("stored", "already"):
+            self.records.dropped(ticket, result, group)
         if result == "quarantined":
             log.warning("group refused by the buffer", group=group.id, task=group.task.key)
 
-    async def _hand_back(self, ticket: str, reason: Drop, *, tokens: int = 0) -> None:
+    async def _hand_back(self, group: GroupInFlight, reason: Drop) -> None:
         self.counters.groups[reason] += 1
+        self.records.dropped(group.ticket, reason, group.timeline.so_far(group.ticket.id, self._parts.name))
         if reason != "lease_lost":  # then there is nothing left to hand back
-            await self._parts.buffer.abandon(self._parts.name, ticket, reason, tokens=tokens)
+            await self._parts.buffer.abandon(self._parts.name, group.ticket.id, reason, tokens=group.tokens)
 
     def _note_leak(self, environment: str, what: str, names: list[str]) -> None:
         self.counters.leaked[LEAK_METRICS.get(what, what)] += 1

@@ -37,3 +37,5 @@ class WorkerParts:
     load: Callable[[], EngineLoad] = EngineLoad
     """Returns how busy the engine is; `groups_in_flight: auto` follows it."""
     heartbeat_s: float = HEARTBEAT_S
+    keeps_dropped: bool = True
+    """Whether heads of dropped groups are sent to the learner, which records them."""

@@ -7,7 +7,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import async_rl
-from async_rl.cli import audit, buffer, checkpoints, config, env, eval, model, rehearse, reward, run, train, view, weights
+from async_rl.cli import (
+    audit,
+    buffer,
+    checkpoints,
+    config,
+    env,
+    eval,
+    model,
+    rehearse,
+    reward,
+    run,
+    trace,
+    train,
+    view,
+    weights,
+)
 from async_rl.cli.grammar import aligned, find_verb, manual, read, unknown_verb
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
@@ -23,6 +38,7 @@ VERBS = (
     *checkpoints.VERBS,
     *audit.VERBS,
     *view.VERBS,
+    *trace.VERBS,
     *weights.VERBS,
     *buffer.VERBS,
     *config.VERBS,

@@ -141,6 +141,24 @@ class MetricsConfig(Section):
         return round(self.max_mb * 1e6)
 
 
+class RecordingConfig(Section):
+    """What the run keeps of events and rollouts, for looking at them later (docs/recording.md)."""
+
+    events_mb: NonNegativeFloat = 32.0
+    """Size limit of events/ in the run's folder, in MB; the oldest events are deleted beyond it. 0: off."""
+    rollouts_mb: NonNegativeFloat = 256.0
+    """Size limit of rollouts/ in the run's folder, in MB: trained groups, and the heads of dropped ones; the oldest are deleted
+    beyond it. 0: off."""
+
+    @property
+    def events_bytes(self) -> int:
+        return round(self.events_mb * 1e6)
+
+    @property
+    def rollouts_bytes(self) -> int:
+        return round(self.rollouts_mb * 1e6)
+
+
 class SupervisionConfig(Section):
     """How `async-rl run` and `train` handle processes that crash or hang (docs/operations.md)."""
 

@@ -14,7 +14,7 @@ from async_rl.config.buffer import LeaseConfig, RedisConfig, ReplayConfig, Reten
 from async_rl.config.evaluation import EvaluationConfig, PolicyConfig
 from async_rl.config.learner import BatchConfig, LearnerConfig, WireConfig
 from async_rl.config.rollout import EnvironmentConfig, SamplingConfig, WorkerConfig
-from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
+from async_rl.config.run import MetricsConfig, ModelConfig, RecordingConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig, with_own_tokenizer
 from async_rl.imports.references import absolute_reference
@@ -45,6 +45,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     wire: WireConfig = WireConfig()
     metrics: MetricsConfig = MetricsConfig()
+    recording: RecordingConfig = RecordingConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models compute. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
@@ -237,7 +238,7 @@ PAYLOAD_BYTES_PER_TOKEN = 16
 ARCHIVE_CHECKPOINTS = 4
 """A spent group is kept for the archive for at most this many checkpoints, then deleted and counted as expired."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages between processes; incremented by every incompatible change."""
 
 HEARTBEAT_S = 1.0

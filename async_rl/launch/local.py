@@ -30,7 +30,9 @@ from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError, RestartLimit
 from async_rl.launch.commands import SCHEDULED, WORKER_INDEX, command, computes_on_cpu, environment, ranks_command
 from async_rl.launch.run_folder import make_run_folder
+from async_rl.recording.process_events import ProcessEvents
 from async_rl.supervision import Child, ChildSpec, FatalExit, drain_on_signals
+from async_rl.supervision.processes.children import how_it_ended
 from async_rl.supervision.processes.ranks import RANK_VARIABLES
 
 log = structlog.get_logger("async_rl.run")
@@ -107,7 +109,7 @@ def _has_trained(folder: Path) -> bool:
 async def run(config: Config, inherited: Mapping[str, str], *, view: bool = False) -> int:
     """Run everything and return the exit code: 0 if the learner finished or everything drained, else the failed process's."""
     stop = drain_on_signals()
-    return await LocalRun(specs(config, inherited, view=view), config.run_folder).run(stop)
+    return await LocalRun(specs(config, inherited, view=view), config.run_folder, config.recording.events_bytes).run(stop)
 
 
 async def train(config: TrainingConfig, inherited: Mapping[str, str]) -> int:
@@ -162,10 +164,12 @@ class LocalRun:
     unblocked by: exit of child processes; `stop` (SIGTERM, Ctrl-C)
     """
 
-    def __init__(self, specs: Sequence[ChildSpec], folder: Path) -> None:
+    def __init__(self, specs: Sequence[ChildSpec], folder: Path, events_bytes: int = 0) -> None:
+        """`events_bytes`: limit of the run's recorded events; 0: none are recorded."""
         self._folder = folder
+        self._events = ProcessEvents(folder, events_bytes=events_bytes, warn=log.warning)
         self._pids: dict[str, int] = {}
-        self._children = {spec.name: Child(spec, on_start=self._note) for spec in specs}
+        self._children = {spec.name: self._child(spec) for spec in specs}
         self._left_out: set[str] = set()
         self._over = asyncio.Event()
         self._broken: FatalExit | None = None
@@ -178,6 +182,7 @@ class LocalRun:
             await self._over.wait()
             stopping.cancel()
             await self._end(running)
+        self._events.close()
         if self._broken is not None:
             return self._explain(self._broken)
         return _exit_code(self._learner_status)
@@ -219,7 +224,7 @@ class LocalRun:
             async with asyncio.timeout(again_s):
                 await self._over.wait()
         self._left_out.discard(name)
-        self._children[name] = Child(fatal.spec, on_start=self._note)
+        self._children[name] = self._child(fatal.spec)
 
     def _last_words(self, name: str) -> dict[str, str]:
         return {"its_last_line": lines[-1]} if (lines := self._children[name].last_lines(1)) else {}
@@ -245,7 +250,14 @@ class LocalRun:
             log.warning(f"{name} did not drain within {child.spec.grace_s:g} s, killing it")
             child.kill()
 
+    def _child(self, spec: ChildSpec) -> Child:
+        return Child(spec, on_start=self._note, on_end=self._note_end)
+
+    def _note_end(self, name: str, pid: int, status: int) -> None:
+        self._events.ended(name, pid, was_asked=status == 0 or self._over.is_set(), detail=how_it_ended(status))
+
     def _note(self, name: str, pid: int) -> None:
+        self._events.started(name, pid)
         self._pids[name] = pid
         path = self._folder / "processes.json"
         with report_write_error(path, log.warning):  # informational: the run continues without it

@@ -5,6 +5,7 @@ Every field is checked on reading, because a checksum only proves that nothing c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeAlias, cast
@@ -124,6 +125,8 @@ def _read_times(value: MsgpackValue) -> GroupTimes:
     reserved_at, seconds, numbers = read_fields(value, "the times of the group", float, float, list)
     if len(numbers) % _SPAN_FIELDS or any(type(number) is not int for number in numbers):
         raise BadPayload("the spans of the group are not rows of integers")
+    if not (math.isfinite(reserved_at) and math.isfinite(seconds)):
+        raise BadPayload("the times of the group are not finite")
     rest = iter(numbers)
     spans = [
         EpisodeSpan(_STAGES[stage % len(_STAGES)], sibling, start / 1000, stop / 1000, oldest, newest)

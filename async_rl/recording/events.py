@@ -54,12 +54,12 @@ fates: where every ticket and token is (`Fates`)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKind:
     name: str
-    fields: tuple[str, ...]
+    fields: frozenset[str]
     help: str
 
 
 EVENT_KINDS: Mapping[str, EventKind] = {
-    name: EventKind(name=name, fields=tuple(fields.split()), help=help)
+    name: EventKind(name=name, fields=frozenset(fields.split()), help=help)
     for name, help, fields in re.findall(r"^(\w+): (.+)\n  (.+)$", _TABLE, re.M)
 }
 
@@ -77,15 +77,23 @@ class Event:
     """By the names in `EVENT_KINDS`."""
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def compact_json(value: object) -> bytes:
+    """Return one line of JSON. A character that UTF-8 lacks, half of a pair, becomes `?`."""
+    return _JSON.encode(value).encode(errors="replace")
+
+
 def write_event(event: Event) -> bytes:
     """Return the line of an event. Raises ValueError for a kind or field that the table lacks."""
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
         raise ValueError(f"the kind {event.kind!r} is not in async_rl/recording/events.py")
-    if unknown := event.fields.keys() - set(kind.fields):
+    if unknown := event.fields.keys() - kind.fields:
         raise ValueError(f"the field {min(unknown)!r} of {event.kind!r} is not in async_rl/recording/events.py")
     head = {"kind": event.kind, "at": round(event.at, 6), "s": round(event.seconds, 6), "process": event.process}
-    return json.dumps({**head, **event.fields}, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+    return compact_json({**head, **event.fields})
 
 
 def read_events(path: Path, kinds: Collection[str] | None = None) -> Iterator[Event]:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from async_rl.durable.row_file import RowFile, rows_of
 from async_rl.durable.whole_file import write_all
-from async_rl.recording.recorded import GroupFacts, payload_of, row_of, write_record
+from async_rl.payloads.codec import encode
+from async_rl.recording.recorded import GroupFacts, GroupMeasures, row_of, write_record
 from async_rl.recording.rows import read_row, write_row
-from async_rl.recording.segments import Segments, data_path
+from async_rl.recording.segments import Segments, data_path, files_of
 from async_rl.types import RolloutGroup
 
 
@@ -26,29 +27,33 @@ class GroupFiles:
         self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_groups)
         self._index: RowFile | None = None
         self._data = -1
-        self._size = 0
+        self._size = self._end = 0
+        """Bytes of both files, and of the data."""
 
-    def add(self, facts: GroupFacts, group: RolloutGroup, *, at: float) -> None:
-        record = write_record(facts, payload_of(group))
+    def add(self, facts: GroupFacts, group: RolloutGroup, measures: GroupMeasures, *, at: float) -> None:
+        record = write_record(facts, encode(group))
         if self._index is not None and self._size + len(record) > self.segments.segment_bytes:
             self.close()
         if self._index is None:
             self._open()
         assert self._index is not None
-        offset = os.fstat(self._data).st_size
+        offset = self._end
         try:
             write_all(self._data, record)
-            row = write_row(row_of(facts, group, record, at=at, offset=offset))
+            row = write_row(row_of(facts, group, measures, record, at=at, offset=offset))
             self._index.append(row)
         except OSError:
-            with suppress(OSError):
+            with suppress(OSError):  # else its part stays, and no row refers to it
                 os.ftruncate(self._data, offset)
+            self._end = os.fstat(self._data).st_size
             raise
+        self._end = offset + len(record)
         self._size += len(record) + len(row)
 
     def close(self) -> None:
         """Close the files; a later `add` begins the next ones."""
-        index, data, self._index, self._data, self._size = self._index, self._data, None, -1, 0
+        index, data = self._index, self._data
+        self._index, self._data, self._size, self._end = None, -1, 0, 0
         with suppress(OSError):
             if index is not None:
                 index.close()
@@ -58,11 +63,13 @@ class GroupFiles:
 
     def _open(self) -> None:
         path = self.segments.begin()
-        self._data = os.open(data_path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
+            self._data = os.open(data_path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             self._index = RowFile(path, sync=False)
         except OSError:
             self.close()
+            for file in files_of(path):
+                file.unlink(missing_ok=True)
             raise
 
 

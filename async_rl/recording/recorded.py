@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from async_rl.payloads.codec import BadPayload, decode, encode
+from async_rl.payloads.codec import BadPayload, decode
+from async_rl.recording.events import Event, compact_json
 from async_rl.recording.rows import GroupRow
 from async_rl.types import Message, Rollout, RolloutGroup, Status, Task
 
@@ -141,9 +142,12 @@ def _head(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return tuple(kept)
 
 
+_FACTS = tuple(each.name for each in fields(GroupFacts))
+
+
 # -- in a file ------------------------------------------------------------------------------------------------------
 def write_record(facts: GroupFacts, payload: bytes) -> bytes:
-    text = json.dumps(asdict(facts), separators=(",", ":")).encode()
+    text = compact_json({name: getattr(facts, name) for name in _FACTS})
     return b"".join((_FRAME.pack(_MAGIC, len(text), len(payload)), text, payload))
 
 
@@ -154,22 +158,48 @@ def read_record(record: bytes) -> RecordedGroup | None:
         text, payload = record[_FRAME.size : _FRAME.size + length], record[_FRAME.size + length :]
         if magic != _MAGIC or size != len(payload):
             return None
-        fields = cast("dict[str, Any]", json.loads(text))
-        counts = tuple((sampled, tokens) for sampled, tokens in fields.pop("counts"))
-        return RecordedGroup(facts=GroupFacts(**fields, counts=counts), content=decode(payload))
+        facts = cast("dict[str, Any]", json.loads(text))
+        counts = tuple((sampled, tokens) for sampled, tokens in facts.pop("counts"))
+        return RecordedGroup(facts=GroupFacts(**facts, counts=counts), content=decode(payload))
     except (BadPayload, ValueError, TypeError, LookupError, struct.error):
         return None
 
 
-def row_of(facts: GroupFacts, group: RolloutGroup, record: bytes, *, at: float, offset: int) -> GroupRow:
+@dataclass(frozen=True, slots=True)
+class GroupMeasures:
+    """What the index and the event of a group need, from one pass over its samples."""
+
+    counts: Sequence[tuple[int, int]]
+    """Sampled tokens and tokens of each rollout."""
+    oldest_version: int | None
+    """None: no token was sampled, or the group is a head."""
+    newest_version: int | None
+
+
+def measure(facts: GroupFacts, group: RolloutGroup) -> GroupMeasures:
+    counts, versions = list[tuple[int, int]](), set[int]()
+    for rollout in group.rollouts:
+        sampled = tokens = 0
+        for sample in rollout.samples:
+            tokens += len(sample.token_ids)
+            for span in sample.versions:
+                versions.add(span.version)
+                sampled += span.stop - span.start
+        counts.append((sampled, tokens))
+    return GroupMeasures(facts.counts if facts.is_head else counts, min(versions, default=None), max(versions, default=None))
+
+
+def row_of(
+    facts: GroupFacts, group: RolloutGroup, measures: GroupMeasures, record: bytes, *, at: float, offset: int
+) -> GroupRow:
     """Return the index's row of a record."""
-    recorded = RecordedGroup(facts=facts, content=group)
+    taken, oldest = facts.version_at_take, measures.oldest_version
     return GroupRow(
         id=group.id,
         at=at,
         fate=facts.fate,
         step=facts.step,
-        age=recorded.age,
+        age=taken - oldest if taken is not None and oldest is not None else None,
         environment=group.task.environment,
         task=group.task.key,
         worker=group.worker,
@@ -178,18 +208,35 @@ def row_of(facts: GroupFacts, group: RolloutGroup, record: bytes, *, at: float, 
         length=len(record),
         checksum=zlib.crc32(record),
         numbers=tuple(
-            (
-                rollout.reward,
-                rollout.content.status.value,
-                rollout.num_sampled,
-                rollout.num_tokens,
-                max(1, sum(message.role == "assistant" for message in rollout.content.conversation)),
-            )
-            for rollout in recorded.rollouts
+            [
+                (
+                    rollout.reward if rollout.status is not Status.FAILED else None,
+                    rollout.status.value,
+                    *count,
+                    int(rollout.metrics.get("turns", 1)),
+                )
+                for rollout, count in zip(group.rollouts, measures.counts, strict=True)
+            ]
         ),
     )
 
 
-def payload_of(group: RolloutGroup) -> bytes:
-    """Return the group as bytes. Raises BadPayload."""
-    return encode(group)
+def group_event(facts: GroupFacts, group: RolloutGroup, measures: GroupMeasures, process: str, *, with_spans: bool) -> Event:
+    """Return the event of a group's rolling out. `with_spans`: also what its episodes did, which its record has too."""
+    fields: dict[str, Any] = {
+        "group": group.id,
+        "task": group.task.key,
+        "environment": group.task.environment,
+        "worker": group.worker,
+        "task_index": facts.task_index,
+        "attempt": facts.attempt,
+        "oldest_version": measures.oldest_version,
+        "newest_version": measures.newest_version,
+        "rollouts": len(group.rollouts),
+        "sampled": sum(sampled for sampled, _ in measures.counts),
+        "fate": facts.fate,
+    }
+    if with_spans and group.times is not None:
+        fields["spans"] = [list(span) for span in group.times.spans]
+    seconds = facts.ready_at - facts.reserved_at
+    return Event(kind="group", at=facts.reserved_at, seconds=seconds, process=process, fields=fields)

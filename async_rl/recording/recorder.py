@@ -18,7 +18,7 @@ from async_rl.payloads.codec import BadPayload
 from async_rl.recording.events import Event, count_events, write_event
 from async_rl.recording.group_files import GroupFiles
 from async_rl.recording.reading import EVENTS, ROLLOUTS
-from async_rl.recording.recorded import GroupFacts
+from async_rl.recording.recorded import GroupFacts, group_event, measure
 from async_rl.recording.segments import Segments
 from async_rl.types import RolloutGroup
 
@@ -94,9 +94,9 @@ class Recorder:
             self._put(partial(self._events.add, event), self._events)
 
     def group(self, facts: GroupFacts, group: RolloutGroup) -> None:
-        """Record a group with its rollouts."""
-        if self._groups is not None:
-            self._put(partial(self._groups.add, facts, group, at=time.time()), self._groups)
+        """Record a group with its rollouts, and the event of its rolling out."""
+        if (file := self._groups if self._groups is not None else self._events) is not None:
+            self._put(partial(self._add_group, facts, group, time.time()), file)
 
     def note_unsent(self, number: int) -> None:
         """Count groups that a worker dropped and did not send."""
@@ -119,6 +119,14 @@ class Recorder:
     def __exit__(self, *_problem: object) -> None:
         self.close()
 
+    def _add_group(self, facts: GroupFacts, group: RolloutGroup, at: float) -> None:
+        measures, groups = measure(facts, group), self._groups
+        if (events := self._events) is not None and facts.reserved_at:
+            event = group_event(facts, group, measures, self._process, with_spans=groups is None)
+            self._attempt(lambda: events.add(event), events)
+        if groups is not None:
+            groups.add(facts, group, measures, at=at)
+
     def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
         try:
             self._queue.put_nowait(partial(self._attempt, write, file))
@@ -137,7 +145,6 @@ class Recorder:
         try:
             write()
         except OSError as error:
-            file.close()
             self._lose(file, "refused")
             if not self._refused:
                 log.warning(

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
+from async_rl.recording.events import compact_json
+
 TRAINED = "trained"
 """The fate of a group that trained a step; every other fate is the reason of a drop."""
 
@@ -120,8 +122,7 @@ def _within(value: float | None, low: float | None, high: float | None) -> bool:
 
 
 def write_row(group: GroupRow) -> bytes:
-    fields = {name: getattr(group, name) for name in GroupRow.__dataclass_fields__}
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+    return compact_json({name: getattr(group, name) for name in GroupRow.__dataclass_fields__})
 
 
 def read_row(line: bytes) -> GroupRow | None:

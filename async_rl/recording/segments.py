@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +40,10 @@ class LetGo:
     def is_everything_kept(self) -> bool:
         return not any(self.deleted.values()) and not any(self.lost.values())
 
+    def __str__(self) -> str:
+        deleted = [f"{count} {what} deleted at the size limit" for what, count in self.deleted.items() if count]
+        return ", ".join([*deleted, *(f"{count} lost ({why})" for why, count in self.lost.items() if count)])
+
     def and_also(self, other: LetGo) -> LetGo:
         return LetGo(
             deleted=Counter(self.deleted) + Counter(other.deleted),
@@ -54,6 +59,7 @@ class Segments:
         """`count` returns what a file holds, and the time of its newest row."""
         self.folder, self._name, self._max_bytes, self._count = folder, name, max_bytes, count
         self.let_go = read_let_go(folder, name)
+        self._counting = threading.Lock()
 
     @property
     def segment_bytes(self) -> int:
@@ -64,6 +70,8 @@ class Segments:
         """Create the next file and delete the oldest ones beyond the size limit. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room()
+        with suppress(OSError):
+            self.save()
         found = segments_in(self.folder, self._name)
         number = segment_number(found[-1]) + 1 if found else 1
         while True:
@@ -76,14 +84,18 @@ class Segments:
     def note_lost(self, why: str, number: int) -> None:
         """Count rows that are not kept; written with the next `save`."""
         if number:
-            self.let_go = self.let_go.and_also(LetGo(lost={why: number}))
+            self._add(LetGo(lost={why: number}))
 
     def save(self) -> None:
         """Write what was let go. Raises OSError."""
         let_go = self.let_go
-        if self.folder.is_dir():
+        if self.folder.is_dir() and let_go != read_let_go(self.folder, self._name):
             kept = {"deleted": dict(let_go.deleted), "deleted_until": let_go.deleted_until, "lost": dict(let_go.lost)}
             write_whole(let_go_path(self.folder, self._name), json.dumps(kept))
+
+    def _add(self, more: LetGo) -> None:
+        with self._counting:  # the recorder's thread, and those that give it what is too much
+            self.let_go = self.let_go.and_also(more)
 
     def _make_room(self) -> None:
         found = segments_in(self.folder, self._name)
@@ -91,8 +103,9 @@ class Segments:
         while found and sum(sizes) + self.segment_bytes > self._max_bytes:
             path, _ = found.pop(0), sizes.pop(0)
             number, until = self._count(path)
-            self.let_go = self.let_go.and_also(LetGo(deleted=number, deleted_until=until))
-            self.save()
+            self._add(LetGo(deleted=number, deleted_until=until))
+            with suppress(OSError):  # a full disk: deleting makes room, and the next `save` writes the count
+                self.save()
             for file in reversed(files_of(path)):
                 file.unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 
 from async_rl.board import weight_requests
 from async_rl.board.evaluations import EVALUATIONS
-from async_rl.board.worker_reports import BLOCKED, NOTES
+from async_rl.board.worker_reports import BLOCKED, NOTES, RECORDS
 from async_rl.errors import ConfigError
 from async_rl.telemetry import WORKER_METRICS
 from async_rl.transport.messages import TO_LEARNER
@@ -46,7 +46,7 @@ SCRIPTS: Final[Mapping[str, Collection[str]]] = {
 """Scripts of each role, which may write the keys that they declare. The monitor runs scripts that read only."""
 TOPICS: Final[Mapping[str, Collection[str]]] = {
     "learner": ("*",),
-    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED),
+    "worker": (TO_LEARNER, WORKER_METRICS, EVALUATIONS, NOTES, BLOCKED, RECORDS),
     "operator": (weight_requests.REQUESTS,),
     "monitor": (),
 }

@@ -7,19 +7,14 @@ counts.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from statistics import fmean, pstdev
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from async_rl.cli.grammar import CommandLine
 from async_rl.payloads.codec import BadPayload, decode
+from buffer.events import ticket_events
 from buffer.payloads.validation import problem_with
-from buffer.run_in_redis import RunInRedis
-from buffer.server.client import Server, subscribe
 from buffer.tools.open_run import OpenRun
 from buffer.tools.output import print_json, visible
 from buffer.tools.show import reward
@@ -27,7 +22,7 @@ from buffer.tools.show import reward
 
 async def tail(run: OpenRun, line: CommandLine) -> None:
     only = line.text("environment")
-    async with events(run.redis) as incoming:
+    async with ticket_events(run.redis) as incoming:
         print(f"follows run {run.redis.name!r} at {run.redis.server.url}; Ctrl-C ends it", file=sys.stderr, flush=True)
         async for event in incoming:
             row = await _describe(run, event)
@@ -37,28 +32,6 @@ async def tail(run: OpenRun, line: CommandLine) -> None:
                 print_json(row)
             else:
                 print(_line(row), flush=True)
-
-
-@asynccontextmanager
-async def events(run: RunInRedis) -> AsyncGenerator[AsyncIterator[tuple[str, str]]]:
-    """Subscribe to the events from here on: pairs of event and ticket, without end."""
-    subscription = await subscribe(run.server, run.key("on:events"))
-    try:
-        yield _receive(run.server, subscription)
-    finally:
-        await subscription.aclose()
-
-
-async def _receive(server: Server, subscription: Any) -> AsyncIterator[tuple[str, str]]:
-    while True:
-        try:
-            message = await subscription.get_message(ignore_subscribe_messages=True, timeout=None)
-        except RedisError:
-            await server.ping()  # blocks until the server is back; redis-py then renews the subscription
-            continue
-        if message is not None:
-            event, _, ticket = message["data"].decode(errors="replace").partition(" ")
-            yield event, ticket
 
 
 async def _describe(run: OpenRun, event: tuple[str, str]) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -43,10 +44,31 @@ class CheckpointSaver(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that is durable."""
+
+    step: int
+    seconds: float
+    """From the copies until it was durable."""
+    bytes: int
+    stall_s: float
+    """Time that it blocked training."""
+
+
 class CheckpointSchedule:
-    def __init__(self, *, buffer: ReplayBuffer, fence: int, saver: CheckpointSaver, publisher: Publisher, disk_wait_s: float):
-        """`disk_wait_s`: how long training pauses for a disk that refuses checkpoints."""
-        self._disk_wait_s = disk_wait_s
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        fence: int,
+        saver: CheckpointSaver,
+        publisher: Publisher,
+        disk_wait_s: float,
+        on_saved: Callable[[SavedCheckpoint], None] = lambda _: None,
+    ):
+        """`disk_wait_s`: how long training pauses for a disk that refuses checkpoints. `on_saved`: told of durable ones."""
+        self._disk_wait_s, self._on_saved = disk_wait_s, on_saved
         self._buffer, self._fence = buffer, fence
         self._saver, self._publisher = saver, publisher
         self.saved_step = -1
@@ -117,6 +139,8 @@ class CheckpointSchedule:
             return
         self._failures.clear()
         self._row |= {"checkpoint/write_s": done.seconds, "checkpoint/bytes": float(done.bytes)}
+        stall_s = self._row.get("checkpoint/stall_s", 0.0)
+        self._on_saved(SavedCheckpoint(step=progress.step, seconds=done.seconds, bytes=done.bytes, stall_s=stall_s))
         failpoint("learner.durable")
         # Spending a group frees its slot, which is allowed only once the version trained on it is live.
         if await self._publisher.until_live(progress.version):  # else the next checkpoint, or recovery, covers them

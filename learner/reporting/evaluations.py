@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
@@ -19,7 +20,10 @@ UNREAD = 100
 
 
 class Evaluations:
-    def __init__(self, board: Board, settings: EvaluationConfig) -> None:
+    def __init__(
+        self, board: Board, settings: EvaluationConfig, *, on_result: Callable[[EvaluationDone], None] = lambda _: None
+    ) -> None:
+        self._on_result = on_result
         self._board = board
         self._settings = settings
         self._unreported: deque[EvaluationDone] = deque(maxlen=UNREAD)
@@ -31,6 +35,7 @@ class Evaluations:
         inbox = await Inbox.open(self._board, EVALUATIONS, EvaluationDone)
         while True:
             for result in await inbox.read():
+                self._on_result(result)
                 async with self._news:
                     self._unreported.append(result)
                     self._newest_step = max(self._newest_step, result.record.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from async_rl.config import HEARTBEAT_S
@@ -24,9 +24,23 @@ class WorkerCounters:
     """Tokens per second since the snapshot before."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """A worker's counters as they arrive."""
+
+    worker: str
+    counters: Mapping[str, float]
+    sent_at: float | None
+    """In seconds since 1970 by the worker's clock."""
+    boot: str
+    """The boot id of its machine."""
+    num_workers: int
+    """Workers that have reported so far."""
+
+
 class FleetMetrics:
-    def __init__(self, board: Board):
-        self._board = board
+    def __init__(self, board: Board, *, on_report: Callable[[WorkerReport], None] = lambda _: None):
+        self._board, self._on_report = board, on_report
         self._workers: dict[str, WorkerCounters] = {}
         self._reported: dict[str, tuple[float, float]] = {}
         """Per worker: scored episodes and the sum of their rewards at the last row."""
@@ -38,6 +52,15 @@ class FleetMetrics:
             for at, message in await self._board.read(WORKER_METRICS, after=position, wait_s=HEARTBEAT_S):
                 position = at
                 self._add(message["worker"], message["counters"])
+                self._on_report(
+                    WorkerReport(
+                        worker=message["worker"],
+                        counters=message["counters"],
+                        sent_at=sent_at if isinstance(sent_at := message.get("time"), int | float) else None,
+                        boot=str(message.get("boot", "")),
+                        num_workers=len(self._workers),
+                    )
+                )
 
     def _add(self, worker: str, counters: Mapping[str, float]) -> None:
         at, tok_s = time.monotonic(), 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import structlog
 
@@ -18,8 +19,14 @@ FORGET_S = 60.0
 
 
 class WorkerReports:
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(
+        self,
+        board: Board,
+        *,
+        on_note: Callable[[WorkerNote], None] = lambda _: None,
+        on_blocked: Callable[[WorkerBlocked], None] = lambda _: None,
+    ) -> None:
+        self._board, self._on_note, self._on_blocked = board, on_note, on_blocked
         self._times: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         """(environment, cause) -> worker -> count."""
         self._told: dict[tuple[str, str], int] = {}
@@ -31,6 +38,7 @@ class WorkerReports:
         inbox = await Inbox.open(self._board, NOTES, WorkerNote)
         while True:
             for note in await inbox.read():
+                self._on_note(note)
                 self._count(note)
 
     async def run_blocked(self) -> None:
@@ -38,6 +46,7 @@ class WorkerReports:
         inbox = await Inbox.open(self._board, BLOCKED, WorkerBlocked)
         while True:
             for report in await inbox.read():
+                self._on_blocked(report)
                 self._blocked[report.worker] = (time.monotonic(), report)
                 log.warning(str(report))
 

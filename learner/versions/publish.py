@@ -70,9 +70,11 @@ class Publisher:
         sender: WeightSender,
         policy: PushPolicy,
         now: Callable[[], float] = time.monotonic,
+        on_push: Callable[[CompletedPush], None] = lambda _: None,
     ):
+        """`on_push`: told of each push that has ended, also of those that brought the live version to a worker that joined."""
         self._buffer, self._fence, self._sender = buffer, fence, sender
-        self._policy, self._now = policy, now
+        self._policy, self._now, self._on_push = policy, now, on_push
         self._newest: PendingPush | None = None
         self._sent: PendingPush | None = None
         """The last version whose push began: live, or about to be."""
@@ -203,10 +205,12 @@ class Publisher:
         if is_new:
             await self._buffer.publish(self._fence, record)
         await self._sender.flip(record)
+        pushed = CompletedPush(record=record, report=report, waited_s=began - pending.at if is_new else 0.0, at=time.time())
+        self._on_push(pushed)
         if is_new:
             await self._buffer.release(self._fence, pending.releases)
             self.released_step = pending.releases
-            self.last_push = CompletedPush(record=record, report=report, waited_s=began - pending.at, at=time.time())
+            self.last_push = pushed
             self.num_pushes += 1
             async with self._changed:
                 self.live_version = record.version

@@ -18,6 +18,7 @@ from async_rl.types import Failure, Rollout, RolloutGroup, Task, Ticket
 from rollout_workers.counters import Counters
 from rollout_workers.episodes.episode import FailureBudget, play, play_group, pose_task
 from rollout_workers.episodes.failure_log import FailureLog
+from rollout_workers.episodes.group_timeline import as_sibling, current_clock
 from rollout_workers.episodes.leaked_processes import LeakedProcesses
 from rollout_workers.episodes.task_mix import EnvironmentDetached, EnvironmentUnavailable, TaskSource
 from rollout_workers.episodes.validation import trainable
@@ -74,13 +75,16 @@ class GroupRunner:
             self._note_failure(task, environment=source.environment.label, task=f"index {source.index}")
             attempt.failed(task)
             return None
+        if (clock := current_clock()) is not None:
+            clock.timeline.task = task
         rollouts = await self._siblings(source.agent, task, ticket, episode_ended)
         failures = [rollout.failure for rollout in rollouts if rollout.failure is not None]
         if len(failures) == len(rollouts):
             attempt.failed(failures[-1])
             return None
         attempt.has_succeeded = True
-        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self.parts.name)
+        times = clock.timeline.times() if clock is not None else None
+        return RolloutGroup(id=ticket.id, task=task, rollouts=tuple(rollouts), worker=self.parts.name, times=times)
 
     async def _siblings(
         self, agent: Agent, task: Task, ticket: Ticket, episode_ended: Callable[[Rollout], None]
@@ -108,7 +112,8 @@ class GroupRunner:
         time = 0
         while True:
             context = self._context(ticket, sibling, time)
-            played = await play(agent.rollout, task, self.parts.inference, context, **self._deadlines)
+            with as_sibling(sibling):
+                played = await play(agent.rollout, task, self.parts.inference, context, **self._deadlines)
             rollout = self._recorded(task, trainable(played))
             if rollout.failure is None or next(refills, None) is None:
                 return rollout

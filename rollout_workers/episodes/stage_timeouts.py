@@ -14,6 +14,7 @@ from typing import Literal
 
 from async_rl.config.rollout import TimeoutsConfig
 from async_rl.imports.old_names import old_names
+from rollout_workers.episodes.group_timeline import current_clock
 from rollout_workers.episodes.rewards import RewardFailed
 
 Stage = Literal["task", "inference", "environment", "reward"]
@@ -54,9 +55,11 @@ def current_timeouts() -> TimeoutsConfig:
 
 @asynccontextmanager
 async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGenerator[None]:
-    """Limit the time of the block. Raises StageTimeout when it runs out. `timeouts` None means the current limits."""
+    """Limit the time of the block, and measure it. Raises StageTimeout when it runs out. `timeouts` None: the current ones."""
     limit_s: float = getattr(timeouts if timeouts is not None else current_timeouts(), _KEYS[name])
     deadline = asyncio.timeout(limit_s if limit_s > 0 else None)
+    clock = current_clock() if name != "inference" else None  # `WatchedInference` measures generations
+    since = clock.timeline.now() if clock is not None else 0.0
     try:
         async with deadline:
             yield
@@ -64,6 +67,9 @@ async def stage(name: Stage, timeouts: TimeoutsConfig | None = None) -> AsyncGen
         if deadline.expired():
             raise StageTimeout(name, limit_s) from error
         raise
+    finally:
+        if clock is not None:
+            clock.add(name, since)
 
 
 @asynccontextmanager

@@ -133,7 +133,7 @@ class EngineCore:
     def step(self) -> None:
         # Counted first: completions are delivered within the step, and their receiver may read the metrics.
         self._steps += 1
-        start = time.perf_counter()
+        start = self._sampler.step_began = time.perf_counter()
         stepped = inference.step(self._engine)
         self._busy_s += time.perf_counter() - start
         if lost := [request for request in stepped.ended if request in self._sampler.running]:
@@ -142,7 +142,7 @@ class EngineCore:
         for request in reversed(stepped.preempted):
             self._enqueue(self._sampler.running[request], first=True)
         if self._sampler.started:
-            self._queued_s.extend(start - generation.submitted_at for generation in self._sampler.started)
+            self._queued_s.extend(generation.queued_s for generation in self._sampler.started)
             self._queue_s = fmean(self._queued_s)
 
     def _enqueue(self, generation: Generation, *, first: bool = False) -> None:

@@ -85,6 +85,8 @@ class Generation:
     is_cancelled: bool = False
     submitted_at: float = 0.0
     """Time of time.perf_counter()."""
+    queued_s: float = 0.0
+    """Seconds from then until the step that sampled its first token."""
 
     def stop_reason(self, tokenizer: Tokenizer) -> StopReason | None:
         """The reason why the last token ends it; None if it continues."""
@@ -117,6 +119,7 @@ class Generation:
             versions=spans_of(self.versions),
             stop_reason=reason,
             text=tokenizer.decode(readable),
+            queued_s=self.queued_s,
         )
 
 

@@ -58,6 +58,8 @@ class BatchSampler:
         self.running: dict[int, Generation] = {}
         self.started: list[Generation] = []
         """Generations whose first token was sampled in the last step."""
+        self.step_began = 0.0
+        """When the engine's step began, by time.perf_counter(); set by the engine."""
         self._tokenizer = tokenizer
         self._random = torch.Generator(device).manual_seed(seed)
         self._batch = _Batch.of([], [], device)
@@ -69,6 +71,8 @@ class BatchSampler:
         if requests != self._batch.requests:
             self._batch = _Batch.of(requests, [self.running[request] for request in requests], logits.device)
             self.started = [generation for generation in self._batch.generations if not generation.token_ids]
+            for generation in self.started:
+                generation.queued_s = max(0.0, self.step_began - generation.submitted_at)
         tokens, logprobs = _draw(logits, self._batch, self._noise(logits))
         self._tokens, self._logprobs = tokens.tolist(), logprobs.tolist()
         return tokens

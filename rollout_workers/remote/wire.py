@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -115,7 +115,8 @@ def _with_arrays(kind: type, **others: Any) -> Any:
     """The type of a dataclass with arrays or spans for pydantic, which does not know arrays."""
     own = {name: Annotated[bytes, AfterValidator(_array_of(items))] for name, items in _ARRAYS.items()}
     own |= {"versions": tuple[_SPAN, ...], **others}
-    read_as: Any = {name: (own.get(name, hint), ...) for name, hint in get_type_hints(kind).items()}
+    defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    read_as: Any = {name: (own.get(name, hint), defaults.get(name, ...)) for name, hint in get_type_hints(kind).items()}
     shape: Any = create_model(kind.__name__, **read_as)
     return Annotated[shape, AfterValidator(lambda found: kind(**dict(found)))]
 

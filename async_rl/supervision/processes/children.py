@@ -61,9 +61,15 @@ class Child:
     unblocked by: exit of the process; `terminate`; `kill`; cancellation
     """
 
-    def __init__(self, spec: ChildSpec, on_start: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        on_start: Callable[[str, int], None],
+        on_end: Callable[[str, int, int], None] = lambda name, pid, status: None,
+    ) -> None:
+        """`on_start` gets its name and process id, `on_end` also its exit code (negative: the signal)."""
         self.spec = spec
-        self._on_start = on_start
+        self._on_start, self._on_end = on_start, on_end
         self._process: asyncio.subprocess.Process | None = None
         self._draining = asyncio.Event()
         self._restarts: list[float] = []
@@ -144,7 +150,9 @@ class Child:
         if self._draining.is_set():  # asked to stop while it was being started
             self._signal_process(signal.SIGTERM)
         self._predecessor = {PREDECESSOR: str(self._process.pid)}
-        return await self._process.wait()
+        pid, status = self._process.pid, await self._process.wait()
+        self._on_end(self.spec.name, pid, status)
+        return status
 
     def _kill_silent(self) -> None:
         if self._is_running():

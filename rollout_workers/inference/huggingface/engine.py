@@ -146,12 +146,12 @@ class HuggingFaceCore:
             return
         # Counted first: completions are delivered within the step, and their receiver may read the metrics.
         self._steps += 1
-        start = time.perf_counter()
+        start = self._sampler.step_began = time.perf_counter()
         logits = [self._decode()] if self._rows else []
         logits += self._compute_prompts()
         requests = [generation.id for generation in self._rows]
         self._sampler.sample(torch.cat(logits), requests)
-        self._queued_s.extend(start - generation.submitted_at for generation in self._sampler.started)
+        self._queued_s.extend(generation.queued_s for generation in self._sampler.started)
         self._drop(self._sampler.finished(requests))
         self._busy_s += time.perf_counter() - start
 

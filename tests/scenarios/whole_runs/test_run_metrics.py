@@ -1,4 +1,4 @@
-"""The metrics of a real run explain where its time and its tokens went, and why its pace was what it was."""
+"""Metrics and recording of a real run explain where its time, groups and tokens went, and why its pace was what it was."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import floor
 import pytest
 
 from async_rl.config import Config
+from async_rl.recording import Recording, RolloutFilter
 from async_rl.replay_protocol import ROUNDING
 from async_rl.telemetry import read_rows
 from buffer.rules.ticket_record import parse_record
@@ -72,3 +73,56 @@ async def test_every_token_that_was_generated_has_one_fate(run: tuple[Config, Ro
         stats, records = await left.buffer.stats(), await left.redis.run_command("hvals", left.redis.key("records"))
     assert stats.tokens["trained"] == sum(row["batch/tokens"] for row in rows), "the last checkpoint contains every step"
     assert stats.tokens_in_flight == sum(record.tokens for record in map(parse_record, records) if record.state == "ready")
+
+
+def test_the_recording_shows_the_life_of_every_group_and_process(run: tuple[Config, Rows]) -> None:
+    config, rows = run
+    recording, steps = Recording(config.run_folder), config.learner.steps
+    assert recording.events_let_go().is_everything_kept
+
+    trained = recording.rollouts(RolloutFilter(fate="trained"), limit=10**6)
+    assert trained.total == sum(row["batch/sequences"] for row in rows)
+    assert {row.group.step for row in trained.rows} == set(range(1, steps + 1))
+    dropped = recording.rollouts(RolloutFilter(fate="no_signal"), limit=10**6)
+    assert len({row.reward for row in dropped.rows[: config.batch.group_size]}) == 1
+    group = recording.group(trained.rows[0].group.id)
+    assert group is not None
+    assert group.facts.reserved_at <= group.facts.ready_at <= group.facts.taken_at <= group.facts.trained_at
+    life = recording.life(group)
+    assert life.checkpoint_step == steps
+    (queue, inference, reward) = (
+        [span for span in life.spans if span.what == what] for what in ("queue", "inference", "reward")
+    )
+    assert len(inference) == len(reward) == config.batch.group_size >= len(queue) > 0
+    assert all(group.facts.reserved_at <= span.start <= span.stop <= group.facts.ready_at + 0.001 for span in inference)
+    versions = {(span.oldest_version, span.newest_version) for span in inference}
+    assert min(oldest for oldest, _ in versions) == group.content.oldest_version
+
+    fates = recording.fates()
+    assert fates is not None
+    assert sum(fates.shares.values()) == pytest.approx(1.0)
+    assert fates.trained == steps * config.batch.groups_per_step
+    assert fates.tokens["generated"] == fates.tokens["trained"] + fates.tokens["in_flight"] + sum(
+        tokens for name, tokens in fates.tokens.items() if name.startswith("dropped/")
+    )
+
+    clocks = {event.fields["offset_s"] for event in recording.events(kinds=("clock",))}
+    assert clocks == {0.0}, "one machine has one clock"
+    kinds = {event.kind for event in recording.events()}
+    assert kinds >= {
+        "start",
+        "group",
+        "take",
+        "step",
+        "checkpoint",
+        "push",
+        "swap",
+        "engine",
+        "drop",
+        "process",
+        "clock",
+        "fates",
+    }
+    assert {event.fields["name"] for event in recording.events(kinds=("process",))} >= {"buffer", "learner", "worker-0"}
+    staged = {member for event in recording.events(kinds=("push",)) for member in event.fields["staged"]}
+    assert {event.fields["worker"] for event in recording.events(kinds=("swap",))} <= staged

@@ -1,12 +1,14 @@
 """The worker against the reference buffer: from tickets to groups, and everything that may come between."""
 
 import asyncio
+import base64
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ import pytest
 from async_rl.config import BatchConfig
 from async_rl.config.rollout import EnvironmentConfig, WorkerConfig
 from async_rl.errors import FailureBudgetSpent, find_async_rl_error
+from async_rl.payloads.codec import decode
 from async_rl.protocols import EpisodeContext, InferenceInterface
 from async_rl.replay_protocol import CommitResult, Drop, Limits
 from async_rl.testing import EchoAgent, ScriptedInference
-from async_rl.types import Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
+from async_rl.types import Message, Rollout, RolloutGroup, Status, TakenGroup, Task, Ticket, VersionRecord
 from buffer.reference.memory_buffer import MemoryBuffer
 from rollout_workers.episodes.task_mix import TaskMix
+from rollout_workers.episodes.worker_records import MAX_BYTES
 from rollout_workers.limits.concurrency import EngineLoad
 from rollout_workers.worker import Worker
 from rollout_workers.worker_parts import WorkerParts
@@ -161,6 +165,49 @@ async def test_tickets_become_groups_of_siblings():
         assert (group.oldest_version, group.newest_version) == (0, 0)
     assert {one.group.task.prompt for one in taken} == {"0", "1"}
     assert (await bench.buffer.audit()).is_clean
+
+
+async def test_a_group_carries_the_times_of_its_episodes():
+    bench = Bench(PlayAgent(), group_size=3)
+    await bench.learn()
+    async with bench.at_work():
+        group = (await bench.take(1))[0].group
+    assert group.times is not None
+    assert [span.sibling for span in group.times.spans if span.stage == "task"] == [-1]
+    generations = [span for span in group.times.spans if span.stage == "inference"]
+    assert sorted(span.sibling for span in generations) == [0, 1, 2]
+    assert all(0 <= span.start_s <= span.stop_s <= group.times.seconds for span in generations)
+    assert {(span.oldest_version, span.newest_version) for span in generations} == {(0, 0)}
+
+
+async def test_heads_of_dropped_groups_are_sent_to_the_learner_and_those_that_do_not_fit_are_counted():
+    def fail_some(task: Task, context: EpisodeContext) -> None:
+        if task.key.endswith("/0"):
+            raise LookupError("lost")
+
+    bench = Bench(PlayAgent(before=fail_some, pays=lambda sibling: 0.5))
+    await bench.learn()
+    async with bench.at_work():
+        await bench.buffer.next_endings(6)
+    record = bench.worker.records.take()
+    assert record is not None
+    heads = [decode(base64.b64decode(dropped.payload)) for dropped in record.dropped]
+    assert Counter(dropped.fate for dropped in record.dropped).keys() >= {"no_signal", "failed"}
+    for dropped, head in zip(record.dropped, heads, strict=True):
+        assert len(head.rollouts) == len(dropped.counts) == 2
+        assert head.times is not None
+        failures = [rollout.failure for rollout in head.rollouts]
+        assert all(failure is not None and "lost" in failure.message for failure in failures) == (dropped.fate == "failed")
+    assert bench.worker.records.take() is None
+
+    ticket, long = Ticket(id="t1", task_index=1, version=0, attempt=1), Message(role="user", content=token_hex(2000))
+    for _ in range(100):
+        bench.worker.records.dropped(ticket, "no_signal", replace(heads[0], task=replace(heads[0].task, prompt=(long,))))
+    record = bench.worker.records.take()
+    assert record is not None
+    assert len(record.dropped) + record.unsent == 100
+    assert record.unsent > 50
+    assert sum(len(dropped.payload) for dropped in record.dropped) <= MAX_BYTES
 
 
 async def test_no_more_groups_fly_than_allowed():

@@ -1,6 +1,6 @@
 """Events and rollouts that a Recorder keeps, as `Recording` reads them: meanwhile, after a crash, and beyond the size limit."""
 
-import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from async_rl.recording.recorded import HEAD_CHARACTERS, GroupFacts, head_of
 from async_rl.recording.recorder import Recorder
 from async_rl.types import EpisodeSpan, GroupTimes, Message, Rollout, RolloutGroup, Status
 from tests.support.groups import group, sample
+from tests.support.repository import ROOT
 
 MB = 10**6
 
@@ -164,6 +165,9 @@ def test_the_life_of_a_group_runs_from_its_ticket_to_its_checkpoint(tmp_path: Pa
     assert [span.what for span in life.of(1)] == ["rolled out", "task", "in queue", "taken", "trained", "until checkpoint"]
 
 
-def test_every_kind_has_fields_and_a_sentence():
-    assert all(kind.fields and kind.help for kind in EVENT_KINDS.values())
-    assert os.linesep not in "".join(kind.help for kind in EVENT_KINDS.values())
+def test_the_page_lists_every_kind_of_event_with_its_fields():
+    page = (ROOT / "docs" / "recording.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| .+ \| (`.+`) \|$", page, re.M))
+    assert {kind: set(re.findall(r"`(\w+)`", fields)) for kind, fields in listed.items()} == {
+        name: set(kind.fields) for name, kind in EVENT_KINDS.items()
+    }

@@ -1,0 +1,71 @@
+"""`async-rl trace`: a time window of a run's recorded events as a file for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from async_rl.cli.grammar import CommandLine, Option, Verb
+from async_rl.config.loading import load_named
+from async_rl.durable.best_effort import explain_write_error
+from async_rl.errors import ConfigError
+from async_rl.recording import Recording
+from async_rl.recording.trace import Spans, chrome_trace
+
+SECONDS = 10.0
+
+
+def trace(line: CommandLine) -> int:
+    config = load_named(line.config)
+    seconds, out = line.number("seconds", SECONDS), Path(line.text("out", "trace.json"))
+    recording = Recording(config.run_folder)
+    since, until = _window(recording, line.number("from"), seconds)
+
+    def spans_of(group_id: str) -> Spans:
+        group = recording.group(group_id)
+        return group.content.times.spans if group is not None and group.content.times is not None else ()
+
+    made = chrome_trace(recording.events(since=since, until=until), since=since, until=until, spans_of=spans_of)
+    try:
+        out.write_text(json.dumps(made))
+    except OSError as error:
+        raise ConfigError(f"--out: {explain_write_error(error, out)}") from error
+    spans = sum(event["ph"] == "X" for event in made["traceEvents"])
+    print(f"{out}: {spans} spans of {until - since:g} s; open it in https://ui.perfetto.dev or chrome://tracing")
+    if not (let_go := recording.events_let_go()).is_everything_kept:
+        print(f"the recording lacks: {let_go}")
+    return 0
+
+
+def _window(recording: Recording, start: float | None, seconds: float) -> tuple[float, float]:
+    """Return the begin and end of the window: `start` seconds after the first event, or the last `seconds`."""
+    first, last = math.inf, -math.inf
+    for event in recording.events():
+        first, last = min(first, event.at), max(last, event.at + event.seconds)
+    if first > last:
+        raise ConfigError("the run's folder holds no recorded events; they are kept with recording.events_mb above 0")
+    since = max(first, last - seconds) if start is None else first + start
+    if since > last:
+        raise ConfigError(f"--from {start:g} is after the last recorded event; the recording has {last - first:.0f} s")
+    return since, since + seconds
+
+
+VERBS = (
+    Verb(
+        words="trace",
+        help="Write a time window of the recorded events as a trace for Perfetto.",
+        run=trace,
+        options=(
+            Option(name="seconds", value="S", read=float, least=0.001, help=f"length of the window ({SECONDS:g})"),
+            Option(
+                name="from",
+                value="S",
+                read=float,
+                least=0,
+                help="its begin, in seconds after the first event; default: the end",
+            ),
+            Option(name="out", value="FILE", help="where to write it (trace.json)"),
+        ),
+    ),
+)

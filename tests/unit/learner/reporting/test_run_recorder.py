@@ -1,0 +1,80 @@
+"""What the learner's recording makes of the messages of workers, whose clocks differ."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from async_rl.board.inbox import post
+from async_rl.board.worker_reports import RECORDS, WorkerRecord
+from async_rl.recording import Recording, RolloutFilter
+from async_rl.recording.recorder import Recorder
+from async_rl.telemetry import WORKER_METRICS
+from async_rl.transport.sending.sender import PushReport
+from async_rl.types import EpisodeSpan, GroupTimes, Ticket, VersionRecord
+from buffer.reference.memory_board import MemoryBoard
+from buffer.reference.memory_buffer import MemoryBuffer
+from learner.reporting.fleet_metrics import FleetMetrics
+from learner.reporting.run_recorder import RunRecorder
+from learner.versions.publish import CompletedPush
+from rollout_workers.episodes.worker_records import WorkerRecords
+from tests.support.groups import group
+
+AHEAD_S = 3600.0
+"""The worker's clock is an hour ahead of the learner's."""
+
+
+def records_of_a_worker() -> WorkerRecord:
+    """A dropped group and a swap, as a worker posts them with its next heartbeat."""
+    records, now = WorkerRecords("w", keeps_dropped=True), time.time() + AHEAD_S
+    spans = (EpisodeSpan("inference", 0, 0.25, 1.5, 3, 4),)
+    rolled = replace(group("t000000007", (3, 4)), times=GroupTimes(reserved_at=now - 2.0, seconds=2.0, spans=spans))
+    records.dropped(Ticket(id=rolled.id, task_index=5, version=3, attempt=2), "no_signal", rolled)
+    records.swapped(4, 0.25)
+    record = records.take()
+    assert record is not None
+    return record.model_copy(update={"swaps": (record.swaps[0].model_copy(update={"at": now - 0.25}),)})
+
+
+async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -> None:
+    board = MemoryBoard(MemoryBuffer())
+    with Recorder(tmp_path, "learner", events_bytes=10**6, rollouts_bytes=10**6) as kept:
+        record = RunRecorder(kept, board)
+        version = VersionRecord(version=4, timeline="t", step=4, digest="")
+        report = PushReport(staged=("w",), dropped={"x": "gone"}, num_bytes=9, seconds=0.1)
+        record.pushed(CompletedPush(record=version, report=report, waited_s=0.5, at=time.time()))
+        fleet = FleetMetrics(board, on_report=record.reported)
+        async with asyncio.TaskGroup() as tasks:
+            services = [tasks.create_task(fleet.run()), tasks.create_task(record.run())]
+            await asyncio.sleep(0)
+            now = time.time()
+            for tokens in (10, 30):
+                counters = {"tokens": tokens, "engine/running": 2.0, "inflight": 1}
+                await board.post(WORKER_METRICS, {"worker": "w", "counters": counters, "time": time.time() + AHEAD_S})
+                for _ in range(10):  # turns of the loop until the service has read it
+                    await asyncio.sleep(0)
+            await post(board, RECORDS, records_of_a_worker())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for service in services:
+                service.cancel()
+    recording = Recording(tmp_path)
+    [clock] = recording.events(kinds=("clock",))
+    assert clock.fields == {"worker": "w", "offset_s": pytest.approx(-AHEAD_S, abs=1.0)}
+    [row] = recording.rollouts(RolloutFilter(fate="no_signal", max_reward=1.5)).rows
+    assert (row.id, row.sampled, row.group.attempt, row.group.step) == ("t000000007/0", 2, 2, None)
+    found = recording.group("t000000007")
+    assert found is not None
+    assert found.facts.reserved_at == pytest.approx(now - 2.0, abs=1.0)
+    [rolled_out, inference] = recording.life(found).spans
+    assert (rolled_out.what, rolled_out.stop - rolled_out.start) == ("rolled out", pytest.approx(2.0))
+    assert (inference.start - rolled_out.start, inference.newest_version) == (pytest.approx(0.25), 4)
+    [swap] = recording.events(kinds=("swap",))
+    assert (swap.fields["how"], swap.seconds) == ("push", 0.25)
+    assert swap.at == pytest.approx(now, abs=1.5)
+    assert [event.fields["dropped"] for event in recording.events(kinds=("push",))] == [{"x": "gone"}]
+    assert [event.fields["tokens"] for event in recording.events(kinds=("engine",))] == [0.0], "one a second"
