@@ -46,8 +46,7 @@ class RunView:
         """Of this server: positions of another one mean nothing."""
 
     def refresh(self) -> None:
-        """Read what was appended to metrics.jsonl, and what the run has waited for."""
-        self._slowdowns.refresh()
+        """Read what was appended to metrics.jsonl."""
         for line in self._rows.new_rows():
             try:
                 row: Any = json.loads(line)
@@ -74,6 +73,7 @@ class RunView:
 
     def state(self, live: LiveState | str) -> dict[str, Any]:
         """Everything but curves."""
+        self._slowdowns.refresh()
         config, latest = self.folder.config, self.columns.latest()
         processes = local_processes(self.folder.path)
         is_running, sentence = self._status(processes, live)

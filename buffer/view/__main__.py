@@ -57,6 +57,7 @@ async def serve(run: OpenedRun, line: CommandLine) -> None:
     async with AsyncExitStack() as opened:
         live = await opened.enter_async_context(RedisLiveSource(run.config)) if isinstance(run.config, Config) else None
         view = RunView(run, live)
+        view.rollouts.read_index()
         view.refresh()  # takes seconds for a long run, of which no request has to wait
         routes = ViewServer(view).routes
         token = given if given else new_token()

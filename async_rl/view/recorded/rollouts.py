@@ -69,6 +69,10 @@ class RolloutBrowser:
         """`config`: the run's, for its tokenizer; None: tokens are shown as ids."""
         self._recording, self._config = recording, config
 
+    def read_index(self) -> None:
+        """Read the index of the rollouts: later answers read what was added to it since."""
+        self._recording.groups()
+
     # -- the list -------------------------------------------------------------------------------------------------
     def page(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the rollouts that a query accepts: fields of `RolloutFilter`, `order`, `offset`, `limit`.

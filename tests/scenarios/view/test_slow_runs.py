@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.config import Config
+from async_rl.recording import Recording
 from async_rl.view.opened_run import open_folder
-from async_rl.view.run_view import RunView
+from async_rl.view.recorded.slowdown import slowdowns
 from tests.support.repository import ROOT
 from tests.support.run_processes import program
 
@@ -26,7 +28,7 @@ def test_the_overview_names_the_cause(tmp_path: Path, name: str):
     file = f"examples/slow_runs/{name}.yaml"
     with program(tmp_path, "run", "@", file, "--run.folder", tmp_path, "--run.name", name) as run:
         assert run.exit_code() == 0, run.output
-    view = RunView(open_folder(tmp_path / name))
-    view.refresh()
-    gravest = view.state("it has ended")["slowdowns"][0]["sentence"]
+    opened = open_folder(tmp_path / name)
+    assert isinstance(opened.config, Config), opened.problem
+    gravest = slowdowns(Recording(opened.path), opened.config)[0].sentence
     assert all(part in gravest for part in CAUSES[name]), gravest
