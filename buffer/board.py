@@ -47,6 +47,15 @@ class RedisBoard:
         listed = [_parse_member(text) for text in await self._run.run_script("members")]
         return sorted((member for member in listed if member is not None), key=lambda member: member.id)
 
+    async def members_now(self) -> list[Member]:
+        """As `members`, but expired ones stay where they are: for users who may only read."""
+        seconds, micros = await self._run.run_command("time")
+        now_ms = seconds * 1000 + micros // 1000
+        ids: list[bytes] = await self._run.run_command("zrangebyscore", self._run.key("members"), f"({now_ms}", "+inf")
+        listed = await self._run.run_command("hmget", self._run.key("member_facts"), ids) if ids else []
+        found = [_parse_member(text) for text in listed]
+        return sorted((member for member in found if member is not None), key=lambda member: member.id)
+
     async def live_version(self) -> VersionRecord | None:
         live = await self._run.run_command("hget", self._run.key("state"), "live")
         row = await self._run.run_command("hget", self._run.key("versions"), live) if live is not None else None

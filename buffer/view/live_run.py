@@ -1,4 +1,6 @@
-"""Reads what the page shows of a living run; it sends commands that change nothing."""
+"""Reads what the page shows of a living run, as any of its users may. It changes nothing, except that `stats` collects leases
+that were lost, where its user may do that.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ class RedisLiveSource:
 
     async def _read_all(self) -> LiveState:
         held, run_state = await self._buffer.stats(), await self._inspection.run_state()
-        limits, members = await self._buffer.limits(), await self._board.members()
+        limits, members = await self._buffer.limits(), await self._board.members_now()
         await self._read_messages()
         return LiveState(
             live_version=run_state.live_version,

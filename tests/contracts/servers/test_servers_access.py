@@ -128,6 +128,9 @@ async def test_every_role_can_do_its_work(people: People):
     await RedisBoard(people.server("operator"), people.run).post(weight_requests.REQUESTS, {"action": "status"})
     assert (await worker.mix()) != ()
     assert (await monitor.stats()).spent == 2
+    watched = RedisBoard(people.server("monitor"), people.run)
+    assert [member.id for member in await watched.members_now()] == ["w"]
+    assert len(await watched.read(WORKER_METRICS, "0", 0.0)) == 1
     assert (await monitor.audit()).is_clean
     assert await monitor.quarantined() == []
 
