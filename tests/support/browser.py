@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, Request, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -25,8 +25,8 @@ class OpenPage:
     page: Page
     problems: list[str] = field(default_factory=list[str])
     """Errors of the console and of scripts, and refused requests."""
-    sizes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Address and bytes of every finished request, headers included."""
+    finished: list[Request] = field(default_factory=list[Request])
+    """Every request that was answered."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def open_page(url: str = "", *, wide: int = 1280, high: int = 900, dark: bool = 
         page.on("console", lambda said: opened.problems.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: opened.problems.append(str(error)))
         page.on("requestfailed", lambda request: opened.problems.append(f"{request.url}: {request.failure}"))
-        page.on("requestfinished", lambda request: opened.sizes.append((request.url, sum(request.sizes().values()))))
+        page.on("requestfinished", opened.finished.append)
         try:
             if url:
                 page.goto(url)

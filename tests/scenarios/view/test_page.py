@@ -75,9 +75,11 @@ def strangers_are_refused(view: Viewed) -> None:
 def is_light(opened: OpenPage) -> None:
     opened.page.wait_for_selector("canvas")
     opened.page.wait_for_load_state("networkidle")
-    first = [(url, size) for url, size in opened.sizes if "/api/" not in url or "since=0" in url]  # the others are updates
-    assert len(first) <= MOST_REQUESTS, first
-    assert sum(size for _, size in first) <= MOST_BYTES, first
+    # Others are updates.
+    first = [request for request in opened.finished if "/api/" not in request.url or "since=0" in request.url]
+    sizes = {request.url: sum(request.sizes().values()) for request in first}
+    assert len(first) <= MOST_REQUESTS, sizes
+    assert sum(sizes.values()) <= MOST_BYTES, sizes
     assert "token" not in opened.page.url
 
 
