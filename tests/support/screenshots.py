@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from tests.support.browser import open_page
 from tests.support.view_client import viewed
 
-PAGES = ("overview", "staleness", "learner", "fleet", "compare", "config")
+PAGES = ("overview", "staleness", "learner", "fleet", "rollouts", "compare", "config")
 DARK = {"learner"}
 MOST_BYTES = 150_000
 HIGH, COLOURS = 800, 64
