@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,20 +36,20 @@ def test_rows_of_a_step_are_merged_and_a_resume_supersedes_those_after_it():
 def test_columns_hold_what_the_readers_of_the_file_see(tmp_path: Path):
     """Over rotations, of which it reads the rest of the old file, and lives of the learner."""
     path, draw = tmp_path / "metrics.jsonl", random.Random(3)
-    followed, made = FollowedFile(path), MetricColumns()
-    step = 0
-    for _ in range(6):
-        sink = JsonlSink(path, resumed_after=step, max_bytes=8_000)
-        for _ in range(60):
-            step += 1
-            sink.log(step, {"a": draw.random(), **({"b": draw.random()} if draw.random() < 0.3 else {})})
-            if draw.random() < 0.1:
-                for line in followed.new_rows():
-                    made.add(json.loads(line))
-        sink.close()
-        step -= draw.randrange(20)
-    for line in followed.new_rows():
-        made.add(json.loads(line))
+    made, step = MetricColumns(), 0
+    with closing(FollowedFile(path)) as followed:
+        for _ in range(6):
+            sink = JsonlSink(path, resumed_after=step, max_bytes=8_000)
+            for _ in range(60):
+                step += 1
+                sink.log(step, {"a": draw.random(), **({"b": draw.random()} if draw.random() < 0.3 else {})})
+                if draw.random() < 0.1:
+                    for line in followed.new_rows():
+                        made.add(json.loads(line))
+            sink.close()
+            step -= draw.randrange(20)
+        for line in followed.new_rows():
+            made.add(json.loads(line))
     kept = {row.step: row.values for row in read_rows(path)}
     assert len(kept) < len(made.steps), "the file was rotated twice, and the page still has what it has read"
     for name in ("a", "b"):
@@ -58,15 +59,15 @@ def test_columns_hold_what_the_readers_of_the_file_see(tmp_path: Path):
 
 def test_a_row_that_is_being_written_is_read_once_it_is_whole(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    followed = FollowedFile(path)
-    assert list(followed.new_rows()) == []
-    with path.open("wb") as file:
-        file.write(b'{"step": 1}\n{"st')
-        file.flush()
-        assert list(followed.new_rows()) == [b'{"step": 1}']
-        file.write(b'ep": 2}\n')
-        file.flush()
-        assert list(followed.new_rows()) == [b'{"step": 2}']
+    with closing(FollowedFile(path)) as followed:
+        assert list(followed.new_rows()) == []
+        with path.open("wb") as file:
+            file.write(b'{"step": 1}\n{"st')
+            file.flush()
+            assert list(followed.new_rows()) == [b'{"step": 1}']
+            file.write(b'ep": 2}\n')
+            file.flush()
+            assert list(followed.new_rows()) == [b'{"step": 2}']
 
 
 def test_few_points_keep_the_extremes_of_many_steps():
