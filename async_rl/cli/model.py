@@ -16,7 +16,8 @@ def run(line: CommandLine) -> NoReturn:
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-MERGED, PEFT = "merged", "peft"
+MERGED, PEFT, MEGATRON = "merged", "peft", "megatron"
+HUGGINGFACE = "huggingface"
 _DTYPE = Option(name="dtype", value="DTYPE", choices=DTYPES, help="precision of the written weights (default: unchanged)")
 
 IMPORT = Verb(
@@ -25,15 +26,30 @@ IMPORT = Verb(
     operands="FOLDER",
     help="Check a Hugging Face folder and write it as a checkpoint from which a learner of any layout can start.",
     options=(
-        Option(name="to", value="FOLDER", help="checkpoint folder of a run, for example runs/NAME/checkpoints"),
+        Option(
+            name="to",
+            value="FOLDER",
+            help="checkpoint folder of a run, for example runs/NAME/checkpoints; with --format megatron, a Hugging Face folder",
+        ),
         _DTYPE,
+        Option(
+            name="format",
+            value="FORMAT",
+            choices=(HUGGINGFACE, MEGATRON),
+            help="what FOLDER is; a checkpoint of Megatron-LM (torch_dist) becomes a Hugging Face folder (huggingface)",
+        ),
+        Option(
+            name="like",
+            value="FOLDER",
+            help="with --format megatron: Hugging Face folder of the same model, for its config.json and tokenizer",
+        ),
     ),
     config="",
 )
 EXPORT = Verb(
     words="model export",
     run=run,
-    help="Write a run's checkpoint as a Hugging Face folder.",
+    help="Write a run's checkpoint as a Hugging Face folder, or as a checkpoint of Megatron-LM.",
     options=(
         Option(name="to", value="FOLDER", help="the folder to write; must not exist"),
         Option(name="checkpoint", value="PATH", help="a checkpoint, or a folder of checkpoints (default: the run's newest)"),
@@ -41,8 +57,8 @@ EXPORT = Verb(
         Option(
             name="format",
             value="FORMAT",
-            choices=(MERGED, PEFT),
-            help="of a run with learner.lora: whole weights, or the adapters alone as PEFT opens them (merged)",
+            choices=(MERGED, PEFT, MEGATRON),
+            help="a Hugging Face folder, adapters alone as PEFT opens them, or a checkpoint of Megatron-LM (merged)",
         ),
         Option(name="max-shard-size", value="SIZE", help="maximum size of one file, for example 500MB (4GB)"),
     ),

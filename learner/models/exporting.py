@@ -1,4 +1,4 @@
-"""`async-rl model export`: write a checkpoint as a Hugging Face folder."""
+"""`async-rl model export`: write a checkpoint as a Hugging Face folder, or as one of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 from async_rl.checkpoints.manifest import Manifest, found_in, read_asked
 from async_rl.cli.grammar import CommandLine
-from async_rl.cli.model import NEWEST, PEFT, shard_bytes, target
+from async_rl.cli.model import MEGATRON, NEWEST, PEFT, shard_bytes, target
 from async_rl.cli.train import load_any
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron.base_weights import base_weights
 from async_rl.megatron.huggingface.export import FolderExtras, write_adapter, write_folder
 from async_rl.megatron.parameters.checkpoint_weights import facts_of_adapters, load_checkpoint, load_trained
+from async_rl.megatron.torch_dist.arguments import not_said
 from async_rl.models.families import family_of
 from async_rl.models.from_config import model_shape
 from async_rl.models.hf_config import read_dtype
@@ -43,11 +44,18 @@ def export(line: CommandLine) -> None:
     dtype: torch.dtype = getattr(torch, _dtype(line, config))
     weights = load_checkpoint(checkpoint, manifest, shape, dtype, base=config.model.folder)
     extras = FolderExtras(tokenizer=config.tokenizer, generation=_generation(config, tokenizer))
-    write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, extras=extras)
-    written = sorted(to.glob("*.safetensors"))
+    if is_megatron := line.text("format") == MEGATRON:
+        from async_rl.megatron.torch_dist.writing import write_checkpoint  # torch's distributed checkpoints take seconds
+
+        write_checkpoint(to, shape, weights, dtype=dtype, iteration=manifest.step, extras=extras)
+    else:
+        write_folder(to, shape, weights, dtype=dtype, shard_bytes=most, extras=extras)
+    written = sorted(to.rglob("*.distcp") if is_megatron else to.glob("*.safetensors"))
     size, files = size_of(sum(path.stat().st_size for path in written)), count(len(written), "file")
     precision = str(dtype).removeprefix("torch.")
     print(f"{to}: step {manifest.step} as {family_of(shape).name}, {size} of {precision} in {files}")
+    if is_megatron and (missing := not_said(shape)):
+        print(f"Megatron-LM has no arguments for {' and '.join(missing)}: code of your own must build this model there")
 
 
 def _export_adapter(line: CommandLine, config: AnyRun, shape: ModelShape, checkpoint: Path, manifest: Manifest) -> None:

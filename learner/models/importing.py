@@ -20,6 +20,8 @@ from async_rl.models.hf_config import read_dtype, read_shape
 
 def import_folder(line: CommandLine) -> None:
     folder, to = Path(line.operands[0]), Path(target(line))
+    if line.has("like"):
+        raise ConfigError("--like belongs to --format megatron; a Hugging Face folder has its own config.json and tokenizer")
     if found := candidates(to):
         raise ConfigError(f"{to} holds {found[0].name} already, which a learner would resume from; name another folder")
     shape, asked = read_shape(folder), line.text("dtype")

@@ -62,9 +62,9 @@ def write_folder(
     if shape.head != "tokens":
         raise ConfigError(f"a model whose head is {shape.head!r} cannot be exported: Hugging Face's families predict tokens")
     config = written_config(shape, dtype=str(dtype).removeprefix("torch."))
-    with _whole(folder) as partial:
+    with whole_folder(folder) as partial:
         _write_weights(partial, from_canonical(weights, shape), dtype, shard_bytes)
-        _write_extras(partial, config, extras)
+        write_extras(partial, config, extras)
 
 
 def write_adapter(
@@ -98,14 +98,14 @@ def write_adapter(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    with _whole(folder) as partial:
+    with whole_folder(folder) as partial:
         save_file(tensors, partial / "adapter_model.safetensors", {"format": "pt"})
         _write_json(partial / "adapter_config.json", config)
         _write_tokenizer(partial, tokenizer)
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
+def whole_folder(folder: Path) -> Iterator[Path]:
     """Give a folder to write into, which gets its name when it is complete."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
@@ -121,7 +121,7 @@ def _whole(folder: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} cannot be written: {error}") from error
 
 
-def _write_extras(folder: Path, config: Mapping[str, Any], extras: FolderExtras) -> None:
+def write_extras(folder: Path, config: Mapping[str, Any], extras: FolderExtras) -> None:
     generation = dict(extras.generation) if extras.generation is not None else {}
     tokens = {key: value for key, value in generation.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / "config.json", {**config, **tokens})

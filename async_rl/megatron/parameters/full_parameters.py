@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters.adapters import is_adapter
-from async_rl.megatron.parameters.table import EMBEDDING, OUTPUT, Parameter, Split, table
+from async_rl.megatron.parameters.table import EMBEDDING, FUSED_NORMS, OUTPUT, Parameter, Split, table
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.models.stored_weights import StoredWeights
@@ -61,12 +61,6 @@ def join(slices: list[Tensor], split: Split, shape: tuple[int, ...]) -> Tensor:
 
 # -- a live model -------------------------------------------------------------------------------------------------------
 
-_FUSED_NORMS = {
-    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
-}
-"""Transformer Engine fuses norms into the following linear layers."""
-
 
 def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """This rank's parameters by canonical name. With tied embeddings, the last stage's copy of the embedding is OUTPUT.
@@ -97,7 +91,7 @@ def _canonical(name: str, first_layer: int, first_expert: int) -> str:
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if found is None:
         return name
-    rest = _FUSED_NORMS.get(found[2], _PARAMETRIZED.sub(_without_parametrization, found[2]))
+    rest = FUSED_NORMS.get(found[2], _PARAMETRIZED.sub(_without_parametrization, found[2]))
     if expert := _SEQUENTIAL_EXPERT.fullmatch(rest) or _GROUPED_EXPERT.fullmatch(rest):
         rest = f"mlp.experts.{int(expert['number']) + first_expert}.{expert['matrix']}"
     return f"decoder.layers.{int(found[1]) + first_layer}.{rest}"

@@ -61,6 +61,11 @@ OUTPUT = "output_layer.weight"
 VALUE_WEIGHT = "value_head.weight"
 VALUE_BIAS = "value_head.bias"
 VALUE_HEAD = (VALUE_WEIGHT, VALUE_BIAS)
+FUSED_NORMS = {
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+}
+"""Transformer Engine's names of the norms that it fuses into the following linear layers, with ours."""
 
 
 def _norm(shape: ModelShape) -> Literal["ones", "zeros"]:

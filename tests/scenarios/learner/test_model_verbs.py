@@ -68,6 +68,23 @@ def test_what_is_imported_and_exported_again_is_the_same_model(folder: Path, tmp
     assert AutoModelForCausalLM.from_pretrained(written).generation_config.eos_token_id == 0
 
 
+def test_a_run_goes_to_megatron_lm_and_comes_back(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    main(["import", str(folder), "--to", str(tmp_path / "checkpoints")])
+    words = ["--checkpoint", str(tmp_path / "checkpoints"), "--format", "megatron", "--to", str(tmp_path / "megatron")]
+    main(["export", *described(folder), *words])
+    assert "step 0 as qwen3" in capsys.readouterr().out
+    like = ["--like", str(tmp_path / "megatron/huggingface")]
+    main(["import", str(tmp_path / "megatron"), "--format", "megatron", "--to", str(tmp_path / "back"), *like])
+    assert "iteration 0 of" in capsys.readouterr().out
+    original, again = load_file(folder / "model.safetensors"), load_file(tmp_path / "back/model.safetensors")
+    assert again.keys() == original.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in original.items())
+    tokenizers = [AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "back")]
+    assert len({tuple(tokenizer.encode("12=")) for tokenizer in tokenizers}) == 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "back").generation_config.eos_token_id == 0
+    assert "exists already" in refused("export", *described(folder), *words)
+
+
 def test_a_large_model_is_imported_part_by_part(folder: Path, tmp_path: Path) -> None:
     shape = read_shape(folder)
     weights = load_folder(folder, shape, torch.float32)

@@ -1,0 +1,1 @@
+"""Megatron-LM's checkpoints: `keys.py` places parameters, `arguments.py` describes models; then `reading.py`, `writing.py`."""
