@@ -45,7 +45,7 @@ def open_page(url: str = "", *, wide: int = 1280, high: int = 900, dark: bool = 
         page.on("console", lambda said: opened.problems.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: opened.problems.append(str(error)))
         page.on("requestfailed", lambda request: opened.problems.append(f"{request.url}: {request.failure}"))
-        page.on("requestfinished", opened.finished.append)
+        page.on("requestfinished", lambda request: opened.finished.append(request))
         try:
             if url:
                 page.goto(url)
