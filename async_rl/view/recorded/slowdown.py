@@ -65,10 +65,10 @@ def slowdowns(recording: Recording, config: Config | None) -> list[Slowdown]:
     by_kind = {kind: [event for event in lately if event.kind == kind] for kind in ("push", "swap", "engine", "blocked")}
     seconds, idle = max(ended - began, 1e-3), _idle(steps)
     step_s = fmean(step.seconds for step in steps)
-    found = _blocked(by_kind["blocked"], seconds)
+    found, blocked_s = _blocked(by_kind["blocked"], seconds), sum(report.seconds for report in by_kind["blocked"])
     if (slow := _slow_weights(by_kind["push"], by_kind["swap"], idle, seconds, step_s)) is not None:
         found.append(slow)
-    elif idle["no_groups"] >= MATTERS:
+    elif idle["no_groups"] >= MATTERS and blocked_s / seconds < idle["no_groups"] / 2:  # else the stages say nothing
         found.append(_slow_rollouts(recording, idle["no_groups"], by_kind["engine"], config))
     if idle["checkpoint"] >= MATTERS:
         found.append(
@@ -83,10 +83,11 @@ def slowdowns(recording: Recording, config: Config | None) -> list[Slowdown]:
 def _idle(steps: Sequence[Event]) -> Mapping[str, float]:
     """Return the share of the learner's time by cause."""
     shares = dict.fromkeys(("no_groups", "pushing", "checkpoint"), 0.0)
-    for step in steps:
+    lasted = [step.fields["wait_s"] + step.seconds for step in steps]
+    for step, seconds in zip(steps, lasted, strict=True):
         for metric, share in step.fields.get("idle", {}).items():
             cause = metric.removeprefix("idle/")
-            shares[cause] = shares.get(cause, 0.0) + share / len(steps)
+            shares[cause] = shares.get(cause, 0.0) + share * seconds / max(sum(lasted), 1e-9)
     return shares
 
 
@@ -137,9 +138,10 @@ def _slow_rollouts(recording: Recording, share: float, loads: Sequence[Event], c
         f"{waits} Episodes{whose} spend {spent[stage] / max(total, 1e-9):.0%} of their time {STAGES.get(stage, stage)} "
         f"({spent[stage] / episodes:.1f} s of {total / episodes:.1f} s)."
     )
-    limit = config.worker.groups_in_flight if config is not None else "auto"
-    if loads and isinstance(limit, int) and fmean(load.fields["inflight"] for load in loads) >= 0.8 * limit:
-        sentence += f" Each worker plays {limit} group{'s' if limit > 1 else ''} at a time, as worker.groups_in_flight allows."
+    if loads:
+        limit = config.worker.groups_in_flight if config is not None else "auto"
+        allowed = f"; worker.groups_in_flight allows {limit}" if isinstance(limit, int) else ""
+        sentence += f" A worker plays {fmean(load.fields['inflight'] for load in loads):.1f} groups at a time{allowed}."
     return Slowdown(sentence=sentence, page="rollouts")
 
 

@@ -15,7 +15,7 @@ from tests.support.run_processes import program
 
 CAUSES = {
     "blocked_environment": ("The environment counting blocks its worker at slow_parts.py:", "in reward"),
-    "starved_learner": ("The learner waits for rollouts", "generating", "Each worker plays 1 group at a time"),
+    "starved_learner": ("The learner waits for rollouts", "generating", "worker.groups_in_flight allows 1"),
     "slow_grader": ("The learner waits for rollouts", "in grading: the reward is slow"),
     "slow_push": ("Weights are slow to arrive",),
 }

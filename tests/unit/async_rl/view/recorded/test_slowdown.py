@@ -56,12 +56,12 @@ def record(
         (
             {"idle": {"no_groups": 0.8}, "inflight": 2.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 91% of their time generating: the workers' "
-            "engines are the limit (1.0 s of 1.1 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+            "engines are the limit (1.0 s of 1.1 s). A worker plays 2.0 groups at a time; worker.groups_in_flight allows 2.",
         ),
         (
             {"idle": {"no_groups": 0.8}, "reward_s": 3.0},
             "The learner waits for rollouts 80% of its time. Episodes of sums spend 75% of their time in grading: the reward "
-            "is slow (3.0 s of 4.0 s). Each worker plays 2 groups at a time, as worker.groups_in_flight allows.",
+            "is slow (3.0 s of 4.0 s). A worker plays 8.0 groups at a time; worker.groups_in_flight allows 2.",
         ),
         (
             {"idle": {"pushing": 0.5, "no_groups": 0.3}, "push_s": 3.2},
@@ -75,9 +75,14 @@ def test_the_cause_is_named(tmp_path: Path, run: dict[str, float], said: str):
 
 
 def test_blocked_code_comes_first(tmp_path: Path):
-    blocked, waiting = record(tmp_path, idle={"no_groups": 0.8}, blocks=3)
+    blocked, waiting = record(tmp_path / "some", idle={"no_groups": 0.8}, blocks=3)
     assert blocked.startswith("The environment sums blocks its worker at sums.py:7 in reward: 15 s of the last 40 s.")
     assert waiting.startswith("The learner waits for rollouts 80% of its time.")
+
+
+def test_where_blocked_code_explains_most_of_the_wait_there_is_no_other_cause(tmp_path: Path):
+    (blocked,) = record(tmp_path, idle={"no_groups": 0.8}, blocks=4)
+    assert "20 s of the last 40 s" in blocked
 
 
 def test_a_run_without_steps_says_nothing(tmp_path: Path):
