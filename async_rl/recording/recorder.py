@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,6 @@ import structlog
 
 from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile
-from async_rl.payloads.codec import BadPayload
 from async_rl.recording.events import Event, count_events, write_event
 from async_rl.recording.group_files import GroupFiles
 from async_rl.recording.reading import EVENTS, ROLLOUTS
@@ -24,6 +24,10 @@ from async_rl.types import RolloutGroup
 
 CAPACITY = 4096
 """Rows that may wait to be written; further ones are counted as late."""
+WAITING_BYTES = 256 * 2**20
+"""Groups of this size may wait to be written; a slow disk must not take the learner's memory."""
+TOKEN_BYTES = 16
+"""Estimated size of a token of a waiting group, its part of the texts included."""
 CLOSE_S = 10.0
 """Seconds that the last rows may take to be written."""
 
@@ -67,8 +71,11 @@ class Recorder:
         self._events = EventFile(run_folder / EVENTS, process, max_bytes=events_bytes) if events_bytes else None
         self._groups = GroupFiles(run_folder / ROLLOUTS, process, max_bytes=rollouts_bytes) if rollouts_bytes else None
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CAPACITY)  # None: closed
-        self._refused = False
+        self._refusing: set[Path] = set()
+        """Folders in which the last write failed."""
         self._is_closed = False
+        self._bytes_given = self._bytes_written = 0
+        """Estimated sizes of the groups that were queued, and of those that have left the queue."""
         self.dropped = 0
         """Events and groups that could not be written, since the process started."""
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
@@ -95,8 +102,13 @@ class Recorder:
 
     def group(self, facts: GroupFacts, group: RolloutGroup) -> None:
         """Record a group with its rollouts, and the event of its rolling out."""
-        if (file := self._groups if self._groups is not None else self._events) is not None:
-            self._put(partial(self._add_group, facts, group, time.time()), file)
+        if (file := self._groups if self._groups is not None else self._events) is None:
+            return
+        size = TOKEN_BYTES * group.num_tokens
+        if self._bytes_given + size - self._bytes_written > WAITING_BYTES and not self._queue.empty():
+            self._lose(file, "late")
+        elif self._put(partial(self._add_group, facts, group, time.time(), size), file):
+            self._bytes_given += size
 
     def note_unsent(self, number: int) -> None:
         """Count groups that a worker dropped and did not send."""
@@ -108,7 +120,8 @@ class Recorder:
         if self._is_closed:
             return
         self._is_closed = True
-        self._queue.put(None)
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             log.warning(f"the recording was not written within {CLOSE_S:g} s; its end is lost")
@@ -119,7 +132,8 @@ class Recorder:
     def __exit__(self, *_problem: object) -> None:
         self.close()
 
-    def _add_group(self, facts: GroupFacts, group: RolloutGroup, at: float) -> None:
+    def _add_group(self, facts: GroupFacts, group: RolloutGroup, at: float, size: int) -> None:
+        self._bytes_written += size
         measures, groups = measure(facts, group), self._groups
         if (events := self._events) is not None and facts.reserved_at:
             event = group_event(facts, group, measures, self._process, with_spans=groups is None)
@@ -127,11 +141,13 @@ class Recorder:
         if groups is not None:
             groups.add(facts, group, measures, at=at)
 
-    def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
+    def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> bool:
         try:
             self._queue.put_nowait(partial(self._attempt, write, file))
         except queue.Full:
             self._lose(file, "late")
+            return False
+        return True
 
     def _write(self) -> None:
         while (write := self._queue.get()) is not None:
@@ -142,27 +158,21 @@ class Recorder:
                 file.close()
 
     def _attempt(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
+        folder, reason = file.segments.folder, ""
         try:
             write()
         except OSError as error:
+            reason = explain_write_error(error, folder)
+        except Exception as error:  # a value that cannot be written, such as from user code: training goes on
+            reason = f"something cannot be recorded in {folder}: {error}"
+        if reason:
             self._lose(file, "refused")
-            if not self._refused:
-                log.warning(
-                    f"{explain_write_error(error, file.segments.folder)}; what is recorded has gaps, training continues"
-                )
-            self._refused = True
-        except (
-            BadPayload,
-            ValueError,
-            TypeError,
-            UnicodeError,
-        ) as error:  # a value that cannot be written, such as from user code
-            self._lose(file, "refused")
-            log.warning("something cannot be recorded", reason=str(error)[:200])
-        else:
-            if self._refused:
-                log.info(f"the recording is written again; {self.dropped} rows are missing")
-            self._refused = False
+            if folder not in self._refusing:
+                log.warning(f"{reason[:500]}; what is recorded has gaps, training continues")
+            self._refusing.add(folder)
+        elif folder in self._refusing:
+            self._refusing.discard(folder)
+            log.info(f"{folder} is written again; missing so far: {self.dropped}")
 
     def _lose(self, file: EventFile | GroupFiles, why: str) -> None:
         self.dropped += 1

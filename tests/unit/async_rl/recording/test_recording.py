@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.durable import failpoints
 from async_rl.recording import Recording, RolloutFilter
 from async_rl.recording.events import EVENT_KINDS, Event, write_event
 from async_rl.recording.recorded import HEAD_CHARACTERS, GroupFacts, head_of
@@ -144,6 +145,21 @@ def test_off_is_off_and_a_refusing_disk_is_counted(tmp_path: Path):
         kept.group(trained(1), group("t000000001"))
     assert kept.dropped == 1
     assert Recording(tmp_path).rollouts().total == 2
+
+
+def test_a_disk_that_fills_up_leaves_gaps_and_whole_rows(tmp_path: Path):
+    try:
+        failpoints.arm("whole_file.writing:2=ENOSPC,append.learner-000001.jsonl:3-4=ENOSPC")
+        with recorder(tmp_path, events=0) as kept:
+            for number in range(1, 6):
+                kept.group(trained(number), group(f"t{number:09d}"))
+    finally:
+        failpoints.arm("")
+    recording = Recording(tmp_path)
+    kept_ids = [row.id for row in recording.groups()]
+    assert len(kept_ids) + kept.dropped == 5
+    assert kept.dropped == recording.rollouts().let_go.lost["refused"] == 3
+    assert all(recording.group(one) is not None for one in kept_ids), "offsets are right after a refused write"
 
 
 def test_the_life_of_a_group_runs_from_its_ticket_to_its_checkpoint(tmp_path: Path):
