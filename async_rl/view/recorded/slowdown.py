@@ -22,7 +22,9 @@ MATTERS = 0.2
 BLOCKED = 0.05
 """The same for blocked workers: only blocks of some seconds are reported at all."""
 
-FRESH_S = 5.0
+GROUPS_BYTES = 8 * 2**20
+"""Bytes of groups that are read at most."""
+FRESH_S = 10.0
 """Seconds for which an answer is kept."""
 
 STAGES = {
@@ -46,18 +48,24 @@ class Slowdowns:
 
     def __init__(self, recording: Recording, config: Config | None) -> None:
         self._recording, self._config = recording, config
-        self._looked_at = -FRESH_S
+        self._looked_at, self._since = -FRESH_S, 0.0
         self.causes: list[Slowdown] = []
 
     def refresh(self) -> None:
         if time.monotonic() - self._looked_at >= FRESH_S:
-            self.causes = slowdowns(self._recording, self._config)
+            steps = latest_steps(self._recording, self._since)
+            self._since = steps[0].at if steps else self._since
+            self.causes = slowdowns(self._recording, self._config, steps)
             self._looked_at = time.monotonic()
 
 
-def slowdowns(recording: Recording, config: Config | None) -> list[Slowdown]:
+def latest_steps(recording: Recording, since: float = 0.0) -> Sequence[Event]:
+    """Return the last steps that were recorded, oldest first; `since`: files that were complete by then are not read."""
+    return deque(recording.events(since=since, kinds=("step",)), maxlen=STEPS)
+
+
+def slowdowns(recording: Recording, config: Config | None, steps: Sequence[Event]) -> list[Slowdown]:
     """Return the causes, the gravest first; one sentence that says so where there is none. Empty before the first step."""
-    steps = deque(recording.events(kinds=("step",)), maxlen=STEPS)
     if not steps:
         return []
     began, ended = steps[0].at - steps[0].fields["wait_s"], steps[-1].at + steps[-1].seconds
@@ -149,10 +157,12 @@ def _stages(recording: Recording) -> tuple[Mapping[str, float], int, set[str]]:
     """Return the seconds that the latest episodes spent by stage, how many episodes these were, and their environments."""
     spent: defaultdict[str, float] = defaultdict(float)
     environments: set[str] = set()
-    episodes = 0
-    trained = (row.id for row in reversed(recording.groups()) if row.fate == TRAINED)
-    for group_id in islice(trained, GROUPS):
-        group = recording.group(group_id)
+    episodes = read_bytes = 0
+    trained = (row for row in reversed(recording.groups()) if row.fate == TRAINED)
+    for row in islice(trained, GROUPS):
+        if (read_bytes := read_bytes + row.length) > GROUPS_BYTES and spent:
+            break
+        group = recording.group(row.id)
         if group is None or group.content.times is None:
             continue
         episodes += len(group.content.rollouts)

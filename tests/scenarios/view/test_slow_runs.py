@@ -9,7 +9,7 @@ import pytest
 from async_rl.config import Config
 from async_rl.recording import Recording
 from async_rl.view.opened_run import open_folder
-from async_rl.view.recorded.slowdown import slowdowns
+from async_rl.view.recorded.slowdown import Slowdowns
 from tests.support.repository import ROOT
 from tests.support.run_processes import program
 
@@ -30,5 +30,7 @@ def test_the_overview_names_the_cause(tmp_path: Path, name: str):
         assert run.exit_code() == 0, run.output
     opened = open_folder(tmp_path / name)
     assert isinstance(opened.config, Config), opened.problem
-    gravest = slowdowns(Recording(opened.path), opened.config)[0].sentence
+    found = Slowdowns(Recording(opened.path), opened.config)
+    found.refresh()
+    gravest = found.causes[0].sentence
     assert all(part in gravest for part in CAUSES[name]), gravest

@@ -10,7 +10,7 @@ from async_rl.recording import Recording
 from async_rl.recording.recorded import GroupFacts
 from async_rl.recording.recorder import Recorder
 from async_rl.types import EpisodeSpan, GroupTimes
-from async_rl.view.recorded.slowdown import slowdowns
+from async_rl.view.recorded.slowdown import Slowdowns
 from tests.support.recorded_run import group
 
 CONFIG = Config.model_validate(
@@ -46,7 +46,9 @@ def record(
             recorder.event(
                 "blocked", at=BEGAN + 4 * block + 8, seconds=5.0, worker="w", environment="sums", place="sums.py:7 in reward"
             )
-    return [found.sentence for found in slowdowns(Recording(folder), CONFIG)]
+    causes = Slowdowns(Recording(folder), CONFIG)
+    causes.refresh()
+    return [found.sentence for found in causes.causes]
 
 
 @pytest.mark.parametrize(
@@ -86,4 +88,6 @@ def test_where_blocked_code_explains_most_of_the_wait_there_is_no_other_cause(tm
 
 
 def test_a_run_without_steps_says_nothing(tmp_path: Path):
-    assert slowdowns(Recording(tmp_path), None) == []
+    causes = Slowdowns(Recording(tmp_path), None)
+    causes.refresh()
+    assert causes.causes == []
