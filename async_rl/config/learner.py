@@ -20,8 +20,9 @@ class OptimizerConfig(Section):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    learning_rate: PositiveFloat = 1e-3
-    """Peak learning rate."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate. The default is for RL of all weights of a pretrained model. Adapters take 1e-5 to 1e-4, a small model
+    of `model.size` with random weights 1e-3."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup from 0. 0: none."""
     min_learning_rate: float = Field(default=0.0, ge=0)
@@ -38,6 +39,13 @@ class OptimizerConfig(Section):
     """Maximum gradient norm. 0: no clipping."""
     offload: bool = False
     """Keep Adam's moments in host memory between updates (CUDA): less GPU memory, two transfers per update."""
+
+
+class FasterOptimizer(OptimizerConfig):
+    """The same, with the learning rate of losses that are less noisy than a policy gradient."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate."""
 
 
 class ParallelConfig(Section):
@@ -175,7 +183,7 @@ class OwnCritic(Pretrained):
     """
 
     type: Literal["own"]
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: FasterOptimizer = FasterOptimizer()
     warmup_steps: int = Field(default=0, ge=0)
     """Steps at the beginning that train only the critic. 0: none."""
 
@@ -220,7 +228,7 @@ class LearnerConfig(UpdatesConfig):
 class BatchConfig(Section):
     """The step batch: groups and tokens of one step, and how it is divided into updates."""
 
-    groups_per_step: PositiveInt = 8
+    groups_per_step: PositiveInt = 32
     """Groups in one step batch."""
     group_size: PositiveInt = 8
     """Rollouts per task."""

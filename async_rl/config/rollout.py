@@ -58,7 +58,7 @@ class SamplingConfig(Section):
 
     temperature: PositiveFloat = 1.0
     """Sampling temperature. The learner divides its logits by it as well, so that its probabilities match the sampled ones."""
-    max_tokens: PositiveInt = 256
+    max_tokens: PositiveInt = 1024
     """Maximum tokens per generation."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: sample from the most likely tokens with this total probability, after top_k. 1: off. The learner
@@ -128,7 +128,7 @@ class WorkerConfig(Section):
 
     processes: PositiveInt = 1
     """Number of workers that `async-rl run` starts."""
-    groups_in_flight: PositiveInt | Literal["auto"] = 4
+    groups_in_flight: PositiveInt | Literal["auto"] = 16
     """Groups that one worker rolls out concurrently. `auto`: follow the engine's load, up to groups_at_most."""
     groups_at_most: PositiveInt = 256
     """Upper bound with groups_in_flight `auto`."""
@@ -138,8 +138,8 @@ class WorkerConfig(Section):
     """Inference engines per worker (data parallel), each on its own GPUs."""
     tensor: PositiveInt = 1
     """Tensor-parallel GPUs per engine (docs/inference.md)."""
-    kv_cache_gb: PositiveFloat = 0.25
-    """Size of the KV cache per GPU, in GB."""
+    kv_cache_gb: PositiveFloat = 8.0
+    """Size of the KV cache per GPU, in GB. It is allocated at the start, on a CPU too: 0.25 is enough for tiny models."""
     kv_block_tokens: PositiveInt = 64
     """Tokens per block of the paged KV cache. On GPUs it is rounded up to a multiple of 256, as FlashAttention requires."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"

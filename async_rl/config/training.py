@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from async_rl.config.hub.datasets import DatasetConfig
-from async_rl.config.learner import UpdatesConfig
+from async_rl.config.learner import FasterOptimizer, UpdatesConfig
 from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
@@ -124,6 +124,12 @@ class TrainingLearner(UpdatesConfig):
         return self
 
 
+class SupervisedLearner(TrainingLearner):
+    """The same, with the learning rate of methods that are not preference optimisation."""
+
+    optimizer: FasterOptimizer = FasterOptimizer()  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+
+
 class TrainingConfig(Section):
     """Sections shared by all methods."""
 
@@ -179,6 +185,7 @@ def _absolute(table: DatasetConfig) -> str:
 
 class SupervisedTraining(TrainingConfig):
     method: Literal["sft"] = "sft"  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+    learner: SupervisedLearner = SupervisedLearner()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def _ipo_is_normalised(chosen: dict[str, Any]) -> bool:
@@ -227,6 +234,7 @@ class RewardModelTraining(TrainingConfig):
     compares: ClassVar[bool] = True
 
     method: Literal["rm"] = "rm"  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+    learner: SupervisedLearner = SupervisedLearner()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class DistillSection(Section):
@@ -242,6 +250,7 @@ class DistillSection(Section):
 
 class Distillation(TrainingConfig):
     method: Literal["distill"] = "distill"  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+    learner: SupervisedLearner = SupervisedLearner()  # pyright: ignore[reportIncompatibleVariableOverride]
     distill: DistillSection
 
     @model_validator(mode="after")

@@ -50,7 +50,13 @@ class WatchedCore(EngineCore):
         )  # fmt: skip
         dtype = torch.float32
         super().__init__(
-            shape=shape, tokenizer=tokenizer, worker=WorkerConfig(), device=CPU, dtype=dtype, seed=7, layer_spec="local"
+            shape=shape,
+            tokenizer=tokenizer,
+            worker=WorkerConfig(kv_cache_gb=0.25),
+            device=CPU,
+            dtype=dtype,
+            seed=7,
+            layer_spec="local",
         )
         self.ids = itertools.count()
         (layer,) = self._model.decoder.layers

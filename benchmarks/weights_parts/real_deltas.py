@@ -61,6 +61,7 @@ class Plan:
                 "sampling": {"temperature": 1.0, "max_tokens": ANSWER},
                 "batch": {"groups_per_step": GROUPS, "group_size": SIBLINGS, "bin_tokens": 1024},
                 "learner": {"objective": "grpo", "optimizer": {"learning_rate": rate}},
+                "worker": {"kv_cache_gb": 0.25},
                 "device": "cpu",
             }
         )

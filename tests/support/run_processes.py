@@ -45,8 +45,8 @@ def write_config(
         "staleness": {"max_age": 2},
         "batch": {"groups_per_step": 2, "group_size": 2, "bin_tokens": 256, "drop_no_signal": False},
         "leases": {"ticket_s": 3, "learner_s": 3, "member_s": 3},
-        "learner": {"steps": 20, "checkpoint_every": 6},
-        "worker": {"processes": 1, "groups_in_flight": 4, "drain_s": 5},
+        "learner": {"steps": 20, "checkpoint_every": 6, "optimizer": {"learning_rate": 1e-3}},
+        "worker": {"processes": 1, "groups_in_flight": 4, "kv_cache_gb": 0.25, "drain_s": 5},
         "metrics": {"console": False},
         "device": "cpu",
     }

@@ -45,7 +45,7 @@ def run_file(folder: Path, name: str, model: Mapping[str, object]) -> Path:
         "sampling": {"max_tokens": 8},
         "batch": {"groups_per_step": 2, "group_size": 2, "bin_tokens": 256, "drop_no_signal": False},
         "learner": {"steps": 2},
-        "worker": {"processes": 1},
+        "worker": {"processes": 1, "kv_cache_gb": 0.25},
         "device": "cpu",
     }
     path.write_text(yaml.safe_dump(settings))
