@@ -12,6 +12,7 @@ from async_rl.config import Config
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.loading import load_with_origins
 from async_rl.config.pretrained import Pretrained
+from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError, boundary
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
@@ -36,12 +37,12 @@ def checks(config: Config, gpus: Gpus | None) -> Iterator[Callable[[], str]]:
     if config.staleness.selector == "prioritized":
         yield partial(_priority, config)
     yield partial(_models, config)
-    yield partial(_layout, config)
-    yield partial(_precision, config)
+    yield partial(check_layout, config)
+    yield partial(check_precision, config)
     yield partial(_step, config)
-    yield partial(_memory, config)
+    yield lambda: memory(_planned(config))
     if gpus is not None:
-        yield partial(_fit, config, gpus)
+        yield lambda: fit(_planned(config), gpus, config)
 
 
 def _objective(config: Config) -> str:
@@ -70,7 +71,7 @@ def _models(config: Config) -> str:
     return "learner: the objective has the models that it needs"
 
 
-def _layout(config: Config) -> str:
+def check_layout(config: AnyRun) -> str:
     parallel = config.learner.parallel
     sizes = ModelParallelSizes(**parallel.model_dump(include={"tensor", "pipeline", "virtual_stages", "context", "expert"}))
     sizes.check(parallel.ranks)
@@ -90,7 +91,7 @@ def _step(config: Config) -> str:
     )
 
 
-def _precision(config: Config) -> str:
+def check_precision(config: AnyRun) -> str:
     learner, spec = config.learner, config.model.layer_spec
     if config.device != "cpu" and not torch.cuda.is_available():
         raise CannotCheck("learner.precision and model.layer_spec: this machine has no GPU")
@@ -115,14 +116,15 @@ def _planned(config: Config) -> MemoryPlan:
     )
 
 
-def _memory(config: Config) -> str:
-    plan = _planned(config)
+def memory(plan: MemoryPlan) -> str:
+    """Describe the memory of a rank, a worker and the host, by part."""
     places = {"GPU of the learner": plan.learner, "GPU of a worker": plan.worker, "host": plan.host}
-    return "\n".join(f"memory, {place}: {_in_gb(total(each))} GB{_listed(each)}" for place, each in places.items())
+    return "\n".join(f"memory, {place}: {_in_gb(total(each))} GB{_listed(each)}" for place, each in places.items() if each)
 
 
-def _fit(config: Config, gpus: Gpus) -> str:
-    if wrong := problems(_planned(config), gpus, config):
+def fit(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> str:
+    """Raise ConfigError if the run does not fit."""
+    if wrong := problems(plan, gpus, config):
         raise ConfigError("; ".join(wrong))
     return f"memory: the run fits on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of {gpus.gb:g} GB"
 

@@ -6,12 +6,13 @@ import json
 import os
 
 from async_rl.cli.grammar import CommandLine, Option, Verb
-from async_rl.config.loading import DEFAULT, leaves, load_with_origins, to_show
+from async_rl.cli.train import resolve_any
+from async_rl.config.loading import DEFAULT, leaves, to_show
 from async_rl.errors import ConfigError
 
 
 def show(line: CommandLine) -> int:
-    loaded = load_with_origins(line.config)
+    loaded = resolve_any(line.config)
     shown = [(".".join(keys), json.dumps(value)) for keys, value in leaves(to_show(loaded.config))]
     key_width, value_width = (max(len(cells[column]) for cells in shown) for column in (0, 1))
     for key, value in shown:
@@ -31,13 +32,18 @@ def schema(line: CommandLine) -> int:
 
 
 def check(line: CommandLine) -> int:
+    from async_rl.config import Config
     from async_rl.launch.preflight import ask, described_to_check, show_results
     from async_rl.plan.gpus import Gpus
 
     if (gpus := line.text("gpus")) is not None:
         Gpus.parse(gpus)
-    config, results = described_to_check(load_with_origins(line.config).config)
+    config, results = described_to_check(resolve_any(line.config).config)
     fits = [] if gpus is None else [gpus]
+    if not isinstance(config, Config):
+        show_results([*results, *ask({"learner.training.checking": fits}, config, os.environ)])
+        print("ok")
+        return 0
     results += ask({"learner.checking": fits, "rollout_workers.checking.configuration": []}, config, os.environ)
     show_results(results)
     print(

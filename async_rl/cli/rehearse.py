@@ -11,49 +11,67 @@ from typing import TYPE_CHECKING
 from async_rl.cli.config import GPUS, check
 from async_rl.cli.grammar import CommandLine, Option, Verb
 from async_rl.cli.run import made_up_name
-from async_rl.config.loading import load_with_origins
+from async_rl.cli.train import resolve_any
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import Role, command
 
 if TYPE_CHECKING:
-    from async_rl.config import Config
+    from async_rl.config.training import AnyRun
     from async_rl.launch.rehearsal import SmallModel
 
 STEPS = 2
 
 
 def rehearse(line: CommandLine) -> int:
+    from async_rl.config import Config
     from async_rl.launch import local
-    from async_rl.launch.rehearsal import rehearsed
+    from async_rl.launch.rehearsal import rehearsed, rehearsed_training
     from async_rl.telemetry import configure_logs, read_rows
 
-    config = load_with_origins(line.config).config
+    config = resolve_any(line.config).config
     check(line)
     folder = (config.run.folder / made_up_name(line.config, "run").replace(".", "_")).absolute()
     folder = folder.with_name(f"rehearsal-{folder.name}")
+    if config.model.size is None and (code := _shrink(config, folder / "model")):
+        return code
     small, stand_ins = (None, []) if config.model.size is not None else _small_model(config, folder / "model")
-    steps = line.integer("steps", STEPS)
-    run, rows = rehearsed(config, small, folder, steps=steps, processes=len(os.sched_getaffinity(0)))
+    steps, processes = line.integer("steps", STEPS), len(os.sched_getaffinity(0))
+    if isinstance(config, Config):
+        run, rows = rehearsed(config, small, folder, steps=steps, processes=processes)
+    else:
+        run, rows = rehearsed_training(config, small, folder, steps=steps, processes=processes)
     for each in dict.fromkeys([*stand_ins, *rows]):
         print(f"rehearsal: {each}", flush=True)
     configure_logs("rehearse")
     with local.sole_run(run):
         file = local.prepare_folder(run)
-        if code := asyncio.run(local.run(run, os.environ)):
+        play = local.run(run, os.environ) if isinstance(run, Config) else local.train(run, os.environ)
+        if code := asyncio.run(play):
             return code
-    metrics = read_rows(folder / "metrics.jsonl")
-    if not any(key.startswith("eval/") for row in metrics for key in row.values):
-        raise ConfigError(f"the rehearsal's evaluation did not end, see {folder / 'logs' / 'evaluator.log'}")
-    worked = "an evaluation and a checkpoint"
-    if small is not None:
-        _finish("learner.models", "export", "@", str(file), "--to", str(folder / "exported"))
-        worked = "an evaluation, a checkpoint and an export"
-    print(f"rehearsal: {steps} steps, {worked} worked: {folder}")
+    worked = ["a checkpoint"]
+    if isinstance(run, Config):
+        metrics = read_rows(folder / "metrics.jsonl")
+        if not any(key.startswith("eval/") for row in metrics for key in row.values):
+            raise ConfigError(f"the rehearsal's evaluation did not end, see {folder / 'logs' / 'evaluator.log'}")
+        worked = ["an evaluation", *worked]
+    if small is not None and (isinstance(run, Config) or run.head == "tokens"):  # scores are served, not exported
+        if code := _finished("learner.models", "export", "@", str(file), "--to", str(folder / "exported")):
+            return code
+        worked = [*worked, "an export"]
+    print(f"rehearsal: {steps} steps, {', '.join(worked[:-1])}{' and ' if worked[1:] else ''}{worked[-1]} worked: {folder}")
     return 0
 
 
-def _small_model(config: Config, to: Path) -> tuple[SmallModel, list[str]]:
-    """Write a small model of the same family, and say what stands in for its tokenizer."""
+def _shrink(config: AnyRun, to: Path) -> int:
+    """Write a small model of the same family, and return the exit code."""
+    from async_rl.config.pretrained import described
+
+    print(f"\nrehearsal: writes a small model of the same family to {to}", flush=True)
+    return _finished("learner.models.shrinking", str(described(config.model).place), str(to))
+
+
+def _small_model(config: AnyRun, to: Path) -> tuple[SmallModel, list[str]]:
+    """Return the small model, and what stands in for its tokenizer."""
     from async_rl.config.hub.snapshot import NotReachable
     from async_rl.config.pretrained import described
     from async_rl.config.tokenizer import HuggingFaceTokenizer
@@ -61,10 +79,7 @@ def _small_model(config: Config, to: Path) -> tuple[SmallModel, list[str]]:
     from async_rl.models.hf_config import read_shape
     from async_rl.tokenization.tokenizers import has_tokenizer
 
-    source = described(config.model).place
-    positions = read_shape(source).max_positions
-    print(f"\nrehearsal: writes a small model of the same family to {to}", flush=True)
-    _finish("learner.models.shrinking", str(source), str(to))
+    positions = read_shape(described(config.model).place).max_positions
     if not isinstance(config.tokenizer, HuggingFaceTokenizer):
         return SmallModel(folder=to, tokenizer=to, positions=positions), []
     try:
@@ -77,9 +92,9 @@ def _small_model(config: Config, to: Path) -> tuple[SmallModel, list[str]]:
     return SmallModel(folder=to, tokenizer=to, positions=positions), [said]
 
 
-def _finish(role: Role, *words: str) -> None:
-    if subprocess.run(command(role, words), check=False).returncode:
-        raise ConfigError("the rehearsal ends here, see above")
+def _finished(role: Role, *words: str) -> int:
+    """Run a role to its end and return its exit code; it says itself what is wrong."""
+    return subprocess.run(command(role, words), check=False).returncode
 
 
 VERBS = (

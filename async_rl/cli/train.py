@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from async_rl.cli.grammar import CommandLine, Verb
 from async_rl.cli.run import made_up_name, run_and_summarise
-from async_rl.config.loading import check_named, load_named, read_key, resolve
+from async_rl.config.loading import LoadedConfig, check_named, load_named, load_with_origins, read_key, resolve
+from async_rl.config.located_yaml import Plain
 from async_rl.config.pretrained import fetched
 from async_rl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from async_rl.config import Config
     from async_rl.config.training import AnyRun, Method, TrainingConfig
 
 HELP: Mapping[Method, str] = {
@@ -36,18 +38,32 @@ def _resolved(method: Method, args: Sequence[str]) -> TrainingConfig:
     return fetched(resolve(METHODS[method], args, example=f"configs/train/{method}.yaml").config)
 
 
-def load_described(args: Sequence[str]) -> TrainingConfig:
-    """Load the configuration of a named training run, whose `method` key says which kind it is."""
+def resolve_any(args: Sequence[str]) -> LoadedConfig[Config] | LoadedConfig[TrainingConfig]:
+    """Load the configuration of either kind of run, and fetch nothing: only those of `async-rl train` have a `method`."""
     from async_rl.config.training import METHODS
 
+    if (found := read_key("method", args)) is None:
+        return load_with_origins(args)
+    method = _method(found)
+    return resolve(METHODS[method], args, example=f"configs/train/{method}.yaml")
+
+
+def load_described(args: Sequence[str]) -> TrainingConfig:
+    """Load the configuration of a named training run, whose `method` key says which kind it is."""
     found = read_key("method", args)
-    for method in METHODS:
-        if method == found:
-            config = _resolved(method, args)
-            check_named(config.run.name)
-            return config
     if found is None and not any(word.startswith("@") for word in args):
         raise ConfigError("no file was given; name that of a run of `async-rl train`, for example: @ runs/NAME/config.yaml")
+    config = _resolved(_method(found), args)
+    check_named(config.run.name)
+    return config
+
+
+def _method(found: Plain) -> Method:
+    from async_rl.config.training import METHODS
+
+    for method in METHODS:
+        if method == found:
+            return method
     said = "is not set" if found is None else f"{found!r} does not exist"
     raise ConfigError(f"method: {said}; a run of `async-rl train` has one of {', '.join(METHODS)}")
 

@@ -17,6 +17,7 @@ Role = Literal[
     "learner",
     "learner.checking",
     "learner.training",
+    "learner.training.checking",
     "learner.models",
     "learner.models.shrinking",
     "rollout_workers",

@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from async_rl.config import Config
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.loading import to_yaml
 from async_rl.config.pretrained import described
 from async_rl.config.tokenizer import HuggingFaceTokenizer
+from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import Role, command, environment
 from async_rl.models.from_config import model_shape
@@ -24,6 +25,7 @@ from async_rl.protocols import Tokenizer
 from async_rl.tokenization.tokenizers import has_tokenizer, open_tokenizer
 
 Outcome = Literal["ok", "unchecked", "problem"]
+RunT = TypeVar("RunT", Config, TrainingConfig)
 
 
 class CannotCheck(Exception):
@@ -36,7 +38,7 @@ class CheckResult:
     text: str
 
 
-def shape_to_check(config: Config) -> ModelShape:
+def shape_to_check(config: AnyRun) -> ModelShape:
     """The model's shape. Raises CannotCheck if its files are not here, and ConfigError."""
     if config.model.size is None and config.model.folder is None:
         raise CannotCheck(f"the sizes of {config.model.name}, whose files are not here")
@@ -48,7 +50,7 @@ def shape_to_check(config: Config) -> ModelShape:
         return model_shape(config.model, vocab_size=0)
 
 
-def tokenizer_to_check(config: Config) -> Tokenizer:
+def tokenizer_to_check(config: AnyRun) -> Tokenizer:
     """Open the tokenizer. Raises CannotCheck if its files are not here, and ConfigError."""
     match config.tokenizer:
         case HuggingFaceTokenizer(name=str(name), folder=folder) if name and (folder is None or not has_tokenizer(folder)):
@@ -57,7 +59,7 @@ def tokenizer_to_check(config: Config) -> Tokenizer:
             return open_tokenizer(config.tokenizer)
 
 
-def described_to_check(config: Config) -> tuple[Config, list[CheckResult]]:
+def described_to_check(config: RunT) -> tuple[RunT, list[CheckResult]]:
     """Describe the models of a configuration as far as their names are reachable."""
     try:
         return described(config), []
@@ -82,7 +84,7 @@ def answer(checks: Iterable[Callable[[], str]]) -> None:
         print(json.dumps(asdict(result)), flush=True)
 
 
-def ask(commands: Mapping[Role, Sequence[str]], config: Config, inherited: Mapping[str, str]) -> list[CheckResult]:
+def ask(commands: Mapping[Role, Sequence[str]], config: AnyRun, inherited: Mapping[str, str]) -> list[CheckResult]:
     """Run the checks of the roles at the same time, each in a process of its own, with these further words."""
     folder = Path(tempfile.mkdtemp())
     try:

@@ -13,6 +13,7 @@ from async_rl.config import Config
 from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.learner import ParallelConfig
+from async_rl.config.training import TrainingConfig
 from async_rl.datasets.columns import MissingColumn, column
 from async_rl.datasets.opening import open_rows
 
@@ -20,6 +21,10 @@ TOKENS = 24
 """Tokens of an answer."""
 LONGEST = 4096
 """Tokens of an episode."""
+EXAMPLES = 4
+"""Examples of a step of `async-rl train`."""
+SHIPPED_EXAMPLES = {False: "configs/train/counting.jsonl", True: "configs/train/counting_pairs.jsonl"}
+"""Examples that stand in for a dataset that cannot be reached, by whether they are pairs."""
 SHIPPED_ROWS = ("configs/train/word_problems.jsonl", "configs/train/competition_problems.jsonl")
 """Rows that stand in for a dataset that cannot be reached and has the same columns."""
 
@@ -56,18 +61,70 @@ def rehearsed(
         "drop_no_signal": False,  # a model with random weights earns nothing
     }
     tree["replay"] |= {"min_groups": min(2, config.replay.min_groups), "error_buffer": None}
-    on_cpu = {"offload": False, "warmup_steps": 0}
-    tree["learner"]["optimizer"] |= on_cpu
     if (critic := tree["learner"]["critic"]) is not None and critic["type"] == "own":
-        critic |= {"optimizer": critic["optimizer"] | on_cpu, "warmup_steps": 0}
-    parallel = divided(config.learner.parallel, processes).model_dump()
-    tree["learner"] |= {"steps": steps, "checkpoint_every": steps, "precision": "auto", "parallel": parallel}
+        critic |= {"optimizer": critic["optimizer"] | ON_CPU, "warmup_steps": 0}
+    tree["learner"] |= _small_learner(tree, config.learner.parallel, steps, processes)
     tree["worker"] |= {"processes": 1, "engines": 1, "tensor": 1, "groups_in_flight": 2, "kv_cache_gb": 0.25}
     tree["evaluation"] |= {"every": steps, "tasks": 2, "samples": 1, "k": [1], "greedy": False, "wait_s": 120.0}
     tree["wire"] |= {"host": "127.0.0.1", "insecure": False, "push_every_steps": 1, "push_every_s": 0.0, "snapshots": ""}
     tree["metrics"] = {"console": True}
     tree["device"] = "cpu"
     return Config.model_validate(tree), said
+
+
+ON_CPU = {"offload": False, "warmup_steps": 0}
+
+
+def rehearsed_training(
+    config: TrainingConfig, small: SmallModel | None, folder: Path, *, steps: int, processes: int
+) -> tuple[TrainingConfig, list[str]]:
+    """The same for a run of `async-rl train`."""
+    tree = config.model_dump(mode="json")
+    said: list[str] = []
+    if small is not None:
+        _replace_policy(tree, small)
+        for section in (tree.get("dpo", {}).get("reference"), tree.get("distill", {}).get("teacher")):
+            if section is not None:
+                section |= _place(small)
+    data, rows = tree["data"], SHIPPED_EXAMPLES[config.compares]
+    for table, dataset in [
+        *zip(data["datasets"], config.data.datasets, strict=True),
+        *([(data, config.data)] if config.data.path else []),
+        *([(data["held_out"], config.data.held_out)] if config.data.held_out is not None else []),
+    ]:
+        try:
+            if dataset.is_on_hub:
+                open_rows(dataset)
+        except NotReachable:
+            said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
+            table |= {
+                "path": rows,
+                "subset": "",
+                "split": "train",
+                "revision": "",
+                "filters": [],
+                "columns": {},
+                "template": "",
+            }
+    data["too_long"] = "drop"
+    if data["held_out"] is not None:
+        data["held_out"] |= {"every": steps, "examples": EXAMPLES}
+    tree["run"] |= {"folder": str(folder.parent), "name": folder.name}
+    tree["batch"] = {"examples_per_step": EXAMPLES, "bin_tokens": min(LONGEST, config.batch.bin_tokens)}
+    tree["learner"] |= _small_learner(tree, config.learner.parallel, steps, processes) | {"epochs": None}
+    tree["metrics"] = {"console": True}
+    tree["device"] = "cpu"
+    return type(config).model_validate(tree), said
+
+
+def _small_learner(tree: dict[str, Any], parallel: ParallelConfig, steps: int, processes: int) -> dict[str, Any]:
+    return {
+        "optimizer": tree["learner"]["optimizer"] | ON_CPU,
+        "steps": steps,
+        "checkpoint_every": steps,
+        "precision": "auto",
+        "parallel": divided(parallel, processes).model_dump(),
+    }
 
 
 def divided(parallel: ParallelConfig, processes: int) -> ParallelConfig:
@@ -83,17 +140,24 @@ def divided(parallel: ParallelConfig, processes: int) -> ParallelConfig:
     return ParallelConfig.model_validate(sizes)
 
 
-def _replace_models(tree: dict[str, Any], small: SmallModel) -> None:
-    place = {"folder": str(small.folder), "name": "", "revision": ""}
+def _place(small: SmallModel) -> dict[str, str]:
+    return {"folder": str(small.folder), "name": "", "revision": ""}
+
+
+def _replace_policy(tree: dict[str, Any], small: SmallModel) -> None:
     longest = min(LONGEST, small.positions)
     given = tree["model"]["max_sequence"]
-    tree["model"] |= place | {"layer_spec": "local", "max_sequence": longest if given is None else min(given, longest)}
+    tree["model"] |= _place(small) | {"layer_spec": "local", "max_sequence": longest if given is None else min(given, longest)}
     if tree["tokenizer"]["type"] == "huggingface":
         tree["tokenizer"] |= {"folder": str(small.tokenizer), "name": "", "revision": ""}
+
+
+def _replace_models(tree: dict[str, Any], small: SmallModel) -> None:
+    _replace_policy(tree, small)
     learner = tree["learner"]
     for section in (learner["critic"], learner["reference"], learner["teacher"], *tree["policies"].values()):
         if section is not None and (section.get("folder") or section.get("name")):
-            section |= place
+            section |= _place(small)
 
 
 def _with_rows(section: dict[str, Any], said: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from async_rl.config import Config
+from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError
 from async_rl.plan.memory import RECEIVED, MemoryPlan, Part, total
 
@@ -31,19 +32,19 @@ class Gpus:
         return Gpus(count=int(found[1]), gb=float(found[2]))
 
 
-def problems(plan: MemoryPlan, gpus: Gpus, config: Config) -> list[str]:
+def problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> list[str]:
     """Return what does not fit, each in one sentence with the setting to change; nothing if the run fits."""
     return [*_problems(plan, gpus, config)]
 
 
-def _problems(plan: MemoryPlan, gpus: Gpus, config: Config) -> Iterator[str]:
+def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
     if plan.learner_gpus > gpus.count:
         yield (
             f"learner.parallel: the learner needs {plan.learner_gpus} GPUs, and there are {gpus.count}; lower tensor, "
             "pipeline, context or processes"
         )
         return
-    if plan.worker_gpus > gpus.count:
+    if isinstance(config, Config) and plan.worker_gpus > gpus.count:
         yield (
             f"worker.engines ({config.worker.engines}) x worker.tensor ({config.worker.tensor}) need {plan.worker_gpus} GPUs, "
             f"and there are {gpus.count}; lower one of them"
@@ -77,11 +78,12 @@ def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
     return found
 
 
-def _way_out(parts: dict[str, tuple[Part, ...]], config: Config) -> str:
+def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
     """Return the settings that reduce the largest part."""
     owner, largest = max(((owner, part) for owner, each in parts.items() for part in each), key=lambda found: found[1].bytes)
-    learner, worker = config.learner, config.worker
-    if owner != "the learner":
+    learner = config.learner
+    if isinstance(config, Config) and owner != "the learner":
+        worker = config.worker
         return {
             "KV cache": f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
             "activations": f"lower worker.prompt_tokens_per_step (now {worker.prompt_tokens_per_step})",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from async_rl.config import Config
-from async_rl.config.learner import OwnCritic, SharedCritic
+from async_rl.config.learner import OptimizerConfig, OwnCritic, SharedCritic
+from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.megatron.parameters.table import VALUE_HEAD, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import FLOAT, Activations, Compute, activations
@@ -70,7 +71,12 @@ def memory_plan(
     if learner.lora is not None and not learner.reference.is_given and not isinstance(learner.critic, SharedCritic):
         reference = None  # the base of the adapters
     return MemoryPlan(
-        learner=_learner(config, shape, critic if critic is not None else shape, [reference, teacher]),
+        learner=_learner(
+            config,
+            row_tokens(config, shape),
+            _trained(config, shape, critic if critic is not None else shape),
+            [each for each in (reference, teacher) if each is not None],
+        ),
         worker=_worker(config, shape),
         host=_host(config, shape),
         learner_gpus=config.learner.parallel.ranks,
@@ -80,7 +86,21 @@ def memory_plan(
     )
 
 
-def weight_bytes(config: Config) -> int:
+def training_plan(
+    config: TrainingConfig, shape: ModelShape, *, reference: ModelShape | None = None, teacher: ModelShape | None = None
+) -> MemoryPlan:
+    """Plan a run of `async-rl train`. `reference`, `teacher`: of a model beside the trained one; None: the run has none."""
+    trained = {POLICY: (shape.with_head(config.head), config.learner.optimizer)}
+    tokens = config.batch.bin_tokens
+    parts = _learner(config, tokens, trained, [each for each in (reference, teacher) if each is not None])
+    if teacher is not None:  # its logits of a row are compared with the model's
+        compute = Compute(learner=config.learner, element=weight_bytes(config), tokens=tokens, on_cpu=config.device == "cpu")
+        parts = (*parts, Part(name="teacher's logits", bytes=round(activations(teacher, compute, stage=0).logits)))
+    ranks = config.learner.parallel.ranks
+    return MemoryPlan(learner=parts, worker=(), host=(), learner_gpus=ranks, worker_gpus=0, workers=0, has_evaluator=False)
+
+
+def weight_bytes(config: AnyRun) -> int:
     """Return the bytes of one weight of the learner's models."""
     return FLOAT if config.learner.precision == "float32" else _default_bytes(config, config.learner.precision == "auto")
 
@@ -97,26 +117,34 @@ def _sequence_tokens(config: Config, shape: ModelShape) -> int:
     return min(config.sampling.max_tokens, shape.max_positions)
 
 
-def _default_bytes(config: Config, is_default: bool = True) -> int:
+def _default_bytes(config: AnyRun, is_default: bool = True) -> int:
     return FLOAT if is_default and config.device == "cpu" else BFLOAT16
 
 
 # -- the learner -----------------------------------------------------------------------------------------------------------
 
 
-def _learner(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterable[ModelShape | None]) -> tuple[Part, ...]:
-    """Return the parts of the pipeline stage that needs most."""
-    others = [each for each in frozen if each is not None]
-    stages = [_stage(config, shape, critic, others, stage) for stage in range(config.learner.parallel.pipeline)]
-    return max(stages, key=total)
+Trained = Mapping[str, tuple[ModelShape, OptimizerConfig]]
+"""The trained models by what the names of their parts begin with."""
 
 
-def _stage(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterable[ModelShape], stage: int) -> tuple[Part, ...]:
-    learner, weight, on_cpu = config.learner, weight_bytes(config), config.device == "cpu"
-    compute = Compute(learner=learner, element=weight, tokens=row_tokens(config, shape), on_cpu=on_cpu)
+def _trained(config: Config, shape: ModelShape, critic: ModelShape) -> Trained:
+    learner = config.learner
     trained = {POLICY: (replace(shape, head="both") if isinstance(learner.critic, SharedCritic) else shape, learner.optimizer)}
     if isinstance(learner.critic, OwnCritic):
         trained["critic's "] = critic.with_head("scalar"), learner.critic.optimizer
+    return trained
+
+
+def _learner(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[ModelShape]) -> tuple[Part, ...]:
+    """Return the parts of the pipeline stage that needs most."""
+    stages = [_stage(config, tokens, trained, frozen, stage) for stage in range(config.learner.parallel.pipeline)]
+    return max(stages, key=total)
+
+
+def _stage(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[ModelShape], stage: int) -> tuple[Part, ...]:
+    learner, weight, on_cpu = config.learner, weight_bytes(config), config.device == "cpu"
+    compute = Compute(learner=learner, element=weight, tokens=tokens, on_cpu=on_cpu)
     parts: Counter[str] = Counter()
     passes: list[Activations] = []
     updates: list[float] = []
@@ -132,8 +160,8 @@ def _stage(config: Config, shape: ModelShape, critic: ModelShape, frozen: Iterab
     parts.update({"activations": round(largest.layers), "logits": round(largest.logits)})
     # an update begins when there are no activations any more: it counts for what it exceeds them
     parts["update"] = max(0, round(max(updates) - largest.total))
-    if not on_cpu:
-        parts[PACKED] = 2 * _push_bytes(config, shape) // learner.parallel.ranks
+    if isinstance(config, Config) and not on_cpu:
+        parts[PACKED] = 2 * _push_bytes(config, trained[POLICY][0]) // learner.parallel.ranks
     return _parts(parts)
 
 

@@ -16,13 +16,19 @@ from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervis
 def check(config: TrainingConfig, shape: ModelShape) -> None:
     """Raise ConfigError if the model cannot have adapters, or reference or teacher has another vocabulary. Builds nothing."""
     check_lora(config.learner.lora, shape, config.model.layer_spec)
+    if (frozen := frozen_weights(config)) is not None:
+        frozen.check_vocabulary(shape)
+
+
+def frozen_weights(config: TrainingConfig) -> InitialWeights | None:
+    """The weights of the reference or the teacher, or None."""
     match config:
         case DpoTraining(dpo=dpo):
-            _reference(dpo).check_vocabulary(shape)
+            return _reference(dpo)
         case Distillation(distill=distill):
-            _teacher(distill).check_vocabulary(shape)
+            return _teacher(distill)
         case _:
-            pass
+            return None
 
 
 @working("the construction of the models")
