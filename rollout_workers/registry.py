@@ -21,6 +21,7 @@ MAKE_AGENT = "make_agent"
 """Attribute of a decorated function: makes its agent from a name and a seed."""
 
 BUILT_IN = {
+    "calculator": "rollout_workers.environments.calculator:Calculator",
     "counting": "rollout_workers.environments.counting:Counting",
     "dataset": "rollout_workers.agents.dataset:DatasetAgent",
     "even_digits": "rollout_workers.environments.even_digits:EvenDigits",

@@ -17,7 +17,7 @@ from async_rl.imports.references import absolute_reference
 
 HARMLESS: Final = frozenset(
     {
-        *("counting", "dataset", "even_digits", "guess_number", "multi_task", "nim", "nim_self_play"),
+        *("calculator", "counting", "dataset", "even_digits", "guess_number", "multi_task", "nim", "nim_self_play"),
         *("openenv", "reasoning_gym", "remote", "textarena", "textarena_self_play"),
     }
 )

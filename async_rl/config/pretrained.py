@@ -13,10 +13,14 @@ from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.hub.snapshot import hub_snapshot
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.config.section import Section
+from async_rl.imports.references import load_reference
 
 _DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
 """Configuration and tokenizer. Code and pickled weights of a repository are never fetched."""
 _WEIGHTS = ("*.safetensors",)
+
+DATASET_ENVIRONMENTS = ("dataset", "calculator")
+"""Built-in environments whose arguments describe a dataset."""
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -104,7 +108,7 @@ def _fetched(section: ConfigT, files: tuple[str, ...]) -> ConfigT:
 
 
 def _with_commits(kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an environment; those of `dataset`, also inside of `multi_task`, get the commit of their dataset."""
+    """The arguments of an environment; those that read a dataset, also inside of `multi_task`, get its commit."""
     if kind == "multi_task" and isinstance(args.get("environments"), list):
         try:
             members = [fetched(EnvironmentConfig.model_validate(each)) for each in args["environments"]]
@@ -112,7 +116,14 @@ def _with_commits(kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
             return dict(args)
         return {**args, "environments": [member.model_dump(exclude_unset=True) for member in members]}
     path, revision = args.get("path"), args.get("revision", "")
-    if kind == "dataset" and isinstance(path, str) and isinstance(revision, str):
+    if isinstance(path, str) and isinstance(revision, str):
         dataset = DatasetConfig(path=path, revision=revision)
-        return {**args, "revision": dataset.commit()} if dataset.is_on_hub else dict(args)
+        if dataset.is_on_hub and not dataset.has_commit and reads_dataset(kind):
+            return {**args, "revision": dataset.commit()}
     return dict(args)
+
+
+def reads_dataset(kind: str) -> bool:
+    """Whether the arguments of this environment describe a dataset: a built-in one, or a subclass of DatasetAgent, which is
+    imported. Raises ConfigError."""
+    return kind in DATASET_ENVIRONMENTS or (":" in kind and getattr(load_reference(kind), "reads_dataset", False))

@@ -94,6 +94,11 @@ class DataConfig(ExampleDataset):
     def _is_one_or_several(self) -> DataConfig:
         if bool(self.path) == bool(self.datasets):
             raise ValueError("give path, or datasets for several" + (", not both" if self.path else ""))
+        if self.held_out is not None and any(_overlap(each, self.held_out) for each in self.datasets or (self,)):
+            raise ValueError(
+                f"held_out evaluates rows of {self.held_out.path} that are also trained: give it a split of its own "
+                "(split: train[:95%] for training and held_out.split: train[95%:]), filters, or another path"
+            )
         names = [dataset.label for dataset in self.datasets]
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise ValueError(f"datasets must have different names, but two are {twice!r}; set `name` on one of them")
@@ -175,6 +180,18 @@ class TrainingConfig(Section):
         if self.data.held_out is not None:
             tree["data"]["held_out"]["path"] = _absolute(self.data.held_out)
         return type(self).model_validate(tree)
+
+
+def _overlap(trained: DatasetConfig, held_out: DatasetConfig) -> bool:
+    """Whether both have the same rows, or one all rows of the other's split."""
+    splits = {trained.split, held_out.split}
+    names = {split.partition("[")[0] for split in splits}
+    return (
+        (trained.path, trained.subset) == (held_out.path, held_out.subset)
+        and len(names) == 1
+        and (len(splits) == 1 or names <= splits)
+        and held_out.filters in ((), trained.filters)
+    )
 
 
 def _absolute(table: DatasetConfig) -> str:

@@ -13,6 +13,7 @@ from async_rl.config import Config
 from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.learner import ParallelConfig
+from async_rl.config.pretrained import DATASET_ENVIRONMENTS, reads_dataset
 from async_rl.config.training import TrainingConfig
 from async_rl.datasets.columns import MissingColumn, column
 from async_rl.datasets.opening import open_rows
@@ -23,7 +24,7 @@ LONGEST = 4096
 """Tokens of an episode."""
 EXAMPLES = 4
 """Examples of a step of `async-rl train`."""
-SHIPPED_EXAMPLES = {False: "configs/train/counting.jsonl", True: "configs/train/counting_pairs.jsonl"}
+SHIPPED_EXAMPLES = {False: "configs/train/counting", True: "configs/train/counting_pairs"}
 """Examples that stand in for a dataset that cannot be reached, by whether they are pairs."""
 SHIPPED_ROWS = ("configs/train/word_problems.jsonl", "configs/train/competition_problems.jsonl")
 """Rows that stand in for a dataset that cannot be reached and has the same columns."""
@@ -47,7 +48,9 @@ def rehearsed(
     if small is not None:
         _replace_models(tree, small)
     environments = [_with_rows(each, said) | {"max_share": 1.0} for each in tree["environments"]]
-    only_rows = all(each["type"] in ("dataset", "multi_task") for each in environments)  # games need whole tables of siblings
+    only_rows = all(
+        each["type"] in (*DATASET_ENVIRONMENTS, "multi_task") for each in environments
+    )  # games need whole tables of siblings
     tree["environments"] = environments
     tree["sampling"]["max_tokens"] = min(TOKENS, config.sampling.max_tokens)
     tree["run"] |= {"folder": str(folder.parent), "name": folder.name}
@@ -87,34 +90,41 @@ def rehearsed_training(
             if section is not None:
                 section |= _place(small)
     data, rows = tree["data"], SHIPPED_EXAMPLES[config.compares]
-    for table, dataset in [
-        *zip(data["datasets"], config.data.datasets, strict=True),
-        *([(data, config.data)] if config.data.path else []),
-        *([(data["held_out"], config.data.held_out)] if config.data.held_out is not None else []),
-    ]:
-        try:
-            if dataset.is_on_hub:
-                open_rows(dataset)
-        except NotReachable:
-            said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
-            table |= {
-                "path": rows,
-                "subset": "",
-                "split": "train",
-                "revision": "",
-                "filters": [],
-                "columns": {},
-                "template": "",
-            }
+    for table, dataset in [*zip(data["datasets"], config.data.datasets, strict=True), (data, config.data)]:
+        _stand_in(table, dataset, f"{rows}.jsonl", said)
     data["too_long"] = "drop"
-    if data["held_out"] is not None:
+    if config.data.held_out is not None:
         data["held_out"] |= {"every": steps, "examples": EXAMPLES}
+        _stand_in(data["held_out"], config.data.held_out, f"{rows}_held_out.jsonl", said)
     tree["run"] |= {"folder": str(folder.parent), "name": folder.name}
     tree["batch"] = {"examples_per_step": EXAMPLES, "bin_tokens": min(LONGEST, config.batch.bin_tokens)}
     tree["learner"] |= _small_learner(tree, config.learner.parallel, steps, processes) | {"epochs": None}
     tree["metrics"] = {"console": True}
     tree["device"] = "cpu"
     return type(config).model_validate(tree), said
+
+
+def _stand_in(table: dict[str, Any], dataset: DatasetConfig, rows: str, said: list[str]) -> None:
+    """Replace a dataset that cannot be reached by shipped rows, which have the columns that a table of examples has."""
+    try:
+        if dataset.is_on_hub:
+            open_rows(dataset)
+    except NotReachable:
+        said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
+        table |= {"path": rows, "subset": "", "split": "train", "revision": "", "filters": [], "columns": {}, "template": ""}
+
+
+def _stand_in(table: dict[str, Any], dataset: DatasetConfig, rows: str, said: list[str]) -> None:
+    """Replace a dataset that cannot be reached by shipped rows, which have the columns that a table of examples has."""
+    try:
+        if dataset.is_on_hub:
+            open_rows(dataset)
+    except NotReachable:
+        said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
+        own = ("split", "subset", "revision", "filters", "columns", "template")
+        for key in own:
+            table.pop(key)
+        table["path"] = rows
 
 
 def _small_learner(tree: dict[str, Any], parallel: ParallelConfig, steps: int, processes: int) -> dict[str, Any]:
@@ -166,12 +176,13 @@ def _with_rows(section: dict[str, Any], said: list[str]) -> dict[str, Any]:
     if section["type"] == "multi_task" and isinstance(args.get("environments"), list):
         members = [_with_rows({"args": {}, **member}, said) for member in args["environments"]]
         return {**section, "args": {**args, "environments": members}}
-    if section["type"] != "dataset":
+    if not isinstance(args.get("path"), str) or not (
+        DatasetConfig(path=args["path"]).is_on_hub and reads_dataset(section["type"])
+    ):
         return section
     dataset = DatasetConfig.model_validate({key: value for key, value in args.items() if key in DatasetConfig.model_fields})
     try:
-        if dataset.is_on_hub:
-            open_rows(dataset)
+        open_rows(dataset)
         return section
     except NotReachable as error:
         given = {key: value for key, value in args.items() if key not in ("subset", "split", "revision", "filters")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -33,6 +33,9 @@ from rollout_workers.registry import load_attribute
 @dataclass(kw_only=True)
 class DatasetAgent(RewardOnlyAgent):
     """Pose the rows epoch after epoch, each epoch in its own order. Subclass it to read rows differently."""
+
+    reads_dataset: ClassVar[bool] = True
+    """A run pins the commit of a dataset on the Hub that `path` names; so also in subclasses."""
 
     path: str
     """A .jsonl, .json or .parquet file, a folder of such files or one that `datasets` saved, or a dataset on the Hugging Face

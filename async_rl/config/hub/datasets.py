@@ -91,8 +91,13 @@ class DatasetConfig(Section):
             or not self.path
         )
 
+    @property
+    def has_commit(self) -> bool:
+        """Whether the revision is a commit."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
     def commit(self) -> str:
         """The commit that `revision` stands for; unless it is one, fetches the dataset's card. Raises ConfigError."""
-        if _COMMIT.fullmatch(self.revision):
+        if self.has_commit:
             return self.revision
         return hub_snapshot("dataset", self.path, self.revision, (README,)).name

@@ -9,7 +9,8 @@ import pytest
 
 from async_rl.config import Config
 from async_rl.config.learner import OwnCritic, ParallelConfig
-from async_rl.launch.rehearsal import SmallModel, divided, rehearsed
+from async_rl.config.training import METHODS, Distillation, Method
+from async_rl.launch.rehearsal import SmallModel, divided, rehearsed, rehearsed_training
 
 SIZE = {"size": {"hidden": 64, "layers": 2, "heads": 4}}
 FOLDER = Path("/runs/rehearsal")
@@ -60,6 +61,30 @@ def test_pretrained_models_become_the_small_one_and_a_critic_begins_with_the_pol
     found = small.learner.critic
     assert isinstance(found, OwnCritic)
     assert (found.folder, found.name, found.warmup_steps, found.optimizer.offload) == (Path("/small"), "", 0, False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_training_becomes_small_and_reads_a_few_rows(method: Method) -> None:
+    rows = "configs/train/counting_pairs" if METHODS[method].compares else "configs/train/counting"
+    config = METHODS[method].model_validate(
+        {
+            "model": {"name": "large/model"},
+            "tokenizer": {"type": "characters"},
+            "data": {"path": f"{rows}.jsonl", "held_out": {"path": f"{rows}_held_out.jsonl"}},
+            "batch": {"examples_per_step": 64, "bin_tokens": 65536},
+            "learner": {"epochs": 3, "parallel": {"tensor": 8}, "optimizer": {"offload": True}},
+            **({"distill": {"teacher": {"name": "large/teacher"}}} if method == "distill" else {}),
+        }
+    )
+    model = SmallModel(folder=Path("/small"), tokenizer=Path("/tokenizer"), positions=2048)
+    small, said = rehearsed_training(config, model, FOLDER, steps=2, processes=2)
+    assert (small.model.folder, small.model.name, small.run_folder, small.device) == (Path("/small"), "", FOLDER, "cpu")
+    assert (small.steps(10**6), small.batch.examples_per_step, small.learner.parallel.tensor) == (2, 4, 2)
+    assert (small.data.path, said) == (config.data.path, [])
+    assert small.data.held_out is not None
+    assert (small.data.held_out.examples, small.learner.optimizer.offload) == (4, False)
+    if isinstance(small, Distillation):
+        assert small.distill.teacher.folder == Path("/small")
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,9 @@ def test_several_datasets_are_mixed_by_weight_from_any_place_on(tmp_path: Path):
         ({"path": "a.jsonl", "datasets": [{"path": "b.jsonl"}]}, "not both"),
         ({"datasets": [{"path": "x/a.jsonl"}, {"path": "y/a.jsonl"}]}, "two are 'a'; set `name` on one of them"),
         ({"datasets": [{"path": "a.jsonl"}], "held_out": {"every": 3}}, "path"),
+        ({"path": "a.jsonl", "held_out": {"every": 3}}, "rows of a.jsonl that are also trained: give it a split of its own"),
+        ({"path": "a.jsonl", "held_out": {"split": "train[:9]"}}, "also trained"),
+        ({"datasets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "held_out": {"path": "b.jsonl"}}, "also trained"),
     ],
 )
 def test_datasets_are_named_and_either_one_or_several(data: dict[str, Any], sentence: str):
@@ -294,6 +297,8 @@ def test_held_out_rows_are_another_split_or_another_dataset_with_the_same_column
         (),
     )
     assert (other.path, other.subset, other.columns) == ("b.jsonl", "", {"prompt": "question"})
+    for apart in ({"split": "train[95%:]"}, {"filters": [{"column": "level", "equals": 5}], "split": "train[:95%]"}):
+        assert DataConfig.model_validate({"path": "a.jsonl", "split": "train[:95%]", "held_out": apart}).held_out is not None
 
 
 def test_what_is_too_long_can_be_left_out(tmp_path: Path):

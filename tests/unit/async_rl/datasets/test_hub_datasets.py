@@ -119,18 +119,24 @@ print(json.dumps(load_training("sft", ["--run.name", "x", "--model.size", "{hidd
 
 
 def test_a_run_pins_the_commit_so_that_all_its_processes_read_the_same_rows(tmp_path: Path, folder: Path):
+    (tmp_path / "mine.py").write_text(
+        "from rollout_workers import DatasetAgent\nclass Mine(DatasetAgent): pass\nclass Other: path = ''\n"
+    )
     file = tmp_path / "run.yaml"
     file.write_text(f"""
 run: {{name: x, folder: {tmp_path}}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments:
   - {{type: dataset, name: sums, args: {{path: {NAME}, subset: main}}}}
+  - {{type: "{tmp_path}/mine.py:Mine", args: {{path: {NAME}}}}}
+  - {{type: "{tmp_path}/mine.py:Other", args: {{path: {NAME}}}}}
   - type: multi_task
     args: {{environments: [{{type: dataset, args: {{path: {NAME}, revision: main}}}}, {{type: counting, weight: 2}}]}}
 """)
     with small_hub({}, {NAME: folder}) as endpoint:
-        (one, several), data = python(PINNED, str(file), NAME, home=tmp_path / "home", endpoint=endpoint)
+        (one, mine, other, several), data = python(PINNED, str(file), NAME, home=tmp_path / "home", endpoint=endpoint)
     assert one == {"path": NAME, "subset": "main", "revision": COMMIT}
+    assert (mine, other) == ({"path": NAME, "revision": COMMIT}, {"path": NAME})
     assert several["environments"] == [
         {"type": "dataset", "args": {"path": NAME, "revision": COMMIT}},
         {"type": "counting", "weight": 2.0},

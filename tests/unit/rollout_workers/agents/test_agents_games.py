@@ -9,7 +9,7 @@ import pytest
 from async_rl.config.rollout import EnvironmentConfig
 from async_rl.protocols import EpisodeContext, GroupAgent, InferenceInterface
 from async_rl.testing import ScriptedInference
-from async_rl.types import Rollout, Status, Ticket
+from async_rl.types import Message, Rollout, Status, Ticket
 from rollout_workers.environments.nim import Nim, NimHeadToHead, NimSelfPlay
 from rollout_workers.registry import build_agent
 
@@ -50,6 +50,21 @@ def test_nim_is_won_by_taking_the_last_stone():
     assert (game.seat, game.observe(), game.is_over) == (0, "1=", False)
     game.act("1")
     assert (game.is_over, game.returns()) == (True, [1, -1])
+
+
+def test_nim_in_words_reads_the_number_that_ends_an_answer():
+    game = Nim(5, in_words=True)
+    (asked,) = game.observe()
+    assert isinstance(asked, Message)
+    assert "There are 5 stones" in asked.content
+    moves = {"4 would lose, so I take 1.": True, "I take 0": False, "all 5": False, "none": False, "3": True}
+    assert {move: game.is_legal(move) for move in moves} == moves
+    game.act("Of these 5 I take 3")
+    game.act("1")
+    (left,) = game.observe()
+    assert isinstance(left, Message)
+    assert left.content == "1 stones are left. It is your move."
+    assert NimSelfPlay(name="nim", chat=True).generation_args(NimSelfPlay(name="nim").task(0)).max_tokens is None
 
 
 # -- self-play --------------------------------------------------------------------------------------------------------

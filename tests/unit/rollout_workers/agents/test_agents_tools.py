@@ -6,6 +6,7 @@ import string
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -20,6 +21,7 @@ from rollout_workers.agents import ToolAgent
 from rollout_workers.agents.tools import McpServer, ToolError
 from rollout_workers.agents.tools.toolbox import AnyTools, open_toolbox
 from rollout_workers.chat.tool_calls import write
+from rollout_workers.environments.calculator import Calculator, calculate
 
 CONTEXT = EpisodeContext(ticket=Ticket(id="t0", task_index=0, version=0, attempt=1), sibling=0, seed=0)
 TOKENIZER = Characters(string.printable)
@@ -227,3 +229,37 @@ async def test_an_agent_that_was_not_opened_says_so():
     agent = Sums(name="sums")
     with pytest.raises(RuntimeError, match="Sums holds tools: open it first"):
         await agent.rollout(agent.task(0), ScriptedInference(lambda text: "1"), CONTEXT)
+
+
+# -- the calculator ---------------------------------------------------------------------------------------------------
+async def test_a_row_is_answered_with_the_calculator():
+    said = iter([write([call("calculate", expression="(7 + 5) * 3.5")]), "So it is #### 42"])
+    gsm8k = {"prompt": "question", "answer_after": "####", "scoring": "number", "shuffle": False}
+    agent = Calculator(name="calculator", path="configs/train/word_problems.jsonl", **gsm8k)
+    task = replace(agent.task(0), answer="42")
+    async with agent:
+        rollout = await agent.rollout(
+            task, ScriptedInference(lambda _: next(said), tokenizer=TOKENIZER, context_tokens=10_000), CONTEXT
+        )
+    assert [message.content for message in rollout.conversation if message.role == "tool"] == ["42"]
+    assert rollout.reward == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("-3 + 2 * 4", "5"),
+        ("7 // 2 + 7 % 4", "6"),
+        ("1 / 3", "0.333333333333"),
+        ("1 / 0", "division by zero"),
+        ("2 ** 9", "only numbers, + - * / // % and parentheses"),
+        ("__import__('os').getcwd()", "only numbers"),
+        ("True + 1", "only numbers"),
+        ("9" * 30, "larger than 1e+15"),
+        ("1 +", "not an arithmetic expression"),
+        ("1" + "+1" * 200, "more than 200 characters"),
+    ],
+)
+async def test_the_calculator_computes_and_nothing_else(expression: str, result: str):
+    (answer,) = await answers([calculate], call("calculate", expression=expression))
+    assert result in answer
