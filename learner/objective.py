@@ -18,6 +18,7 @@ from learner.advantages.config import (
     DistillationAdvantages,
     GaeAdvantages,
     GroupAdvantages,
+    PreferenceAdvantages,
     ReturnAdvantages,
     RewardConfig,
 )
@@ -63,9 +64,14 @@ class Objective(ObjectivePart):
     # -- what the learner must provide --------------------------------------------------------------------------------------
 
     @property
-    def has_token_advantages(self) -> bool:
-        """Advantages are computed per token on the ranks (ranks/token_advantages.py), not per rollout before packing."""
-        return not isinstance(self.advantages, GroupAdvantages)
+    def learns_from_equal_rewards(self) -> bool:
+        """A group with equal rewards has advantages that are not 0."""
+        return not isinstance(self.advantages, GroupAdvantages | PreferenceAdvantages)
+
+    @property
+    def compares_pairs(self) -> bool:
+        """The best and the worst rollout of a group are compared by their log-probabilities before the step."""
+        return isinstance(self.advantages, PreferenceAdvantages)
 
     @property
     def of_siblings(self) -> GroupAdvantages | None:
@@ -82,7 +88,7 @@ class Objective(ObjectivePart):
     def needs_siblings(self) -> bool:
         """A group of one rollout would have nothing to train on: its advantage is 0, and the loss uses advantages."""
         config, uses_advantages = self.advantages, self.own_loss is None or self._own_loss_takes("advantages")
-        return isinstance(config, GroupAdvantages) and config.compares_siblings and uses_advantages
+        return self.compares_pairs or (isinstance(config, GroupAdvantages) and config.compares_siblings and uses_advantages)
 
     @property
     def needs_teacher(self) -> bool:
@@ -94,13 +100,14 @@ class Objective(ObjectivePart):
 
     @property
     def needs_reference(self) -> bool:
-        return self.policy_loss.kl.coefficient > 0 or self.kl_in_reward > 0 or self._own_loss_takes("reference")
+        has_penalty = self.policy_loss.kl.coefficient > 0 or self.kl_in_reward > 0
+        return has_penalty or self.compares_pairs or self._own_loss_takes("reference")
 
     @property
     def needs_proximal(self) -> bool:
         """Whether log-probabilities under the policy before the step's first update are computed."""
         recomputed = self.policy_loss.anchor == "proximal" and self.policy_loss.proximal_source == "recompute"
-        return recomputed or self._own_loss_takes("proximal")
+        return recomputed or self.compares_pairs or self._own_loss_takes("proximal")
 
     @property
     def needs_entropy(self) -> bool:

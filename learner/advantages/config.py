@@ -106,6 +106,18 @@ class DistillationAdvantages(ObjectivePart):
     """Normalise the advantages to mean 0 and variance 1 over all trained tokens of the step."""
 
 
+class PreferenceAdvantages(ObjectivePart):
+    """A preference loss between the best and the worst rollout of each group, as advantages that have its gradient; the others
+    are not trained. With d = log-probability of a rollout under the policy before the step minus under the reference:
+    sigmoid: -log sigmoid(beta (d_best - d_worst)), ipo: (d_best - d_worst - 1 / (2 beta))^2
+    """
+
+    type: Literal["preference"] = "preference"
+    variant: Literal["sigmoid", "ipo"] = "sigmoid"
+    beta: PositiveFloat = 0.1
+    """Strength of the regularisation towards the reference; lower allows larger deviation."""
+
+
 def _named(value: object) -> object:
     """Accept the name of an estimator for its defaults; without a `type` it is `group`."""
     if isinstance(value, str):
@@ -114,6 +126,9 @@ def _named(value: object) -> object:
 
 
 Advantages = Annotated[
-    Annotated[GroupAdvantages | ReturnAdvantages | GaeAdvantages | DistillationAdvantages, Field(discriminator="type")],
+    Annotated[
+        GroupAdvantages | ReturnAdvantages | GaeAdvantages | DistillationAdvantages | PreferenceAdvantages,
+        Field(discriminator="type"),
+    ],
     BeforeValidator(_named),
 ]

@@ -75,6 +75,20 @@ def group_advantages(
     return np.where(is_valid, advantages, 0.0)
 
 
+def best_and_worst(rewards: npt.ArrayLike, group_ids: npt.ArrayLike, *, valid: npt.ArrayLike) -> Floats:
+    """Return 1 for the best and -1 for the worst valid rollout of each group, the first ones of several. Others, and groups
+    with equal rewards, get 0.
+    """
+    rewards, group, is_valid = np.asarray(rewards, np.float64), np.asarray(group_ids), np.asarray(valid).astype(bool)
+    signs = np.zeros_like(rewards)
+    for one in np.unique(group):
+        (siblings,) = np.nonzero((group == one) & is_valid)
+        if len(siblings) and rewards[siblings].min() < rewards[siblings].max():
+            signs[siblings[rewards[siblings].argmax()]] = 1.0
+            signs[siblings[rewards[siblings].argmin()]] = -1.0
+    return signs
+
+
 def whiten_rollouts(advantages: npt.ArrayLike, tokens: npt.ArrayLike, *, eps: float = 1e-8) -> Floats:
     """Normalise to mean 0 and variance 1 over all trained tokens of the batch, where each rollout has `tokens` of them.
 

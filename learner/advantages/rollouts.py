@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from async_rl.types import Rollout, Status, TakenGroup
-from learner.advantages.group import Bools, Floats, group_advantages, overlong_penalty, whiten_rollouts
+from learner.advantages.group import Bools, Floats, best_and_worst, group_advantages, overlong_penalty, whiten_rollouts
 from learner.objective import Objective
 
 
@@ -27,7 +27,7 @@ def assign_credit(groups: Sequence[TakenGroup], objective: Objective) -> Rollout
     """Shape rewards and compute advantages.
 
     Failed rollouts enter neither baseline nor loss; masked ones, and truncated ones with `train_truncated: false`, only the
-    baseline.
+    baseline. Advantages of type `preference` are signs here, and only pairs are trained.
     """
     rollouts = [rollout for taken in groups for rollout in taken.group.rollouts]
     owners = np.repeat(np.arange(len(groups)), [len(taken.group.rollouts) for taken in groups])
@@ -53,6 +53,9 @@ def assign_credit(groups: Sequence[TakenGroup], objective: Objective) -> Rollout
         )
         if config.whiten:
             advantages = whiten_rollouts(advantages, np.where(is_trained, [_trained_tokens(each) for each in rollouts], 0))
+    if objective.compares_pairs:
+        advantages = best_and_worst(rewards, owners, valid=is_trained)
+        is_trained = advantages != 0
     return RolloutCredit(rewards=rewards, advantages=advantages, is_trained=is_trained)
 
 

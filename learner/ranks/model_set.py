@@ -56,7 +56,7 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
             f"batch.group_size: objective {name} compares siblings, so that with groups of 1 all advantages are 0; raise it, "
             "or choose an objective without siblings (ppo, reinforce_pp)"
         )
-    if objective.has_token_advantages and config.batch.drop_no_signal and config.batch.group_size > 1:
+    if objective.learns_from_equal_rewards and config.batch.drop_no_signal and config.batch.group_size > 1:
         raise ConfigError(
             f"batch.drop_no_signal: objective {name} learns from siblings with equal rewards too; set it to false"
         )

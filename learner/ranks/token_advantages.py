@@ -9,7 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.advantages.config import DistillationAdvantages, GaeAdvantages, GroupAdvantages, ReturnAdvantages
+from learner.advantages.config import (
+    DistillationAdvantages,
+    GaeAdvantages,
+    GroupAdvantages,
+    PreferenceAdvantages,
+    ReturnAdvantages,
+)
 from learner.advantages.gae import distillation_advantages, gae, whiten
 from learner.batches.device_rows import DeviceRow
 from learner.losses.segments import Segments
@@ -24,6 +30,8 @@ def assign_token_credit(rows: Sequence[DeviceRow], objective: Objective, group: 
     match config:
         case GroupAdvantages():  # computed per rollout before packing
             return [*rows]
+        case PreferenceAdvantages():
+            return _preferred(config, rows, group)
         case DistillationAdvantages():
             credited = [replace(row, advantages=_towards_teacher(config, row)) for row in rows]
         case GaeAdvantages() | ReturnAdvantages():
@@ -36,6 +44,31 @@ def _towards_teacher(config: DistillationAdvantages, row: DeviceRow) -> Tensor:
     assert row.teacher is not None
     own = distillation_advantages(teacher=row.teacher, student=row.behaviour, mask=row.mask)
     return config.coefficient * own + row.advantages
+
+
+def _preferred(config: PreferenceAdvantages, rows: Sequence[DeviceRow], group: dist.ProcessGroup | None) -> list[DeviceRow]:
+    """Scale the signs of a pair's rollouts, which may be in different rows and on different ranks, by the slope of its loss."""
+    count = torch.stack([row.group_ids.max() for row in rows]).max() + 1
+    if group is not None:
+        dist.all_reduce(count, op=dist.ReduceOp.MAX, group=group)
+    margins = torch.zeros(int(count), dtype=torch.float64, device=count.device)
+    segments = [Segments.of(row.mask, row.cu_seqlens) for row in rows]
+    for row, parts in zip(rows, segments, strict=True):
+        assert row.proximal is not None
+        assert row.reference is not None
+        moved = parts.only(row.advantages * (row.proximal - row.reference))
+        margins.index_add_(0, row.group_ids, parts.sums(moved.double()))
+    if group is not None:
+        dist.all_reduce(margins, group=group)
+    if config.variant == "sigmoid":
+        slopes = config.beta * torch.sigmoid(-config.beta * margins)
+    else:
+        slopes = 1 / config.beta - 2 * margins
+    return [
+        # twice: the mean over the rollouts of all pairs is half of that over pairs
+        replace(row, advantages=row.advantages * parts.spread(2 * slopes[row.group_ids]).to(row.advantages.dtype))
+        for row, parts in zip(rows, segments, strict=True)
+    ]
 
 
 def _of_rewards(config: GaeAdvantages | ReturnAdvantages, row: DeviceRow, kl_in_reward: float) -> DeviceRow:

@@ -60,7 +60,7 @@ class RankTrainer:
     def _with_model_outputs(self, rows: list[DeviceRow], *, num_updates: int) -> list[DeviceRow]:
         """Add the outputs of all models before the step's first update, on the ranks that hold the last layers."""
         model_set, is_shared = self._model_set, isinstance(self._critic, SharedCritic)
-        wants_proximal = self._objective.needs_proximal and num_updates > 1
+        wants_proximal = self._objective.needs_proximal and (num_updates > 1 or self._objective.compares_pairs)
 
         def by_policy(row: DeviceRow, output: Tensor) -> DeviceRow:
             logits, values = split(output, "both" if is_shared else "tokens")

@@ -1,7 +1,7 @@
 """Agents that return pairs of a chosen and a rejected rollout.
 
 Siblings 2n and 2n + 1 are pair n of their group. `metrics["chosen"]` is 1 or 0 and says which of the two a rollout is.
-Group baselines train on the rewards of a pair; no objective shipped here compares the two rollouts directly.
+With batch.group_size 2, the objective `online_dpo` compares the two; group baselines train on their rewards.
 """
 
 from __future__ import annotations

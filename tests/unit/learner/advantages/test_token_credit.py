@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from async_rl.config.training import DpoConfig
+from learner.advantages.group import best_and_worst
 from learner.batches.batch import pack_batch
 from learner.batches.device_rows import DeviceRow
-from learner.objective import Objective
+from learner.losses.aggregation import count
+from learner.losses.functions import dpo_loss
+from learner.objective import Objective, load_objective
 from learner.ranks.token_advantages import assign_token_credit
 from tests.unit.learner.test_batch import rollout, sample, taken
 
@@ -71,3 +75,66 @@ def test_rewards_count_beside_a_teacher_only_where_they_are_asked_for(rewards: d
     siblings = [rollout(sample([1, 2], [0, 1]), reward=reward) for reward in (0.0, 1.0)]
     packed = pack_batch([taken(*siblings)], objective=objective, capacity=100)
     assert any(each.advantages.any() for each in packed.minibatches[0].shards[0]) == counts
+
+
+# -- preferences ----------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_the_best_and_the_worst_of_those_that_are_trained() -> None:
+    rewards, groups = [1, 3, 2, 3, 5, 5, 0, 9, 4], [0, 0, 0, 0, 1, 1, 2, 2, 2]
+    valid = [True] * 7 + [False, True]
+    assert best_and_worst(rewards, groups, valid=valid).tolist() == [-1, 1, 0, 0, 0, 0, -1, 0, 1]
+
+    siblings = [rollout(sample([1, 2], [0, 1]), reward=reward) for reward in (0.0, 1.0, 0.5)]
+    packed = pack_batch([taken(*siblings)], objective=load_objective("online_dpo"), capacity=100)
+    (only,) = packed.minibatches[0].shards[0]
+    assert len(only.cu_seqlens) == 3, "the one in the middle is left out"
+    assert sorted(only.advantages[only.mask != 0]) == [-1, 1]
+
+
+@pytest.mark.parametrize("variant", ["sigmoid", "ipo"])
+def test_a_step_has_the_gradient_of_the_preference_loss_of_pairs_in_different_rows(variant: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    nothing: Any = None
+
+    def of_pairs(sign: float) -> DeviceRow:
+        """One side of both pairs: answers of 2 and 3 tokens."""
+        mask = torch.tensor([0, 1, 1, 0, 1, 1, 1], dtype=torch.uint8)
+        proximal, behaviour, reference = (-torch.rand(7, generator=random) for _ in range(3))
+        return DeviceRow(
+            token_ids=nothing, positions=nothing, targets=nothing, ages=nothing, packing=nothing, rewards=nothing,
+            mask=mask, behaviour=behaviour, advantages=sign * mask, reference=reference, proximal=proximal,
+            cu_seqlens=torch.tensor([0, 3, 7], dtype=torch.int32), group_ids=torch.tensor([0, 1]),
+        )  # fmt: skip
+
+    objective = load_objective("online_dpo").model_dump()
+    objective["advantages"] |= {"variant": variant, "beta": 0.3}
+    objective["policy_loss"] |= {"trust_mask": ()}
+    rows, chosen = [of_pairs(1.0), of_pairs(-1.0)], Objective.model_validate(objective)
+    whole = {
+        "mask": torch.cat([row.mask for row in rows]),
+        "cu_seqlens": torch.tensor([0, 3, 7, 10, 14], dtype=torch.int32),
+        "group_ids": torch.tensor([0, 1, 0, 1]),
+    }
+    found: list[torch.Tensor] = []
+    for row in assign_token_credit(rows, chosen, None):
+        assert row.proximal is not None
+        current = row.proximal.clone().requires_grad_()
+        loss = chosen.loss(
+            current=current, behaviour=row.behaviour, advantages=row.advantages, mask=row.mask, cu_seqlens=row.cu_seqlens,
+            group_ids=row.group_ids, normaliser=count(**whole), proximal=None, reference=None, entropy=None, ages=None,
+        ).loss  # fmt: skip
+        loss.backward()
+        assert current.grad is not None
+        found.append(current.grad)
+
+    inputs = [row.proximal.clone().requires_grad_() for row in rows if row.proximal is not None]
+    sums, references = (
+        [torch.stack([each[1:3].sum(), each[4:7].sum()]) for each in per_row]
+        for per_row in (inputs, [row.reference for row in rows if row.reference is not None])
+    )
+    config = DpoConfig.model_validate({"variant": variant, "beta": 0.3, "length_normalised": False})
+    dpo_loss(config, sums[0], references[0], sums[1], references[1]).loss.backward()
+    for mine, other in zip(found, inputs, strict=True):
+        torch.testing.assert_close(mine, other.grad)
+        assert mine.any()

@@ -24,7 +24,7 @@ def test_a_file_is_an_objective_too(tmp_path: Path) -> None:
 def test_advantages_without_a_type_are_those_of_groups() -> None:
     objective = Objective.model_validate({"advantages": {"baseline": "leave_one_out"}})
     assert objective.advantages.type == "group"
-    assert not objective.has_token_advantages
+    assert not objective.learns_from_equal_rewards
 
 
 @pytest.mark.parametrize(
