@@ -21,11 +21,10 @@ from async_rl.errors import ConfigError
 from async_rl.launch.commands import Role, command, environment
 from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
-from async_rl.protocols import Tokenizer
-from async_rl.tokenization.tokenizers import has_tokenizer, open_tokenizer
+from async_rl.tokenization.tokenizers import Characters, HuggingFace, has_tokenizer, open_tokenizer
 
 Outcome = Literal["ok", "unchecked", "problem"]
-RunT = TypeVar("RunT", Config, TrainingConfig)
+RunT = TypeVar("RunT", bound=Config | TrainingConfig)
 
 
 class CannotCheck(Exception):
@@ -50,7 +49,7 @@ def shape_to_check(config: AnyRun) -> ModelShape:
         return model_shape(config.model, vocab_size=0)
 
 
-def tokenizer_to_check(config: AnyRun) -> Tokenizer:
+def tokenizer_to_check(config: AnyRun) -> Characters | HuggingFace:
     """Open the tokenizer. Raises CannotCheck if its files are not here, and ConfigError."""
     match config.tokenizer:
         case HuggingFaceTokenizer(name=str(name), folder=folder) if name and (folder is None or not has_tokenizer(folder)):

@@ -14,7 +14,7 @@ from async_rl.config.hub.datasets import DatasetConfig
 from async_rl.config.hub.snapshot import NotReachable
 from async_rl.config.learner import ParallelConfig
 from async_rl.config.pretrained import DATASET_ENVIRONMENTS, reads_dataset
-from async_rl.config.training import TrainingConfig
+from async_rl.config.training import ExampleDataset, TrainingConfig
 from async_rl.datasets.columns import MissingColumn, column
 from async_rl.datasets.opening import open_rows
 
@@ -111,20 +111,7 @@ def _stand_in(table: dict[str, Any], dataset: DatasetConfig, rows: str, said: li
             open_rows(dataset)
     except NotReachable:
         said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
-        table |= {"path": rows, "subset": "", "split": "train", "revision": "", "filters": [], "columns": {}, "template": ""}
-
-
-def _stand_in(table: dict[str, Any], dataset: DatasetConfig, rows: str, said: list[str]) -> None:
-    """Replace a dataset that cannot be reached by shipped rows, which have the columns that a table of examples has."""
-    try:
-        if dataset.is_on_hub:
-            open_rows(dataset)
-    except NotReachable:
-        said.append(f"rows of {rows} stand in for {dataset.path}, which is not in the Hub's cache")
-        own = ("split", "subset", "revision", "filters", "columns", "template")
-        for key in own:
-            table.pop(key)
-        table["path"] = rows
+        table |= ExampleDataset(path=rows).model_dump(mode="json")
 
 
 def _small_learner(tree: dict[str, Any], parallel: ParallelConfig, steps: int, processes: int) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from async_rl.cli.train import resolve_any
 from async_rl.config.training import TrainingConfig
@@ -68,7 +68,7 @@ def test_every_recipe_is_here() -> None:
 @pytest.mark.parametrize("recipe", GPUS)
 def test_a_recipe_fits_its_hardware(tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `config check` asks the roles, without a process for each."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     words, _, _ = described_recipe(tmp_path, recipe)
     config, gpus = resolve_any([str(word) for word in words]).config, Gpus.parse(GPUS[recipe])
     if isinstance(config, TrainingConfig):

@@ -9,9 +9,9 @@ from async_rl.config import Config, WireConfig
 
 
 def config(**sections: object) -> Config:
-    return Config.model_validate(
-        {"model": {"size": {"hidden": 32, "layers": 1, "heads": 2}}, "environments": [{"type": "counting"}]} | sections
-    )
+    size = {"hidden": 32, "layers": 1, "heads": 2}
+    tree = {"model": {"size": size}, "environments": [{"type": "counting"}], "batch": {"groups_per_step": 8}}
+    return Config.model_validate(tree | sections)
 
 
 def test_slots_are_what_the_age_bound_allows():
