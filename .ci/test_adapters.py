@@ -10,10 +10,12 @@ minute and a half; CI runs agents, envs and mcp at every change.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import xml.etree.ElementTree as xml
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +30,17 @@ class Adapter:
     examples: tuple[str, ...]
     """Folders of `examples/` whose requirements.txt are installed."""
     tests: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+    """Extras of async_rl whose requirements are installed."""
     is_apart: bool = False
     """The library runs in a separate process, whose environment does not contain async_rl."""
+
+    @property
+    def requirements(self) -> list[str]:
+        """What is installed beside async_rl."""
+        lines = [line for example in self.examples for line in required(example).read_text().splitlines() if line]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        return [*lines, *(line for extra in self.extras for line in project["optional-dependencies"][extra])]
 
 
 ADAPTERS = (
@@ -41,6 +52,7 @@ ADAPTERS = (
     ),
     Adapter(name="envs", examples=("reasoning_gym", "gymnasium", "textarena"), tests=("test_envs.py",)),
     Adapter(name="mcp", examples=("mcp_tools",), tests=("test_mcp.py",)),
+    Adapter(name="trackers", examples=(), extras=("trackio", "mlflow"), tests=("test_trackers.py",)),
     Adapter(name="openenv", examples=("openenv",), tests=("test_openenv.py",), is_apart=True),
     Adapter(name="verifiers", examples=("verifiers",), tests=("test_verifiers.py",)),
 )
@@ -105,15 +117,14 @@ def tried(adapter: Adapter) -> Outcome:
 
 def python_of(adapter: Adapter) -> Path:
     """Return the interpreter of an environment with the requirements of the examples; the first call installs it."""
-    if not adapter.examples:
+    if not adapter.requirements:
         return Path(sys.executable)
     folder = ENVIRONMENTS / adapter.name
     python, record = folder / "bin" / "python", folder / "installed_requirements.txt"
-    wanted = "".join(required(example).read_text() for example in adapter.examples)
+    wanted = "\n".join(adapter.requirements)
     if not record.exists() or record.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        files = [f"--requirement={required(example)}" for example in adapter.examples]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *files], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *adapter.requirements], check=True)
         if not adapter.is_apart:
             packages = answer_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
             ours = answer_of(Path(sys.executable), "import sysconfig; print(sysconfig.get_path('purelib'))")
@@ -136,7 +147,7 @@ def counted(report: Path) -> tuple[int, int]:
 
 
 def versions_of(adapter: Adapter, python: Path) -> str:
-    names = [line.split("=")[0].split(">")[0] for example in adapter.examples for line in required(example).read_text().split()]
+    names = [re.split(r"[=<>~ \[]", line)[0] for line in adapter.requirements]
     words = f"from importlib.metadata import version; print(', '.join(f'{{n}} {{version(n)}}' for n in {names}))"
     return answer_of(python, words)
 

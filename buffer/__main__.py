@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     line = read(verb, rest)
     config = load_named(line.config)
     if verb.words == "buffer serve":
-        configure_logs("buffer")
+        configure_logs("buffer", run_folder=config.run_folder)
         keep_files_private()
         with signs_of_life(os.environ):
             return asyncio.run(_serve(config))

@@ -84,7 +84,7 @@ def main() -> None:
         guard()
         keep_files_private()
         config = load_named(sys.argv[1:])
-        configure_logs("learner")
+        configure_logs("learner", run_folder=config.run_folder)
         arm_from(os.environ)
         place = place_from(os.environ)
         if place.is_under_torchrun:  # an orphaned rank 0 would keep the lease from its successor

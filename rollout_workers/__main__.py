@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -43,7 +43,6 @@ from rollout_workers.blocked_worker import BlockedWorker, BlockingEnvironments
 from rollout_workers.episodes.task_mix import TaskMix
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.open_engine import open_engine
-from rollout_workers.inference.rollout_engine import RolloutEngine
 from rollout_workers.limits.concurrency import load_of
 from rollout_workers.policies import open_policies
 from rollout_workers.worker import Worker
@@ -57,7 +56,7 @@ def main() -> None:
         guard()
         keep_files_private()
         config = load_named(sys.argv[1:])
-        configure_logs("worker")
+        configure_logs("worker", run_folder=config.run_folder)
         arm_from(os.environ)
         with work_limit(config.supervision.work_limit_s):
             asyncio.run(work(config))
@@ -107,6 +106,10 @@ async def work(config: Config) -> None:
             worker.weights_changed()
             worker.records.swapped(version, time.monotonic() - began)
 
+        def counters() -> dict[str, float]:
+            return {**worker.counters.snapshot(), "inflight": len(worker.tickets), **engine.metrics.snapshot()}
+
+        gateway.worker_counters = counters
         connect, limit_s = partial(open_buffer_and_board, config), config.worker.stall_limit_s
         blocked = BlockedWorker(worker=name, tickets=lambda: worker.tickets, connect=connect, limit_s=limit_s, stop=stop)
         keep_pauses_short()
@@ -116,7 +119,7 @@ async def work(config: Config) -> None:
                 lambda: worker.run(stop),
                 weights=lambda: receiver.run(swap),
                 engine=engine.watch,
-                metrics=lambda: post_metrics(board, name, worker, engine, gateway),
+                metrics=lambda: post_metrics(board, name, worker, counters, gateway),
                 blocking=BlockingEnvironments(board, worker.environment_limits).run,
             )
 
@@ -127,13 +130,14 @@ def run_token(environment: Mapping[str, str]) -> str:
     return given if given else secrets.token_hex(16)
 
 
-async def post_metrics(board: Board, name: str, worker: Worker, engine: RolloutEngine, gateway: HttpGateway) -> None:
+async def post_metrics(
+    board: Board, name: str, worker: Worker, counters: Callable[[], Mapping[str, float]], gateway: HttpGateway
+) -> None:
     """Service: post the process's counters, notes about failures, and what the learner records of it, every heartbeat."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        own = {**worker.counters.snapshot(), "inflight": len(worker.tickets)}
-        counters = {**own, **engine.metrics.snapshot(), **gateway.counters.snapshot()}
-        await board.post(WORKER_METRICS, {"worker": name, "counters": counters, **own_clock()})
+        message = {"worker": name, "counters": {**counters(), **gateway.counters.snapshot()}, **own_clock()}
+        await board.post(WORKER_METRICS, message)
         if (record := worker.records.take()) is not None:
             await post(board, RECORDS, record)
         for note in worker.failures.take_notes():

@@ -128,6 +128,11 @@ BUFFER_VERBS = (
         options=(_JSON,),
     ),
     _verb(
+        words="erase",
+        operands="NAME",
+        help="Delete the keys of an ended run from an external server (`redis.url`); NAME must be the run's.",
+    ),
+    _verb(
         words="users create",
         help="Create Redis users with passwords for workers, learner, operators and monitors.",
         options=(_JSON,),

@@ -32,5 +32,7 @@ def _metrics(config: AnyRun) -> list[str]:
         str(config.run_folder / "metrics.jsonl"),
         *([f"http://{wanted.prometheus_host}:{wanted.prometheus_port}/metrics"] if wanted.prometheus_port else []),
         *([f"W&B project {wanted.wandb_project}"] if wanted.wandb_project else []),
+        *([f"trackio project {wanted.trackio_project}"] if wanted.trackio_project else []),
+        *([f"MLflow experiment {wanted.mlflow_experiment}"] if wanted.mlflow_experiment else []),
         *([f"{config.run_folder}/tensorboard"] if wanted.tensorboard else []),
     ]

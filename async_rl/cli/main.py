@@ -14,10 +14,13 @@ from async_rl.cli import (
     config,
     env,
     eval,
+    metrics_page,
     model,
     rehearse,
     reward,
     run,
+    runs,
+    top,
     trace,
     train,
     view,
@@ -30,6 +33,8 @@ from async_rl.launch.package_guard import guard
 VERBS = (
     *run.VERBS,
     *rehearse.VERBS,
+    *top.VERBS,
+    *runs.VERBS,
     *reward.VERBS,
     *train.VERBS,
     *eval.VERBS,
@@ -42,6 +47,7 @@ VERBS = (
     *weights.VERBS,
     *buffer.VERBS,
     *config.VERBS,
+    *metrics_page.VERBS,
 )
 HELP = ("-h", "--help")
 

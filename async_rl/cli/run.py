@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from async_rl.cli.grammar import CommandLine, Option, Verb
@@ -36,19 +37,35 @@ def run_and_summarise(
     """Run all processes of a run in its folder; after a success write the summary. Returns the exit code."""
     from async_rl.cli.first_lines import first_lines
     from async_rl.launch import local
+    from async_rl.runs.state import recorded_end
     from async_rl.telemetry import configure_logs
 
     started = time.monotonic()
-    configure_logs(role)
+    configure_logs(role, run_folder=config.run_folder)
     with local.sole_run(config):
         print(first_lines(config), flush=True)
         local.prepare_folder(config)
-        code = asyncio.run(supervise())
+        with recorded_end(config.run_folder) as codes:
+            codes.append(code := asyncio.run(supervise()))
     if code == 0:
         from rich.console import Console
 
         write_summary(Console(), wall_s=time.monotonic() - started)
+    _write_report(config.run_folder)
     return code
+
+
+def _write_report(run_folder: Path) -> None:
+    """Write report.html, however the run ended; a run without a step has none."""
+    from async_rl.durable.best_effort import report_write_error
+    from async_rl.runs.report import write_report
+    from async_rl.runs.run_folder import RunFolder
+
+    run, path = RunFolder(path=run_folder), run_folder / "report.html"
+    if run.last_row() is not None:
+        with report_write_error(path, print):
+            write_report(run, path)
+            print(path)
 
 
 def load_with_name(words: Sequence[str]) -> Config:

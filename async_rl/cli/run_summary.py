@@ -16,14 +16,13 @@ from rich.text import Text
 from async_rl.config import Config
 from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
+from async_rl.runs.waits_for import CAUSES, idle_shares
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_objects, read_rows
+from async_rl.telemetry.sinks.tables import ages_of
 
 EDGE = 3
 """Number of first and last steps over which values are averaged."""
-AGE_PREFIX = "staleness/age_"
-IDLE_CAUSES = {"no_groups": "no groups ready", "pushing": "pushing", "checkpoint": "checkpoint", "other": "other"}
-"""Suffixes of the metrics `idle/...`, and their names for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def write_summary(config: Config, console: Console, *, wall_s: float) -> Path | 
         from async_rl.cli.curves import draw
 
         with report_write_error(folder / "curves.png", console.print):
-            draw(rows, folder / "curves.png", title=summary.run, max_age=summary.max_age)
+            draw(rows, evaluations, folder / "curves.png", title=summary.run, max_age=summary.max_age)
     if summary.steps < config.learner.steps:
         going_on = (
             f"Stopped after step {summary.steps} of {config.learner.steps}. Continue with: async-rl run @ {folder}/config.yaml"
@@ -111,7 +110,7 @@ def summarise(
         samples_trained=int(last.get("progress/samples", 0)),
         wall_s=wall_s,
         training_s=last.get("progress/wall_s", 0.0),
-        idle={cause: share for cause in IDLE_CAUSES if (share := _mean_if_any(rows, f"idle/{cause}")) is not None},
+        idle=idle_shares([row.values for row in rows]),
         evaluations=list(evaluations),
     )
 
@@ -119,10 +118,8 @@ def summarise(
 def age_histogram(rows: Sequence[MetricRow]) -> dict[int, int]:
     found: dict[int, int] = {}
     for row in rows:
-        for name, value in row.values.items():
-            if name.startswith(AGE_PREFIX):
-                age = int(name.removeprefix(AGE_PREFIX))
-                found[age] = found.get(age, 0) + int(value)
+        for age, groups in ages_of(row.values).items():
+            found[age] = found.get(age, 0) + groups
     return dict(sorted(found.items()))
 
 
@@ -173,7 +170,7 @@ def _print_summary(summary: RunSummary, console: Console) -> None:
         f"age of the groups when trained: mean {summary.age_mean:.2f}, max {summary.age_max}, bound {summary.max_age}"
     )
     if summary.idle:
-        causes = ", ".join(f"{IDLE_CAUSES[cause]} {share:.1%}" for cause, share in summary.idle.items())
+        causes = ", ".join(f"{CAUSES[cause]} {share:.1%}" for cause, share in summary.idle.items())
         total = sum(summary.idle.values())
         console.print(f"the learner was idle {total:.1%} of the time: {causes}", highlight=False, soft_wrap=True)
     most = max(summary.age_histogram.values(), default=0)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -100,11 +100,23 @@ def to_yaml(config: BaseModel) -> str:
 
 
 def to_show(config: BaseModel) -> dict[str, Any]:
-    """The configuration as plain values for display: without the password that a Sentinel URL may contain."""
-    tree = config.model_dump(mode="json")
-    if "redis" in tree:
-        tree["redis"]["url"] = re.sub(r"//[^/@]*@", "//***@", tree["redis"]["url"])
-    return tree
+    """The configuration as plain values for display, with secrets masked."""
+    return masked(config.model_dump(mode="json"))
+
+
+def masked(tree: Any, key: str = "") -> Any:
+    """Plain values without passwords in addresses, and without texts whose key says that they are secret (`api_key`)."""
+    if isinstance(tree, dict):
+        return {name: masked(value, name) for name, value in cast("dict[str, Any]", tree).items()}
+    if isinstance(tree, list):
+        return [masked(item, key) for item in cast("list[Any]", tree)]
+    if not isinstance(tree, str):
+        return tree
+    return "***" if tree and SECRET.search(key) else re.sub(r"//[^/@\s]*@", "//***@", tree)
+
+
+SECRET = re.compile(r"(?:^|_)(?:key|token|secret|password|authorization)$", re.IGNORECASE)
+"""Keys of secret texts; `..._file` names a file."""
 
 
 def parse(args: Sequence[str]) -> tuple[tuple[Path, ...], tuple[Override, ...]]:

@@ -124,6 +124,12 @@ class MetricsConfig(Section):
     previous one."""
     wandb_project: str = ""
     """Weights & Biases project (extra `wandb`). WANDB_MODE=offline needs no account. Empty: off."""
+    wandb_checkpoints: bool = False
+    """Also send each complete checkpoint to W&B as an artifact; that may be many GB."""
+    trackio_project: str = ""
+    """Trackio project (extra `trackio`): a local file, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say. Empty: off."""
+    mlflow_experiment: str = ""
+    """MLflow experiment (extra `mlflow`), on the server that MLFLOW_TRACKING_URI names. Empty: off."""
     tensorboard: bool = False
     """Write TensorBoard event files to the run's folder (extra `tensorboard`)."""
     prometheus_port: int = Field(default=0, ge=0, le=65535)

@@ -11,6 +11,7 @@ import json
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,6 +46,9 @@ DRAIN_GRACE_S = 10.0
 
 LOG_TAIL = 30
 
+PROBE_S = 0.1
+"""Seconds until a held lock is tried again: `async-rl runs` and `top` hold it for an instant to see whether a run lives."""
+
 
 @contextmanager
 def sole_run(config: AnyRun) -> Generator[None]:
@@ -52,7 +56,7 @@ def sole_run(config: AnyRun) -> Generator[None]:
     keep_files_private()
     make_run_folder(config.run_folder)
     with _opened(config.run_folder / "run.lock") as lock:
-        if not try_lock(lock):
+        if not (try_lock(lock) or (time.sleep(PROBE_S) or try_lock(lock))):
             raise ConfigError(
                 f"run {config.run.name!r} is already running in {config.run_folder}; stop it, or choose another run.name"
             )

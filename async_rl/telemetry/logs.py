@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from async_rl.telemetry.warning_file import WarningFile
+
 OURS = ("async_rl", "buffer", "learner", "rollout_workers")
 
 
-def configure_logs(role: str, *, rank: int | None = None) -> None:
-    """Configure structlog and the standard library's loggers: our packages from INFO, libraries from WARNING."""
+def configure_logs(role: str, *, rank: int | None = None, run_folder: Path | None = None) -> None:
+    """Configure structlog and the standard library's loggers: our packages from INFO, libraries from WARNING.
+
+    With `run_folder`, warnings and errors are also appended to the warnings.jsonl in it.
+    """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -32,18 +39,24 @@ def configure_logs(role: str, *, rank: int | None = None) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 # Rich tracebacks would take tenths of a second each and show local variables, including tokens.
                 structlog.dev.ConsoleRenderer(
-                    colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+                    colors=_shows_colours(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
                 ),
             ],
         )
     )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    kept = [] if run_folder is None else [WarningFile(run_folder, role)]
+    logging.basicConfig(level=logging.WARNING, handlers=[handler, *kept], force=True)
     logging.captureWarnings(True)
     for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(role=role, **({} if rank is None else {"rank": rank}))
+
+
+def _shows_colours() -> bool:
+    """Whether stderr is a terminal and NO_COLOR (https://no-color.org) is not set."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:

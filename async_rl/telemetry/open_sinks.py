@@ -14,8 +14,8 @@ from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError
 from async_rl.protocols import MetricsSink
 from async_rl.telemetry.rows import JsonlSink
+from async_rl.telemetry.sinks.writer_thread import WriterThread
 from async_rl.telemetry.table import UnknownMetric, find_metric
-from async_rl.telemetry.writer_thread import WriterThread
 
 log = structlog.get_logger(__name__)
 
@@ -59,10 +59,9 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
     `resumed_after` is the step of the checkpoint resumed from; earlier rows above it are superseded.
     """
     wanted = config.metrics
-    if wanted.wandb_project:
-        _need_extra("wandb", asked_by="metrics.wandb_project")
-    if wanted.tensorboard:
-        _need_extra("tensorboard", asked_by="metrics.tensorboard")
+    for key, (package, extra) in EXTRAS.items():
+        if getattr(wanted, key):
+            _need_extra(package, extra, asked_by=f"metrics.{key}")
     sinks: list[MetricsSink] = [
         JsonlSink(config.run_folder / "metrics.jsonl", resumed_after=resumed_after, max_bytes=wanted.max_bytes)
     ]
@@ -74,22 +73,39 @@ def open_sinks(config: AnyRun, *, resumed_after: int = 0) -> Sinks:
 
             sinks.append(open_console(config))
         if wanted.tensorboard:
-            from async_rl.telemetry.tensorboard import TensorBoardSink
+            from async_rl.telemetry.sinks.tensorboard import TensorBoardSink
 
             events = TensorBoardSink(config.run_folder / "tensorboard", resumed_after=resumed_after)
             sinks.append(WriterThread("tensorboard", events))
         if wanted.prometheus_port:
-            from async_rl.telemetry.prometheus import open_prometheus
+            from async_rl.telemetry.sinks.prometheus import open_prometheus
 
             sinks.append(open_prometheus(wanted, run=config.run.name))
         if wanted.wandb_project:
-            from async_rl.telemetry.wandb import WandbSink
+            from async_rl.telemetry.sinks.wandb import WandbSink
 
             sinks.append(WriterThread("wandb", WandbSink(config)))
+        if wanted.trackio_project:
+            from async_rl.telemetry.sinks.trackio import TrackioSink
+
+            sinks.append(WriterThread("trackio", TrackioSink(config)))
+        if wanted.mlflow_experiment:
+            from async_rl.telemetry.sinks.mlflow import MlflowSink
+
+            sinks.append(WriterThread("mlflow", MlflowSink(config)))
         opened.pop_all()
     return Sinks(sinks)
 
 
-def _need_extra(extra: str, *, asked_by: str) -> None:
-    if find_spec(extra) is None:
+EXTRAS = {
+    "wandb_project": ("wandb", "wandb"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "trackio_project": ("trackio", "trackio"),
+    "mlflow_experiment": ("mlflow", "mlflow"),
+}
+"""Setting -> the package that it needs, and the extra that installs it."""
+
+
+def _need_extra(package: str, extra: str, *, asked_by: str) -> None:
+    if find_spec(package) is None:
         raise ConfigError(f"{asked_by} needs a package that is not installed: pip install 'async-rl[{extra}]'")

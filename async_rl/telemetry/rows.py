@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -105,3 +106,51 @@ def read_last_row(path: Path) -> MetricRow | None:
 def _row(step: int, found: Mapping[str, float]) -> MetricRow:
     values = {name: value for name, value in found.items() if name not in ("step", "time")}
     return MetricRow(step=step, time=found["time"], values=values)
+
+
+class SeriesReader:
+    """Reads some metrics of all steps from metrics.jsonl as it grows: each `read` continues where the last one ended."""
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        self._path, self._names = path, frozenset({*names, "time"})
+        self._steps: dict[int, dict[str, float]] = {}
+        self._file: int | None = None
+        self._offset = 0
+
+    def read(self) -> list[MetricRow]:
+        """One merged row per step, in order, without superseded rows; only the chosen metrics."""
+        lines: list[bytes] = []
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                if number != self._file:  # the first call, or the file was rotated
+                    lines, self._offset = rows_from(older(self._path), self._offset)[0], 0
+                self._file = number
+            new, self._offset = rows_from(self._path, self._offset)
+            lines += new
+        for row in map(_numbers, _objects(lines)):
+            if "resumed_after" in row:
+                self._steps = {step: values for step, values in self._steps.items() if step <= row["resumed_after"]}
+            elif "step" in row:
+                chosen = {name: value for name, value in row.items() if name in self._names}
+                self._steps.setdefault(int(row["step"]), {}).update(chosen)
+        return [_row(step, self._steps[step]) for step in sorted(self._steps)]
+
+
+def rows_from(path: Path, offset: int) -> tuple[list[bytes], int]:
+    """The whole rows after an offset, and where they end; from the beginning if the file was replaced by a shorter one."""
+    if not path.exists():
+        return [], offset
+    if path.stat().st_size < offset:
+        offset = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        new = file.read()
+    end = new.rfind(b"\n") + 1
+    return new[:end].splitlines(), offset + end
+
+
+def read_last_evaluation(path: Path) -> dict[str, float] | None:
+    """The last row that contains an evaluation; None if there is none."""
+    found = (line for line in read_backwards(path) if b'"eval/step"' in line)
+    return next(map(_numbers, _objects(found)), None)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-IDLE_CAUSES = {
-    "no_groups": "waiting for groups: the workers are slower than the learner",
-    "pushing": "waiting for weights to be packed or to become live",
-    "checkpoint": "waiting for a checkpoint",
-    "other": "neither training nor waiting for groups, weights or checkpoints",
-}
-MOSTLY = 0.25
-"""Share of the learner's time from which a cause is named."""
+from async_rl.runs.waits_for import idle_shares, waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +52,8 @@ def metric_warnings(latest: Mapping[str, float]) -> list[CountedWarning]:
 
 
 def slowest_part(latest: Mapping[str, float]) -> str:
-    """One sentence on where the learner's time went in the last step; "" without the metrics."""
-    shares = {cause: latest[f"idle/{cause}"] for cause in IDLE_CAUSES if f"idle/{cause}" in latest}
-    if not shares:
-        return ""
-    cause = max(shares, key=lambda name: shares[name])
-    if shares[cause] < MOSTLY:
-        return f"In the last step the learner trained {1 - sum(shares.values()):.0%} of the time."
-    return f"In the last step the learner spent {shares[cause]:.0%} of the time {IDLE_CAUSES[cause]}."
+    """One sentence on what the learner waited for in the last step; "" without the metrics."""
+    return waits_for([latest]) if idle_shares([latest]) else ""
 
 
 def token_fates(latest: Mapping[str, float]) -> list[tuple[str, float]]:

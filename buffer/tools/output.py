@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from async_rl.runs.visible_text import visible as visible
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -17,25 +18,12 @@ from async_rl.payloads.as_json import dump_json
 
 Cell = str | int | float | None
 
-_PASSED = {ord("\n"), ord("\t")}
-_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change the direction of text."""
-_PICTURES = {
-    **{code: chr(0x2400 + code) for code in range(32) if code not in _PASSED},
-    **dict.fromkeys((0x7F, *range(0x80, 0xA0), *_BIDI), "\N{REPLACEMENT CHARACTER}"),
-}
-
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def console() -> Console:
     """Return a console; into a pipe it writes no colours and breaks no line."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    """Replace control characters by visible ones."""
-    return text.translate(_PICTURES)
 
 
 def one_line(text: str, width: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from async_rl.cli.grammar import CommandLine
 from async_rl.config import Config
-from buffer.tools import archive, audit, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
+from buffer.tools import archive, audit, erase, limits, ls, mix, quarantine, show, stats, tail, users, vacuum, weights
 from buffer.tools.open_run import OpenRun
 
 ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int | None]]] = {
@@ -21,6 +21,7 @@ ON_A_RUN: Mapping[str, Callable[[OpenRun, CommandLine], Awaitable[int | None]]] 
     "buffer quarantine forget": quarantine.forget,
     "buffer vacuum": vacuum.vacuum,
     "buffer limits": limits.limits,
+    "buffer erase": erase.erase,
     "env ls": mix.ls,
     **dict.fromkeys(("env attach", "env detach", "env weight"), mix.change),
     "weights status": weights.status,

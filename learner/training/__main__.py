@@ -42,7 +42,7 @@ def main() -> None:
         guard()
         keep_files_private()
         config = load_described(sys.argv[1:])
-        configure_logs("train")
+        configure_logs("train", run_folder=config.run_folder)
         arm_from(os.environ)
         place = place_from(os.environ)
         if place.is_under_torchrun:  # an orphaned rank would keep writing beside its successor

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from async_rl.protocols import Agent, EpisodeContext, FiniteAgent, GenerationArgs, InferenceInterface
+from async_rl.telemetry.estimates import Estimate, estimate_share, pass_at_k
 from async_rl.types import Rollout, Status, Task, Ticket
 from rollout_workers.agents.siblings import play_siblings
-from rollout_workers.evaluation.estimates import Estimate, estimate_share, pass_at_k
 from rollout_workers.inference.evaluation_inference import EvaluationInference
 
 GREEDY = GenerationArgs(temperature=0.0)

@@ -65,7 +65,7 @@ def main() -> None:
         guard()
         keep_files_private()
         config = load_named(args)
-        configure_logs("evaluator")
+        configure_logs("evaluator", run_folder=config.run_folder)
         with work_limit(config.supervision.work_limit_s):
             if word == SCHEDULED:
                 asyncio.run(evaluate_on_schedule(config))

@@ -8,9 +8,9 @@ from math import isfinite
 from statistics import fmean
 
 from async_rl.config.evaluation import EvaluationConfig
+from async_rl.telemetry.estimates import Estimate, estimate_mean, estimate_share, pass_at_k
 from async_rl.telemetry.evaluation_rows import HIGH, LOW
 from async_rl.types import Rollout, Status
-from rollout_workers.evaluation.estimates import Estimate, estimate_mean, estimate_share, pass_at_k
 from rollout_workers.evaluation.evaluator import TaskResult
 
 

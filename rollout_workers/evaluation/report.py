@@ -11,8 +11,8 @@ from typing import Any
 
 from async_rl.config.evaluation import EvaluationConfig
 from async_rl.durable.whole_file import write_whole
+from async_rl.telemetry.estimates import Estimate
 from async_rl.types import Rollout, Task
-from rollout_workers.evaluation.estimates import Estimate
 from rollout_workers.evaluation.evaluator import TaskResult
 from rollout_workers.evaluation.measures import EnvironmentMeasures, measure, num_right, scored
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -60,6 +60,8 @@ class HttpGateway:
 
     def __init__(self, config: GatewayConfig, context_tokens: int, run_token: str) -> None:
         self.counters = GatewayCounters()
+        self.worker_counters: Callable[[], Mapping[str, float]] = dict
+        """Further counters of the process that /metrics shows; a worker sets it."""
         self._config = config
         self._context_tokens = context_tokens
         self._run_token = run_token
@@ -158,7 +160,7 @@ class HttpGateway:
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self._run_token or not knows(request.headers.get("Authorization", ""), self._run_token):
             raise RequestError(401, "give the run's token (Authorization: Bearer TOKEN)", code="invalid_api_key")
-        return web.Response(body=self.counters.exposition(), content_type="text/plain")
+        return web.Response(body=self.counters.exposition(self.worker_counters()), content_type="text/plain")
 
 
 def _named_by(error: Exception) -> str | None:

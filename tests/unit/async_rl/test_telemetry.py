@@ -26,7 +26,7 @@ from async_rl.errors import ConfigError
 from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_sinks, read_last_row, read_rows
 from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
-from async_rl.telemetry.writer_thread import WriterThread
+from async_rl.telemetry.sinks.writer_thread import WriterThread
 
 
 def config(folder: Path, **metrics: object) -> Config:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.evaluation.estimates import estimate_mean, estimate_share, pass_at_k, student_quantile
+from async_rl.telemetry.estimates import estimate_mean, estimate_share, pass_at_k, student_quantile
 
 
 @given(st.data())

@@ -1,0 +1,1 @@
+"""Metrics, warnings and evaluations of a run, and where they go."""
