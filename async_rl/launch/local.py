@@ -56,13 +56,20 @@ def sole_run(config: AnyRun) -> Generator[None]:
     keep_files_private()
     make_run_folder(config.run_folder)
     with _opened(config.run_folder / "run.lock") as lock:
-        if not (try_lock(lock) or (time.sleep(PROBE_S) or try_lock(lock))):
+        if not _take(lock):
             raise ConfigError(
                 f"run {config.run.name!r} is already running in {config.run_folder}; stop it, or choose another run.name"
             )
         for left in config.run_folder.glob("engines-*"):  # by workers that were killed
             shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+def _take(lock: TextIO) -> bool:
+    if try_lock(lock):
+        return True
+    time.sleep(PROBE_S)
+    return try_lock(lock)
 
 
 def _opened(path: Path) -> TextIO:

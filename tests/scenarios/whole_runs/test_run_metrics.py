@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from math import floor
 
 import pytest
 
+from async_rl.cli.main import dispatch
 from async_rl.config import Config
 from async_rl.recording import Recording, RolloutFilter
 from async_rl.replay_protocol import ROUNDING
@@ -126,3 +128,16 @@ def test_the_recording_shows_the_life_of_every_group_and_process(run: tuple[Conf
     assert {event.fields["name"] for event in recording.events(kinds=("process",))} >= {"buffer", "learner", "worker-0"}
     staged = {member for event in recording.events(kinds=("push",)) for member in event.fields["staged"]}
     assert {event.fields["worker"] for event in recording.events(kinds=("swap",))} <= staged
+
+
+def test_the_run_is_listed_with_how_it_ended_and_has_a_report(
+    run: tuple[Config, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, rows = run
+    assert dispatch(["runs", "ls", "--json", "--run.folder", str(config.run.folder)]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["state"], listed["step"]) == ("finished", 40)
+    assert listed["reward"] == rows[-1]["reward/mean"]
+    report = (config.run_folder / "report.html").read_text()
+    assert f"<title>{config.run.name}</title>" in report
+    assert report.count("<svg") >= 4
