@@ -88,10 +88,10 @@ class WarningCause:
 
 
 def read_warnings(run_folder: Path, *, since: float = 0.0) -> list[WarningCause]:
-    """The causes of a run's warnings since a time, the most recent first."""
+    """The causes of a run's warnings after a time, the most recent first."""
     found: dict[tuple[str, str], WarningCause] = {}
     for row in read_objects(run_folder / NAME):
-        if (at := row["time"]) < since:
+        if (at := row.get("time", 0.0)) <= since:
             continue
         cause = row["role"], re.sub(r"\d+", "#", row["event"])
         before = found.pop(cause, None)

@@ -16,6 +16,8 @@ async def erase(run: OpenRun, line: CommandLine) -> None:
     name = run.config.run.name
     if line.operands[0] != name:
         raise ConfigError(f"this is the configuration of run {name!r}, not of {line.operands[0]!r}; give its name exactly")
+    if not run.config.redis.url:
+        raise ConfigError(f"run {name!r} has its own server, in {run.config.redis_folder}: async-rl runs rm {name} removes it")
     learner = (await run.inspection.run_state()).learner
     members = await RedisBoard(run.redis.server, name).members()
     if learner or members:

@@ -489,3 +489,17 @@ def test_users_are_made_and_the_monitor_can_look(tools: Tools) -> None:
         assert tools.document(*looking, *monitor)
     for changing in (("users", "create"), ("quarantine", "forget", 4), ("limits", "staleness.max_age=4")):
         assert "does not let its user do this" in tools.mistake(*changing, *monitor)
+
+
+# -- erasing --------------------------------------------------------------------------------------------------------
+def test_only_an_ended_run_is_erased_and_only_its_own_keys(tools: Tools) -> None:
+    other = replace(tools, name=f"{tools.name}-other")
+    fence = tools.do(started)
+    other.do(started)
+    assert "give its name exactly" in tools.mistake("erase", other.name)
+    assert "learner holds it; stop it first" in tools.mistake("erase", tools.name)
+    tools.do(lambda buffer: buffer.resign(fence))
+    assert f"keys of run '{tools.name}' are deleted" in tools("erase", tools.name)
+    with Redis.from_url(tools.url) as server:
+        assert not list(server.scan_iter(match=keys.key(tools.name, "*")))
+        assert list(server.scan_iter(match=keys.key(other.name, "*")))

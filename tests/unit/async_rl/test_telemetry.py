@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
+import os
+import pty
 import random
 import socket
 import subprocess
@@ -27,6 +30,7 @@ from async_rl.telemetry import METRICS, Sinks, UnknownMetric, find_metric, open_
 from async_rl.telemetry.console import LivePanel, StepLines, sparkline
 from async_rl.telemetry.rows import JsonlSink
 from async_rl.telemetry.sinks.writer_thread import WriterThread
+from async_rl.telemetry.warning_file import MOST_BYTES, WarningFile, read_warnings
 
 
 def config(folder: Path, **metrics: object) -> Config:
@@ -331,17 +335,9 @@ with open_sinks(config) as sinks:
 
 
 def in_a_process(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(folder)}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     line = [sys.executable, "-c", SINKS_WITH_EXTRAS, str(folder), *args]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
-    done = in_a_process(tmp_path, "--metrics.wandb_project", "p")
-    assert done.returncode == 0, done.stderr
-    assert "stopped" not in done.stderr
-    assert list(tmp_path.glob("r/wandb/offline-run-*/run-r.wandb"))
 
 
 def test_tensorboard_writes_an_event_file(tmp_path: Path) -> None:
@@ -382,6 +378,40 @@ def test_log_lines_say_who_speaks_and_leave_out_chatter() -> None:
     assert "trouble" in said
     assert "chatter" not in said
     assert done.stdout == ""
+
+
+def test_colours_are_for_terminals_and_no_color_turns_them_off() -> None:
+    def spoken(**environment: str) -> bytes:
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            environment = {**os.environ, "TERM": "xterm", **environment}
+            subprocess.run([sys.executable, "-c", SPEAKS], stderr=theirs, env=environment, timeout=60, check=True)
+            os.close(theirs)
+            return terminal.read(65536)
+
+    assert b"\x1b[" in spoken(NO_COLOR="")
+    assert b"\x1b[" not in spoken(NO_COLOR="1")
+
+
+def test_warnings_of_several_processes_are_counted_by_cause_within_a_size(tmp_path: Path) -> None:
+    def warn(role: str, text: object, level: int = logging.WARNING) -> None:
+        handler = WarningFile(tmp_path, role)
+        if level >= handler.level:
+            handler.handle(logging.LogRecord(role, level, "file.py", 1, text, None, None))
+
+    warn("worker", {"event": "episode 7 failed", "environment": "counting", "level": "warning"})
+    warn("worker", {"event": "episode 12 failed", "environment": "counting", "level": "warning"})
+    warn("learner", "the disk is full", logging.ERROR)
+    warn("learner", "a step", logging.INFO)
+    found = [(each.role, each.level, each.event, each.count) for each in read_warnings(tmp_path)]
+    assert found == [("learner", "error", "the disk is full", 1), ("worker", "warning", "episode 12 failed", 2)]
+    assert read_warnings(tmp_path)[1].details == {"environment": "counting"}
+    for _ in range(3):
+        (tmp_path / "warnings.jsonl").write_text((json.dumps({"no": "x" * 1000}) + "\n") * 2000)
+        warn("learner", "again")
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < MOST_BYTES + 10_000
+    WarningFile(tmp_path / "elsewhere", "worker").emit(logging.LogRecord("w", logging.WARNING, "f", 1, "unseen", None, None))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_rows_are_plain_json(tmp_path: Path) -> None:
