@@ -52,7 +52,7 @@ def top(line: CommandLine) -> int:
 
     run = chosen_run(line)
     console = Console(highlight=False, emoji=False)
-    view = RunView(run)
+    view = TopFrames(run)
     if line.has("once") or not console.is_terminal:
         console.print(view.frame(console.width))
         return 0
@@ -61,7 +61,7 @@ def top(line: CommandLine) -> int:
     return 0
 
 
-def _follow(view: RunView, console: Console) -> None:
+def _follow(view: TopFrames, console: Console) -> None:
     """Draw frames until q is pressed."""
     from rich.live import Live
 
@@ -70,7 +70,7 @@ def _follow(view: RunView, console: Console) -> None:
             live.update(view.frame(console.width), refresh=True)
 
 
-class RunView:
+class TopFrames:
     """Draws frames of one run; keeps what it has read of its curve."""
 
     def __init__(self, run: RunFolder) -> None:

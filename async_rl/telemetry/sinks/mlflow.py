@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -43,11 +44,10 @@ class MlflowSink:
         if self._client is None:
             self._start()
         self._step = step
-        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
-
+        entities: Any = import_module("mlflow.entities")
         now = round(time.time() * 1000)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        values: list[Any] = [Metric(logged_name(name), float(value), now, step) for name, value in finite.items()]
+        values = [entities.Metric(logged_name(name), float(value), now, step) for name, value in finite.items()]
         for part in _parts(values, METRICS_AT_ONCE):
             self._client.log_batch(self._run, metrics=part)
         self._log_table("evaluation", EVALUATION_COLUMNS, evaluation_table(metrics))
@@ -66,9 +66,7 @@ class MlflowSink:
             self._client.log_text(self._run, text, f"{name}/step-{self._step:08d}.json")
 
     def _start(self) -> None:
-        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
-
-        client: Any = MlflowClient()
+        client: Any = import_module("mlflow").MlflowClient()
         name, wanted = self._config.metrics.mlflow_experiment, self._config.run.name
         experiment: Any = client.get_experiment_by_name(name)
         number = client.create_experiment(name) if experiment is None else experiment.experiment_id
@@ -82,10 +80,9 @@ class MlflowSink:
         self._client = client
 
     def _log_settings(self, client: Any) -> None:
-        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
-
+        entities: Any = import_module("mlflow.entities")
         settings = {".".join(keys): json.dumps(value)[:LONGEST_PARAMETER] for keys, value in leaves(to_show(self._config))}
-        for part in _parts([Param(logged_name(key), value) for key, value in settings.items()], PARAMETERS_AT_ONCE):
+        for part in _parts([entities.Param(logged_name(key), value) for key, value in settings.items()], PARAMETERS_AT_ONCE):
             client.log_batch(self._run, params=part)
 
 

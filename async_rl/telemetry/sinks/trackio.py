@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from async_rl.config.loading import to_show
@@ -28,9 +29,7 @@ class TrackioSink:
         self._samples = NewSamples(config.run_folder)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        library: Any = trackio
+        library: Any = import_module("trackio")
         if self._run is None:
             self._run = self._start(library)
         self._step = step
@@ -43,9 +42,7 @@ class TrackioSink:
 
     def close(self) -> None:
         if self._run is not None:
-            import trackio  # pyright: ignore[reportMissingImports]
-
-            if rest := self._sample_table(trackio, least=1):
+            if rest := self._sample_table(import_module("trackio"), least=1):
                 self._run.log(rest, step=self._step)
             self._run.finish()
 

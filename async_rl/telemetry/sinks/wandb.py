@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from async_rl.config.loading import to_show
@@ -30,8 +31,7 @@ class WandbSink:
         self._sent: set[str] = set(self._checkpoints()) if config.metrics.wandb_checkpoints else set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        import wandb
-
+        wandb: Any = import_module("wandb")
         if self._run is None:
             self._run = self._start()
         row: dict[str, Any] = {**metrics, "step": step, **self._sample_table(least=ROWS_PER_TABLE)}
@@ -58,8 +58,7 @@ class WandbSink:
         """Send checkpoints that became complete, if asked for: a manifest is written last."""
         if not self._config.metrics.wandb_checkpoints:
             return
-        import wandb
-
+        wandb: Any = import_module("wandb")
         for name in self._checkpoints():
             if name not in self._sent:
                 self._sent.add(name)
@@ -71,9 +70,7 @@ class WandbSink:
         return sorted(path.parent.name for path in self._config.run_folder.glob("checkpoints/*/manifest.json"))
 
     def _start(self) -> Any:
-        import wandb
-
-        run: Any = wandb.init(
+        run: Any = import_module("wandb").init(
             project=self._config.metrics.wandb_project,
             id=self._config.run.name,
             name=self._config.run.name,
@@ -87,6 +84,4 @@ class WandbSink:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
-    import wandb
-
-    return wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+    return import_module("wandb").Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
