@@ -37,7 +37,7 @@ def run_and_summarise(
     """Run all processes of a run in its folder; after a success write the summary. Returns the exit code."""
     from async_rl.cli.first_lines import first_lines
     from async_rl.launch import local
-    from async_rl.runs.state import recorded_end
+    from async_rl.run_folders.state import recorded_end
     from async_rl.telemetry import configure_logs
 
     started = time.monotonic()
@@ -58,8 +58,8 @@ def run_and_summarise(
 def _write_report(run_folder: Path) -> None:
     """Write report.html, however the run ended; a run without a step has none."""
     from async_rl.durable.best_effort import report_write_error
-    from async_rl.runs.report import write_report
-    from async_rl.runs.run_folder import RunFolder
+    from async_rl.run_folders.folder import RunFolder
+    from async_rl.run_folders.report import write_report
 
     run, path = RunFolder(path=run_folder), run_folder / "report.html"
     if run.last_row() is not None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from async_rl.config import Config
 from async_rl.durable.best_effort import report_write_error
 from async_rl.durable.whole_file import write_whole
-from async_rl.runs.waits_for import CAUSES, idle_shares
+from async_rl.run_folders.waits_for import CAUSES, idle_shares
 from async_rl.telemetry.evaluation_rows import EvaluationRow, read_evaluations
 from async_rl.telemetry.rows import MetricRow, read_objects, read_rows
 from async_rl.telemetry.sinks.tables import ages_of

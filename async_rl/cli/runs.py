@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from async_rl.runs.glance import RunGlance
-    from async_rl.runs.run_folder import RunFolder
+    from async_rl.run_folders.folder import RunFolder
+    from async_rl.run_folders.glance import RunGlance
 
 WARNINGS_SHOWN = 5
 
@@ -32,7 +32,7 @@ def folder_of_runs(words: Sequence[str]) -> Path:
 
 def chosen_run(line: CommandLine) -> RunFolder:
     """The run that a line names: by its name or folder, or by its configuration. Raises ConfigError."""
-    from async_rl.runs.run_folder import find_run, newest_of
+    from async_rl.run_folders.folder import find_run, newest_of
 
     parent = folder_of_runs(line.config)
     if line.operands:
@@ -50,8 +50,8 @@ def chosen_run(line: CommandLine) -> RunFolder:
 def ls(line: CommandLine) -> int:
     from rich.filesize import decimal
 
-    from async_rl.runs.glance import glance
-    from async_rl.runs.run_folder import find_runs
+    from async_rl.run_folders.folder import find_runs
+    from async_rl.run_folders.glance import glance
     from async_rl.telemetry.durations import ago
 
     parent = folder_of_runs(line.config)
@@ -84,9 +84,9 @@ def ls(line: CommandLine) -> int:
 def show(line: CommandLine) -> int:
     from rich.filesize import decimal
 
-    from async_rl.runs.glance import glance
-    from async_rl.runs.visible_text import visible
-    from async_rl.runs.waits_for import waits_for
+    from async_rl.run_folders.glance import glance
+    from async_rl.run_folders.visible_text import visible
+    from async_rl.run_folders.waits_for import waits_for
     from async_rl.telemetry.durations import ago
     from async_rl.telemetry.table import find_metric
     from async_rl.telemetry.warning_file import read_warnings
@@ -135,8 +135,8 @@ def show(line: CommandLine) -> int:
 def compare(line: CommandLine) -> int:
     from rich.text import Text
 
-    from async_rl.runs.comparison import differing_settings, last_figures, paired_differences
-    from async_rl.runs.run_folder import find_run
+    from async_rl.run_folders.comparison import differing_settings, last_figures, paired_differences
+    from async_rl.run_folders.folder import find_run
     from async_rl.telemetry.rows import read_rows
     from async_rl.telemetry.table import find_metric
 
@@ -177,7 +177,7 @@ def compare(line: CommandLine) -> int:
 
 
 def report(line: CommandLine) -> int:
-    from async_rl.runs.report import write_report
+    from async_rl.run_folders.report import write_report
 
     run = chosen_run(line)
     out = Path(line.text("out", run.path / "report.html"))
@@ -192,8 +192,8 @@ def report(line: CommandLine) -> int:
 def rm(line: CommandLine) -> int:
     from rich.filesize import decimal
 
-    from async_rl.runs.removal import owned_paths, remove
-    from async_rl.runs.run_folder import CONFIG, find_runs
+    from async_rl.run_folders.folder import CONFIG, find_runs
+    from async_rl.run_folders.removal import owned_paths, remove
 
     parent, name = folder_of_runs(line.config), line.operands[0]
     runs = {run.name: run for run in find_runs(parent)}
@@ -214,7 +214,7 @@ def rm(line: CommandLine) -> int:
 
 def _is_main(name: str) -> bool:
     """Whether `runs show` prints a metric without --all."""
-    from async_rl.runs.comparison import COMPARED
+    from async_rl.run_folders.comparison import COMPARED
 
     return name in COMPARED or name.startswith("idle/")
 

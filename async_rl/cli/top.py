@@ -17,7 +17,7 @@ from async_rl.cli.runs import chosen_run
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from async_rl.runs.run_folder import RunFolder
+    from async_rl.run_folders.folder import RunFolder
     from async_rl.telemetry.rows import MetricRow
 
 REFRESH_S = 1.0
@@ -84,8 +84,8 @@ class TopFrames:
         from rich.rule import Rule
         from rich.text import Text
 
-        from async_rl.runs.glance import glance
-        from async_rl.runs.waits_for import waits_for
+        from async_rl.run_folders.glance import glance
+        from async_rl.run_folders.waits_for import waits_for
 
         each, rows = glance(self._run), self._series.read()
         now = (
@@ -107,7 +107,7 @@ class TopFrames:
         return Group(*parts)
 
     def _progress(self, rows: Sequence[MetricRow], progress: str, elapsed: str) -> str:
-        from async_rl.runs.glance import time_left
+        from async_rl.run_folders.glance import time_left
         from async_rl.telemetry.durations import ago, duration
 
         left = time_left(rows[-PACE_STEPS:], self._run.steps)
@@ -168,7 +168,7 @@ def _figures(values: Mapping[str, float]) -> RenderableType:
 def _idle(values: Mapping[str, float]) -> list[RenderableType]:
     from rich.text import Text
 
-    from async_rl.runs.waits_for import CAUSES, idle_shares
+    from async_rl.run_folders.waits_for import CAUSES, idle_shares
 
     if not (shares := idle_shares([values])):
         return []

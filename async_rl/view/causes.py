@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from async_rl.runs.waits_for import idle_shares, waits_for
+from async_rl.run_folders.waits_for import idle_shares, waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,46 @@
+"""Removes a run: its folder, and its snapshots and payload files elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+from async_rl.durable.file_lock import try_lock
+from async_rl.errors import ConfigError
+from async_rl.run_folders.folder import RunFolder
+from async_rl.run_folders.state import LOCK
+
+SERVER_LOCK = "redis/server.lock"
+
+
+def owned_paths(run: RunFolder) -> list[Path]:
+    """What `remove` deletes: the run's folder last, because its config.yaml names the others."""
+    return [path for path in (_snapshots(run), run.path) if path is not None]
+
+
+def remove(run: RunFolder) -> None:
+    """Delete a run. Raises ConfigError if one of its processes lives; while files are deleted, none can start."""
+    row = run.last_row()
+    if (state := run.state(row)).is_running:
+        raise ConfigError(f"run {run.name!r} is running ({state.how}); stop it first")
+    with ExitStack() as held:
+        for name, what in ((LOCK, "the run"), (SERVER_LOCK, "its Redis server")):
+            if (run.path / name).exists():
+                lock = held.enter_context((run.path / name).open())
+                if not try_lock(lock):
+                    raise ConfigError(f"{what} is running, a process holds {run.path / name}; stop it first")
+        for path in owned_paths(run):
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+def _snapshots(run: RunFolder) -> Path | None:
+    """The run's own folder in an absolute `wire.snapshots`."""
+    given = run.setting("wire", "snapshots")
+    if not isinstance(given, str) or not Path(given).is_absolute():
+        return None
+    path = Path(given) / run.name
+    return path if path.is_dir() else None

@@ -1,0 +1,1 @@
+"""What is read from the folders of runs, and shown of it."""
