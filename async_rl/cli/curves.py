@@ -49,7 +49,9 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationRow]) -> None:
         for name, each in row.environments.items():
             for measure, value in islice(each.measures.items(), 1):
                 low, high = (value.mean if bound is None else bound for bound in (value.low, value.high))
-                found.setdefault(f"{name} {measure}", []).append((row.step, value.mean, value.mean - low, high - value.mean))
+                found.setdefault(f"{name} {measure}", []).append(
+                    (row.step, value.mean, max(0.0, value.mean - low), max(0.0, high - value.mean))
+                )
     for label, points in found.items():
         steps, means, below, above = zip(*points, strict=True)
         axes.errorbar(steps, means, yerr=(below, above), marker=".", capsize=2, label=label)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,7 @@ from async_rl.errors import ConfigError
 from async_rl.run_folders.folder import RunFolder
 from async_rl.run_folders.state import RunEnd, decide_state
 from async_rl.run_folders.waits_for import waits_for
+from async_rl.telemetry.rows import JsonlSink
 from tests.unit.async_rl.run_folders.stored_runs import row_of, store_run
 
 
@@ -124,6 +131,39 @@ def test_top_draws_a_frame_into_a_pipe(tmp_path: Path, capsys: pytest.CaptureFix
     assert "was blocked for 7 s" in text
     with pytest.raises(ConfigError, match="top needs a run"):
         dispatch(["top", "--run.folder", str(tmp_path)])
+
+
+def test_top_on_a_terminal_follows_the_run_and_the_size_until_q(tmp_path: Path) -> None:
+    run = store_run(tmp_path, "here", trained=3, exit_code=None)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 100))
+    words = [sys.executable, "-c", "from async_rl.cli.main import main; main()", "top", "here", "--run.folder", str(tmp_path)]
+    seen = b""
+
+    def read_until(text: str) -> None:
+        nonlocal seen
+        while text.encode() not in seen:
+            ready, _, _ = select.select([ours], [], [], 60)
+            assert ready, f"{text!r} is not drawn: {seen!r}"
+            seen += os.read(ours, 65536)
+
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": ""}) as process:
+        try:
+            read_until("step 3/5")
+            read_until("lost " + 80 * "─")
+            sink = JsonlSink(run.metrics, resumed_after=3, max_bytes=10**6)
+            sink.log(4, row_of(4))
+            sink.close()
+            read_until("step 4/5")
+            seen = b""
+            termios.tcsetwinsize(theirs, (40, 60))
+            read_until("lost " + 40 * "─")
+            os.write(ours, b"xq")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize(
