@@ -15,10 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from async_rl.payloads.as_json import dump_json
-<<<<<<< HEAD
-=======
 from async_rl.run_folders.visible_text import visible as visible
->>>>>>> 5ada6c9 (Runs are read in async_rl/run_folders)
 
 Cell = str | int | float | None
 
