@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from async_rl.runs.visible_text import visible as visible
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
