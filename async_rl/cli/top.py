@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from async_rl.run_folders.folder import RunFolder
+    from async_rl.run_folders.glance import RunGlance
     from async_rl.telemetry.rows import MetricRow
 
 REFRESH_S = 1.0
@@ -74,9 +75,12 @@ class TopFrames:
     """Draws frames of one run; keeps what it has read of its curve."""
 
     def __init__(self, run: RunFolder) -> None:
+        from async_rl.recording import Recording
         from async_rl.telemetry.rows import SeriesReader
+        from async_rl.view.recorded.slowdown import Slowdowns
 
         self._run = run
+        self._slowdowns = Slowdowns(Recording(run.path), None)
         self._series = SeriesReader(run.metrics, (*CURVE, "progress/wall_s"))
 
     def frame(self, width: int) -> RenderableType:
@@ -85,17 +89,14 @@ class TopFrames:
         from rich.text import Text
 
         from async_rl.run_folders.glance import glance
-        from async_rl.run_folders.waits_for import waits_for
 
         each, rows = glance(self._run), self._series.read()
-        now = (
-            waits_for([each.values] if each.values else []) if each.state.is_running else f"{each.state.kind}: {each.state.how}"
-        )
+        now = self._waits(each) if each.state.is_running else [f"{each.state.kind}: {each.state.how}"]
         style = {"running": "green", "finished": "green", "failed": "red", "lost": "red"}.get(each.state.kind, "yellow")
         parts: list[RenderableType] = [
             Rule(Text.assemble((self._run.name, "bold"), "  ", (each.state.kind, style)), align="left"),
             Text(self._progress(rows, each.progress, each.elapsed)),
-            Text.assemble((now, "bold" if each.state.is_running else style)),
+            *(Text(sentence, style="bold" if each.state.is_running else style) for sentence in now),
             Text(),
             *_curve(rows, width),
             _figures(each.values),
@@ -105,6 +106,14 @@ class TopFrames:
             parts += [Text(), *(Text(sentence) for sentence in each.evaluation.lines)]
         parts += [Text(), *self._processes(is_running=each.state.is_running), *self._warnings()]
         return Group(*parts)
+
+    def _waits(self, each: RunGlance) -> list[str]:
+        """What the run waits for: from its recorded events if there are any, else from its last row."""
+        from async_rl.run_folders.waits_for import waits_for
+
+        self._slowdowns.refresh()
+        recorded = [cause.sentence for cause in self._slowdowns.causes]
+        return recorded if recorded else [waits_for([each.values] if each.values else [])]
 
     def _progress(self, rows: Sequence[MetricRow], progress: str, elapsed: str) -> str:
         from async_rl.run_folders.glance import time_left

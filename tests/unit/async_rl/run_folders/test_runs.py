@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +144,10 @@ def test_top_on_a_terminal_follows_the_run_and_the_size_until_q(tmp_path: Path) 
 
     def read_until(text: str) -> None:
         nonlocal seen
-        while text.encode() not in seen:
-            ready, _, _ = select.select([ours], [], [], 60)
-            assert ready, f"{text!r} is not drawn: {seen!r}"
+        until = time.monotonic() + 60
+        while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace")):
+            ready, _, _ = select.select([ours], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"{text!r} is not drawn: {seen[-5000:]!r}"
             seen += os.read(ours, 65536)
 
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": ""}) as process:
