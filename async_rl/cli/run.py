@@ -47,11 +47,11 @@ def run_and_summarise(
         local.prepare_folder(config)
         with recorded_end(config.run_folder) as codes:
             codes.append(code := asyncio.run(supervise()))
+    _write_report(config.run_folder)  # before the summary, whose last line is the path of summary.json
     if code == 0:
         from rich.console import Console
 
         write_summary(Console(), wall_s=time.monotonic() - started)
-    _write_report(config.run_folder)
     return code
 
 
