@@ -65,8 +65,9 @@ UNSHOWN = ("event", "level", "timestamp", "role", "exc_info")
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, str]]:
     """The text of a record and its further values; those of structlog are in `msg`."""
-    if isinstance(record.msg, dict):
-        found = cast("Mapping[str, Any]", record.msg)
+    message: Any = record.msg
+    if isinstance(message, dict):
+        found = cast("Mapping[str, Any]", message)
         return str(found.get("event", "")), {name: str(value) for name, value in found.items() if name not in UNSHOWN}
     return record.getMessage(), {}
 

@@ -30,7 +30,7 @@ class GatewayCounters:
     def exposition(self, others: Mapping[str, float]) -> bytes:
         """The counters in Prometheus' text format, with other counters of the worker as far as the table has them."""
         registry = CollectorRegistry()
-        registry.register(_Exported(_named(others) | self.snapshot()))
+        registry.register(_Exported({**_named(others), **self.snapshot()}))
         return generate_latest(registry)
 
 
