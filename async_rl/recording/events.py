@@ -36,7 +36,7 @@ engine: load of a worker's engine, and tokens sampled since its last report
   worker inflight running waiting tokens kv_used
 drop: a ticket ended untrained, as the buffer says: the reason of the drop, or quarantined
   group reason
-process: a process was started, restarted or lost, or has left
+process: a process was started, restarted or lost, or has left; the learner says which workers joined and are silent
   name what pid detail
 failure: episodes failed for a cause, 1, 10, 100, ... times in a worker
   worker environment cause detail times

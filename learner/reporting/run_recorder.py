@@ -24,7 +24,7 @@ from async_rl.types import RolloutGroup, TakenGroup
 from learner.checkpoints.schedule import SavedCheckpoint
 from learner.loop import FinishedStep
 from learner.progress import Progress
-from learner.reporting.fleet_metrics import WorkerReport
+from learner.reporting.fleet_metrics import FORGET_S, WorkerReport
 from learner.versions.publish import CompletedPush
 
 IDS_REMEMBERED = 100_000
@@ -44,6 +44,8 @@ class RunRecorder:
         """Ids of recorded groups, oldest first."""
         self._loads: dict[str, tuple[float, float]] = {}
         """Worker -> when its load was last recorded, and its counter of tokens then."""
+        self._heard: dict[str, float] = {}
+        """Worker -> when it last reported, by time.monotonic()."""
         self._pushed: deque[tuple[int, frozenset[str]]] = deque(maxlen=PUSHES_REMEMBERED)
         """Versions of the last pushes, and who staged them."""
 
@@ -83,9 +85,17 @@ class RunRecorder:
             idle={cause: round(share, 4) for cause, share in finished.idle.items()},
         )
         self.counted(stats, batch.step)
+        self._note_silent()
         for taken in batch.groups:
             if self._is_new(taken.group.id):
                 self._recorder.group(self._facts(taken, batch.step, batch.taken_at, began, ended), taken.group)
+
+    def _note_silent(self) -> None:
+        """Record workers that have stopped reporting; they may have ended, on a machine that nothing else tells of."""
+        now = time.monotonic()
+        for worker in [worker for worker, heard in self._heard.items() if now - heard > FORGET_S]:
+            del self._heard[worker]
+            self._recorder.event("process", name=worker, what="silent", detail=f"no report for {FORGET_S:g} s")
 
     def counted(self, stats: BufferStats, step: int) -> None:
         """Record where all tickets are."""
@@ -128,6 +138,9 @@ class RunRecorder:
     def reported(self, report: WorkerReport) -> None:
         """Record a worker's load, and compare its clock."""
         worker, counters = report.worker, report.counters
+        if worker not in self._heard:
+            self._recorder.event("process", name=worker, what="joined", detail="")
+        self._heard[worker] = time.monotonic()
         now, tokens = time.time(), counters.get("tokens", 0.0)
         sent_at = report.sent_at
         if sent_at is not None and self._clocks.heard(worker, sent_at=sent_at, received_at=now, boot=report.boot):

@@ -63,6 +63,7 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
             for service in services:
                 service.cancel()
     recording = Recording(tmp_path)
+    assert [(event.fields["name"], event.fields["what"]) for event in recording.events(kinds=("process",))] == [("w", "joined")]
     [clock] = recording.events(kinds=("clock",))
     assert clock.fields == {"worker": "w", "offset_s": pytest.approx(-AHEAD_S, abs=1.0)}
     [row] = recording.rollouts(RolloutFilter(fate="no_signal", max_reward=1.5)).rows
