@@ -266,6 +266,8 @@ class TakenGroup:
     task_index: int = 0
     attempt: int = 1
     """The attempt of its ticket."""
+    payload: bytes | memoryview = b""
+    """The group as the buffer held it, of which the group's arrays are views; empty: the buffer holds no bytes."""
 
     @property
     def age(self) -> int:

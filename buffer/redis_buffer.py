@@ -212,14 +212,16 @@ class RedisBuffer:
         payloads = await self._payloads.read([row[0].decode() for row in described])
         for (ticket, oldest, at_commit, at_take, task, attempt), payload in zip(described, payloads, strict=True):
             try:
-                group = decode_checked(self._payloads.resolve(payload), ticket.decode(), oldest, vocab_size=self.vocab_size)
+                held = self._payloads.resolve(payload)
+                group = decode_checked(held, ticket.decode(), oldest, vocab_size=self.vocab_size)
                 if at_take < oldest:
                     raise BadPayload("its record says that it was taken before it was rolled out")
             except BadPayload as error:
                 refused.append((ticket.decode(), str(error)))
             else:
                 versions = {"version_at_commit": at_commit, "version_at_take": at_take}
-                groups.append(TakenGroup(group=group, **versions, task_index=task, attempt=attempt))
+                kept = held if held is not None else b""
+                groups.append(TakenGroup(group=group, **versions, task_index=task, attempt=attempt, payload=kept))
         return groups, refused
 
     async def prioritize(self, fence: int, weights: Mapping[str, float]) -> None:

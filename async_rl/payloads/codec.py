@@ -55,7 +55,7 @@ def encode(group: RolloutGroup, *, compress_text: bool = False) -> bytes:
     columns = _columns(samples)
     try:
         records = _pack(write_group(group))
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, LookupError) as error:
         raise BadPayload(f"it cannot be written: {str(error)[:200]!r}") from error
     if len(records) > MAX_RECORD_BYTES:
         raise BadPayload(f"its records take {len(records)} bytes, above the limit of {MAX_RECORD_BYTES}")

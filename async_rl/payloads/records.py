@@ -33,6 +33,7 @@ MsgpackValue: TypeAlias = "bool | int | float | str | bytes | list[MsgpackValue]
 
 _STAGES = ("task", "queue", "inference", "environment", "reward")
 """Stages of spans, by the number that stands for them."""
+_STAGE_NUMBERS = {stage: number for number, stage in enumerate(_STAGES)}
 _SPAN_FIELDS = 6
 _FIELDS_WITHOUT_TIMES = 4
 _STATUSES = {status.value: status for status in Status}
@@ -60,7 +61,7 @@ def _write_times(times: GroupTimes) -> list[Any]:
     numbers = [
         number
         for stage, sibling, start_s, stop_s, oldest, newest in times.spans[: MAX_ITEMS // _SPAN_FIELDS]
-        for number in (_STAGES.index(stage), sibling, round(start_s * 1000), round(stop_s * 1000), oldest, newest)
+        for number in (_STAGE_NUMBERS[stage], sibling, int(start_s * 1000), int(stop_s * 1000), oldest, newest)
     ]
     return [float(times.reserved_at), float(times.seconds), numbers]
 

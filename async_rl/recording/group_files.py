@@ -13,7 +13,6 @@ from pathlib import Path
 
 from async_rl.durable.row_file import RowFile, rows_of
 from async_rl.durable.whole_file import write_all
-from async_rl.payloads.codec import encode
 from async_rl.recording.recorded import GroupFacts, GroupMeasures, row_of, write_record
 from async_rl.recording.rows import read_row, write_row
 from async_rl.recording.segments import Segments, data_path, files_of
@@ -21,7 +20,7 @@ from async_rl.types import RolloutGroup
 
 
 class GroupFiles:
-    """Appends groups. `add` raises OSError, and BadPayload for a group that cannot be encoded; the files stay readable."""
+    """Appends groups. `add` raises OSError; the files stay readable."""
 
     def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
         self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_groups)
@@ -30,8 +29,11 @@ class GroupFiles:
         self._size = self._end = 0
         """Bytes of both files, and of the data."""
 
-    def add(self, facts: GroupFacts, group: RolloutGroup, measures: GroupMeasures, *, at: float) -> None:
-        record = write_record(facts, encode(group))
+    def add(
+        self, facts: GroupFacts, group: RolloutGroup, payload: bytes | memoryview, measures: GroupMeasures, *, at: float
+    ) -> None:
+        """`payload`: the encoded group."""
+        record = write_record(facts, payload)
         if self._index is not None and self._size + len(record) > self.segments.segment_bytes:
             self.close()
         if self._index is None:

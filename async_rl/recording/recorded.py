@@ -146,7 +146,7 @@ _FACTS = tuple(each.name for each in fields(GroupFacts))
 
 
 # -- in a file ------------------------------------------------------------------------------------------------------
-def write_record(facts: GroupFacts, payload: bytes) -> bytes:
+def write_record(facts: GroupFacts, payload: bytes | memoryview) -> bytes:
     text = compact_json({name: getattr(facts, name) for name in _FACTS})
     return b"".join((_FRAME.pack(_MAGIC, len(text), len(payload)), text, payload))
 

@@ -15,6 +15,7 @@ import structlog
 
 from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile
+from async_rl.payloads.codec import encode
 from async_rl.recording.events import Event, count_events, write_event
 from async_rl.recording.group_files import GroupFiles
 from async_rl.recording.reading import EVENTS, ROLLOUTS
@@ -100,14 +101,14 @@ class Recorder:
         if self._events is not None:
             self._put(partial(self._events.add, event), self._events)
 
-    def group(self, facts: GroupFacts, group: RolloutGroup) -> None:
-        """Record a group with its rollouts, and the event of its rolling out."""
+    def group(self, facts: GroupFacts, group: RolloutGroup, payload: bytes | memoryview = b"") -> None:
+        """Record a group with its rollouts, and the event of its rolling out. `payload`: the encoded group, if it is there."""
         if (file := self._groups if self._groups is not None else self._events) is None:
             return
         size = TOKEN_BYTES * group.num_tokens
         if self._bytes_given + size - self._bytes_written > WAITING_BYTES and not self._queue.empty():
             self._lose(file, "late")
-        elif self._put(partial(self._add_group, facts, group, time.time(), size), file):
+        elif self._put(partial(self._add_group, facts, group, payload, time.time(), size), file):
             self._bytes_given += size
 
     def note_unsent(self, number: int) -> None:
@@ -132,14 +133,14 @@ class Recorder:
     def __exit__(self, *_problem: object) -> None:
         self.close()
 
-    def _add_group(self, facts: GroupFacts, group: RolloutGroup, at: float, size: int) -> None:
+    def _add_group(self, facts: GroupFacts, group: RolloutGroup, payload: bytes | memoryview, at: float, size: int) -> None:
         self._bytes_written += size
         measures, groups = measure(facts, group), self._groups
         if (events := self._events) is not None and facts.reserved_at:
             event = group_event(facts, group, measures, self._process, with_spans=groups is None)
             self._attempt(lambda: events.add(event), events)
         if groups is not None:
-            groups.add(facts, group, measures, at=at)
+            groups.add(facts, group, payload if len(payload) else encode(group), measures, at=at)
 
     def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> bool:
         try:

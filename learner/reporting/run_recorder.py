@@ -88,7 +88,7 @@ class RunRecorder:
         self._note_silent()
         for taken in batch.groups:
             if self._is_new(taken.group.id):
-                self._recorder.group(self._facts(taken, batch.step, batch.taken_at, began, ended), taken.group)
+                self._recorder.group(self._facts(taken, batch.step, batch.taken_at, began, ended), taken.group, taken.payload)
 
     def _note_silent(self) -> None:
         """Record workers that have stopped reporting; they may have ended, on a machine that nothing else tells of."""

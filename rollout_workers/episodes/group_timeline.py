@@ -70,8 +70,8 @@ class EpisodeClock(NamedTuple):
         began, ends = since + completion.queued_s, self.timeline.now()
         if completion.queued_s > 0:
             self.timeline.add(EpisodeSpan("queue", self.sibling, since, began))
-        versions = [span.version for span in completion.versions]
-        oldest, newest = (min(versions), max(versions)) if versions else (-1, -1)
+        spans = completion.versions  # in order, and versions only grow
+        oldest, newest = (spans[0].version, spans[-1].version) if spans else (-1, -1)
         self.timeline.add(EpisodeSpan("inference", self.sibling, min(began, ends), ends, oldest, newest))
 
 
