@@ -21,6 +21,7 @@ from async_rl.view.log_warnings import read_warnings
 from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
 from async_rl.view.processes import ProcessState, local_processes
+from async_rl.view.recorded.lanes import read_lanes
 from async_rl.view.recorded.rollouts import RolloutBrowser
 from async_rl.view.recorded.slowdown import Slowdowns
 
@@ -37,9 +38,9 @@ class RunView:
         self._rows = FollowedFile(folder.path / METRICS_FILE)
         self.columns = MetricColumns()
         config = folder.config if isinstance(folder.config, Config) else None
-        recording = Recording(folder.path)
-        self.rollouts = RolloutBrowser(recording, config)
-        self._slowdowns = Slowdowns(recording, config)
+        self._recording = Recording(folder.path)
+        self.rollouts = RolloutBrowser(self._recording, config)
+        self._slowdowns = Slowdowns(self._recording, config)
         self._evaluations: dict[int, tuple[int, dict[str, Any]]] = {}
         """Evaluated step -> the file's row, and the evaluation."""
         self._id = secrets.token_hex(8)
@@ -100,6 +101,12 @@ class RunView:
             "let_go": self._let_go(),
             "problem": self.folder.problem,
         }
+
+    def lanes(self, seconds: float) -> dict[str, Any]:
+        """What every process did in the last seconds of the run: until now, or until its last step."""
+        last = self.columns.last_time
+        end = time.time() if last is None or time.time() - last < QUIET_S else last
+        return read_lanes(self._recording, end=end, seconds=seconds)
 
     def series(self, patterns: Sequence[str], *, points: int, since: int, server: str) -> dict[str, Any]:
         """The columns that changed since the row `since` that `server` sent last: the client replaces the steps from `from`.

@@ -5,6 +5,7 @@ GET /static/...       ES modules, one style sheet, vendor/
 GET /api/run          the state, and columns of `names` since the row `since`
 GET /api/config       every setting with its origin, without secrets
 GET /api/compare      curves, settings and evaluations of this run and of `runs` beside it
+GET /api/lanes        what every process did in the last `seconds`
 GET /api/rollouts ... the recorded rollouts (recorded/routes.py)
 """
 
@@ -30,6 +31,8 @@ STATIC = Path(__file__).with_name("static")
 POINTS, MOST_POINTS = 600, 4000
 """Points of a curve unless the client asks for another number, and the most that it gets."""
 
+LANES_S, MOST_LANES_S = 30, 600
+
 
 class ViewServer:
     """Answers requests about a run."""
@@ -44,7 +47,13 @@ class ViewServer:
 
     @property
     def routes(self) -> dict[str, Handler]:
-        own = {"/": self.page, "/api/run": self.run, "/api/config": self.config, "/api/compare": self.compare}
+        own = {
+            "/": self.page,
+            "/api/run": self.run,
+            "/api/config": self.config,
+            "/api/compare": self.compare,
+            "/api/lanes": self.lanes,
+        }
         return own | self._rollouts.routes
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
@@ -69,6 +78,10 @@ class ViewServer:
 
     async def compare(self, request: web.Request) -> web.Response:
         return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, request))
+
+    async def lanes(self, request: web.Request) -> web.Response:
+        seconds = min(_number(request.query, "seconds", LANES_S), MOST_LANES_S)
+        return as_json(await asyncio.get_running_loop().run_in_executor(self._thread, self._view.lanes, seconds))
 
     def _compare(self, request: web.Request) -> dict[str, Any]:
         own = self._view.folder

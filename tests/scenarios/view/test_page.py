@@ -20,7 +20,7 @@ CONTENT = {
     "overview": ("does not live", "Warnings", "What became of the tokens", "groups dropped: stale", SCRIPT),
     "staleness": ("Groups of the step by age", "Slots", "trained", "dropped: stale", "tokens of ended rollouts"),
     "learner": ("Gradient norm", "Effective sample size by age", "Packing", "Seconds of a step"),
-    "fleet": ("Workers", "Redis is not running", "KV cache in use", "Push of a version"),
+    "fleet": ("Workers", "Redis is not running", "What each process did", "group rolled out", "KV cache in use", "Push of a version"),
     "compare": ("Runs", "other", "staleness.max_age", "counting mean@4"),
     "config": ("staleness.max_age", "environments.0.type", "config.yaml:"),
 }

@@ -1,7 +1,9 @@
 // Workers: what each serves and does, pushes of weights, and what went wrong.
 
+import { getJson } from "../api.js";
 import { ChartGrid } from "../charts.js";
 import { ago, el, fill, number, share, table } from "../dom.js";
+import { lanes, pushes } from "../lanes.js";
 
 const CHARTS = [
   { title: "Workers", names: ["rollout/workers", "weights/workers", "weights/dropped"],
@@ -20,15 +22,30 @@ const COUNTERS = [["groups", "inflight"], ["generations", "engine/running"], ["w
 
 export function open() {
   const now = el("div");
+  const timeline = el("div");
+  const seconds = el("select", { onchange: () => load() }, [10, 30, 120, 600].map((value) =>
+    el("option", { value, selected: value === 30 }, `${value} s`)));
   const grid = new ChartGrid(CHARTS);
+
+  async function load() {
+    try {
+      const found = await getJson("/api/lanes", { seconds: seconds.value });
+      fill(timeline, lanes(found), pushes(found));
+    } catch (error) {
+      fill(timeline, el("p", { class: "bad" }, error.message));
+    }
+  }
+
+  load();
   return {
-    element: el("div", {}, now, grid.element),
+    element: el("div", {}, now, el("h2", {}, "What each process did in the last ", seconds, " (r loads it again)"), timeline, grid.element),
     names: grid.names,
     update(store) {
       grid.update(store);
       for (const chart of grid.charts) chart.element.hidden = !chart.plot;
       fill(now, workers(store.state), notes(store.state));
     },
+    keys: { r: ["load the timeline again", load] },
     close() { grid.destroy(); },
   };
 }
