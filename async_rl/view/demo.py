@@ -37,7 +37,7 @@ def write_demo(folder: Path, *, steps: int = 2000, seed: int = 0) -> None:
             row = _row(step, steps, draw, totals)
             file.write(json.dumps({"step": step, "time": start + totals["wall_s"], **row}) + "\n")
     record_demo(folder, steps=steps, ended=start + totals["wall_s"], draw=draw)
-    _write_logs(folder / "logs")
+    _write_warnings(folder / "warnings.jsonl", start + totals["wall_s"])
 
 
 def _row(step: int, steps: int, draw: random.Random, totals: dict[str, float]) -> dict[str, float]:
@@ -159,11 +159,11 @@ def _evaluation(step: int, reward: float, draw: random.Random) -> dict[str, Any]
     return {"eval/step": step, "eval/version": step, **named}
 
 
-def _write_logs(folder: Path) -> None:
-    folder.mkdir()
-    lines = [
-        "12:00:01 [info     ] waits for the learner's weights role=worker",
-        "12:10:44 [warning  ] counting: 3 of 128 episodes failed at reward: TimeoutError role=worker",
-        "12:10:51 [warning  ] counting: 4 of 128 episodes failed at reward: TimeoutError role=worker",
+def _write_warnings(path: Path, at: float) -> None:
+    """Two of one cause, as the processes of a run log them."""
+    rows = [
+        {"time": at - 60 * ago, "role": "worker", "pid": 4711, "level": "warning", "details": {"cause": "TimeoutError"}}
+        | {"event": f"counting: {failed} of 128 episodes failed at reward"}
+        for ago, failed in ((9, 3), (2, 4))
     ]
-    (folder / "worker-0.log").write_text("\n".join(lines) + "\n")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -74,7 +74,7 @@ class MetricColumns:
         return {
             name: column[last]
             for name, column in self._columns.items()
-            if len(column) == last + 1 and not math.isnan(column[last])
+            if len(column) == last + 1 and math.isfinite(column[last])
         }
 
     def newest(self, name: str) -> float | None:

@@ -14,10 +14,10 @@ from async_rl.config.tree import Config
 from async_rl.recording import Recording
 from async_rl.telemetry.evaluation_rows import read_evaluation
 from async_rl.telemetry.table import find_metric
+from async_rl.telemetry.warning_file import WarningCause, read_warnings
 from async_rl.view.causes import metric_warnings, slowest_part, token_fates
 from async_rl.view.followed_file import FollowedFile
 from async_rl.view.live import LiveSource, LiveState
-from async_rl.view.log_warnings import read_warnings
 from async_rl.view.metric_columns import MetricColumns
 from async_rl.view.opened_run import METRICS_FILE, OpenedRun
 from async_rl.view.processes import ProcessState, local_processes
@@ -25,6 +25,8 @@ from async_rl.view.recorded.lanes import read_lanes
 from async_rl.view.recorded.rollouts import RolloutBrowser
 from async_rl.view.recorded.slowdown import Slowdowns
 
+MOST_CAUSES, LONGEST_CAUSE = 50, 300
+"""Logged warnings that are sent, the most recent ones, and characters of each."""
 QUIET_S = 60.0
 """A run whose processes cannot be seen counts as running if its last row is younger than this."""
 
@@ -96,7 +98,7 @@ class RunView:
             "max_age": config.limits.age_bound if isinstance(config, Config) else None,
             "latest": latest,
             "warnings": [asdict(warning) for warning in metric_warnings(latest)],
-            "logged": [asdict(warning) for warning in read_warnings(self.folder.path)],
+            "logged": [_logged(cause) for cause in read_warnings(self.folder.path)[:MOST_CAUSES]],
             "fates": token_fates(latest),
             "let_go": self._let_go(),
             "problem": self.folder.problem,
@@ -150,6 +152,12 @@ class RunView:
         """What these pages cannot show because it is no longer there."""
         first = self.columns.steps[0] if self.columns.steps else 0
         return [f"Steps before {first} were let go: metrics.jsonl is limited by metrics.max_mb."] if first > 1 else []
+
+
+def _logged(cause: WarningCause) -> dict[str, Any]:
+    details = "".join(f" {name}={value}" for name, value in cause.details.items())
+    text = f"{cause.event}{details}"[:LONGEST_CAUSE]
+    return {"role": cause.role, "level": cause.level, "text": text, "times": cause.count, "last": cause.last}
 
 
 @cache

@@ -20,14 +20,21 @@ CONTENT = {
     "overview": ("does not live", "Warnings", "What became of the tokens", "groups dropped: stale", SCRIPT),
     "staleness": ("Groups of the step by age", "Slots", "trained", "dropped: stale", "tokens of ended rollouts"),
     "learner": ("Gradient norm", "Effective sample size by age", "Packing", "Seconds of a step"),
-    "fleet": ("Workers", "Redis is not running", "What each process did", "group rolled out", "KV cache in use", "Push of a version"),
+    "fleet": (
+        "Workers",
+        "Redis is not running",
+        "What each process did",
+        "group rolled out",
+        "KV cache in use",
+        "Push of a version",
+    ),
     "compare": ("Runs", "other", "staleness.max_age", "counting mean@4"),
     "config": ("staleness.max_age", "environments.0.type", "config.yaml:"),
 }
 
 
 def write_run(folder: Path) -> Path:
-    """A run of 10,000 steps that ended; an environment and a log have texts that want to be more than text."""
+    """A run of 10,000 steps that ended; an environment and warnings have texts that want to be more than text."""
     run = folder / "demo"
     write_demo(run, steps=STEPS)
     write_demo(folder / "other", steps=100, seed=1)
@@ -35,10 +42,10 @@ def write_run(folder: Path) -> Path:
     config.write_text(config.read_text().replace("max_age: 3", "max_age: 2"))
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": STEPS, "time": 1.0, f"environment/{HOSTILE}/reward": 0.5}) + "\n")
-    with (run / "logs" / "worker-0.log").open("a") as file:
-        file.write(
-            f"12:12:12 [error    ] {HOSTILE}\n12:12:13 [error    ] {'y' * 1_000_000}\n12:12:14 [error    ] {HOSTILE} again\n"
-        )
+    with (run / "warnings.jsonl").open("a") as file:
+        for event in (HOSTILE, "y" * 1_000_000, f"{HOSTILE} again"):
+            row = {"time": 1.0, "role": "worker", "pid": 1, "level": "error", "event": event, "details": {}}
+            file.write(json.dumps(row) + "\n")
     return run
 
 

@@ -33,7 +33,7 @@ export function open(context) {
       type: "checkbox", checked: name === own || chosen.has(name), disabled: name === own,
       onchange: (event) => choose(name, event.target.checked) }), name)));
     draw();
-    return fill(tables, settings(found), evaluations(found.compared));
+    return fill(tables, settings(found), evaluations(found.compared), paired(found.compared));
   }
 
   function choose(name, isChosen) {
@@ -102,4 +102,18 @@ function evaluations(compared) {
   if (!rows.size) return null;
   return [el("h2", {}, "Last evaluations, with 95 % intervals"),
     table([["measure", ""], ...compared.map((run) => [run.name, ""])], [...rows.values()])];
+}
+
+/** Differences to the first run in the mean reward of tasks that both evaluated, task by task. */
+function paired(compared) {
+  const rows = compared.flatMap((run) => run.paired.map((each) => {
+    const { mean, low, high, tasks } = each.difference;
+    return [run.name, each.environment, `${each.other_step} against ${each.step}`, number(each.other_mean), number(each.mean),
+      el("span", { class: each.is_clear ? (mean > 0 ? "good" : "bad") : "dim" },
+        `${mean > 0 ? "+" : ""}${number(mean)} [${number(low)}, ${number(high)}]`), number(tasks)];
+  }));
+  if (!rows.length) return null;
+  return [el("h2", {}, `Evaluations task by task, against ${compared[0].name}`),
+    table([["run", ""], ["environment", ""], ["steps", ""], ["its mean", "number"], ["mean", "number"],
+      ["difference, 95 % interval", ""], ["tasks", "number"]], rows)];
 }

@@ -72,7 +72,7 @@ function figures(state) {
 
 function details(state) {
   const counted = state.warnings.map((each) => [el("a", { href: `#/${each.page}` }, each.cause), number(each.times), "metrics"]);
-  const logged = state.logged.map((each) => [each.text, number(each.times), `logs/${each.log}.log, ${each.at}`]);
+  const logged = state.logged.map((each) => [each.text, number(each.times), `${each.role}, ${ago(state.now - each.last)} ago`]);
   const processes = state.processes.map((each) => [each.name,
     el("span", { class: each.is_alive ? "good" : "bad" }, each.is_alive ? "lives" : "is gone"), String(each.pid)]);
   const workers = (state.live ? state.live.workers : []).map((each) => [
@@ -87,7 +87,7 @@ function details(state) {
     el("h2", {}, "Warnings"),
     counted.length + logged.length
       ? table([["cause", "text"], ["times", "number"], ["from", ""]], [...counted, ...logged])
-      : el("p", { class: "dim" }, "None in the metrics or in the logs."),
+      : el("p", { class: "dim" }, "None in the metrics, and none was logged."),
     state.fates.length ? [el("h2", {}, el("a", { href: "#/staleness" }, "What became of the tokens")), shareBar(state.fates)] : null,
   ];
 }

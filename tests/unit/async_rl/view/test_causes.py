@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
 
 from async_rl.view import server
 from async_rl.view.causes import metric_warnings, slowest_part, token_fates
 from async_rl.view.guard import is_own_host
-from async_rl.view.log_warnings import read_warnings
 
 
 def test_counters_above_zero_are_warnings():
@@ -29,22 +27,6 @@ def test_fates_of_tokens_add_up():
     latest = {"tokens/trained": 60, "tokens/in_flight": 25, "tokens/dropped/stale": 15, "tokens/generated": 100}
     assert token_fates(latest) == [("trained", 0.6), ("in flight", 0.25), ("dropped: stale", 0.15)]
     assert token_fates({"tokens/trained": 0}) == []
-
-
-def test_warnings_of_one_cause_are_counted_and_cut(tmp_path: Path):
-    (tmp_path / "logs").mkdir()
-    lines = [
-        "10:00:00 [info     ] all is well",
-        "10:00:01 [warning  ] 3 episodes failed environment=a",
-        "10:00:02 [\x1b[33mwarning\x1b[0m  ] 4 episodes failed environment=b",
-        f"10:00:03 [error    ] {'x' * 100_000}",
-    ]
-    (tmp_path / "logs" / "worker-0.log").write_text("\n".join(lines))
-    first, second = read_warnings(tmp_path)
-    assert (first.times, first.at, first.log) == (2, "10:00:02", "worker-0")
-    assert first.text.startswith("4 episodes failed")
-    assert second.level == "error"
-    assert len(second.text) < 1000
 
 
 @pytest.mark.parametrize(
