@@ -38,7 +38,7 @@ def draw(rows: Sequence[MetricRow], evaluations: Sequence[EvaluationRow], path: 
     throughput.plot(*_series(rows, "rollout/tok_s"), color="tab:cyan", linewidth=0.8, label="sampled")
     throughput.set(xlabel="step", ylabel="tokens/s", ylim=(0, None))
     for each in axes:
-        each.legend()
+        each.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
     figure.savefig(path, dpi=120)  # pyright: ignore[reportUnknownMemberType]
 
 
