@@ -11,9 +11,7 @@ import numpy.typing as npt
 from async_rl.recording.rows import GroupRow, RolloutFilter, RolloutRow
 
 Order = Literal["newest", "oldest", "best", "worst", "longest", "shortest", "freshest", "stalest"]
-REWARD: Literal[0] = 0
-STATUS: Literal[1] = 1
-SAMPLED: Literal[2] = 2
+REWARD, STATUS, SAMPLED = range(3)
 """Places in `GroupRow.numbers`."""
 
 _LAST = float("inf")
@@ -21,7 +19,7 @@ _OF_GROUPS: Mapping[str, Callable[[GroupRow], float]] = {
     "freshest": lambda group: group.age if group.age is not None else _LAST,
     "stalest": lambda group: -group.age if group.age is not None else _LAST,
 }
-_OF_ROLLOUTS: Mapping[str, tuple[Literal[0, 2], int]] = {
+_OF_ROLLOUTS: Mapping[str, tuple[int, int]] = {
     "best": (REWARD, -1),
     "worst": (REWARD, 1),
     "longest": (SAMPLED, -1),
@@ -72,7 +70,7 @@ class Selection:
                 accepted &= (values >= (low if low is not None else -_LAST)) & (values <= (high if high is not None else _LAST))
         return np.flatnonzero(accepted)
 
-    def _column(self, column: Literal[0, 2]) -> npt.NDArray[np.float64]:
+    def _column(self, column: int) -> npt.NDArray[np.float64]:
         """Return the values of all rollouts, NaN where there is none; NaN is sorted to the end."""
         values = (numbers[column] for group in self._groups for numbers in group.numbers)
-        return np.fromiter((np.nan if value is None else value for value in values), np.float64, self._total)
+        return np.fromiter((value if isinstance(value, int | float) else np.nan for value in values), np.float64, self._total)

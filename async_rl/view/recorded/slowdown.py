@@ -90,7 +90,7 @@ def slowdowns(recording: Recording, config: Config | None, steps: Sequence[Event
 
 def _idle(steps: Sequence[Event]) -> Mapping[str, float]:
     """Return the share of the learner's time by cause."""
-    shares = dict.fromkeys(("no_groups", "pushing", "checkpoint"), 0.0)
+    shares: dict[str, float] = {"no_groups": 0.0, "pushing": 0.0, "checkpoint": 0.0}
     lasted = [step.fields["wait_s"] + step.seconds for step in steps]
     for step, seconds in zip(steps, lasted, strict=True):
         for metric, share in step.fields.get("idle", {}).items():
