@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from async_rl.config import Config
 from async_rl.errors import boundary
+from async_rl.models.shape import ModelShape
 from learner.objective import Objective
 from learner.ranks.rank_group import RankGroup, follow
 from tests.support.full_weights import weights_of
@@ -23,7 +24,9 @@ DENSE: dict[str, Any] = {"layers": 4, "epochs": 2}
 EXPERTS: dict[str, Any] = {**DENSE, "experts": 4}
 LORA: dict[str, Any] = {**DENSE, "lora": {"rank": 4, "alpha": 32.0}}
 LORA_EXPERTS: dict[str, Any] = {**EXPERTS, "lora": {"rank": 4, "targets": ["q_proj", "o_proj"]}}
-MODELS = {"dense": DENSE, "experts": EXPERTS, "lora": LORA, "lora_experts": LORA_EXPERTS}
+OLMO2: dict[str, Any] = {**DENSE}
+"""The same size with norms after attention and MLP, and over all heads of query and key, of which a tensor rank has some."""
+MODELS = {"dense": DENSE, "experts": EXPERTS, "lora": LORA, "lora_experts": LORA_EXPERTS, "olmo2": OLMO2}
 OBJECTIVE = Objective.model_validate(
     {
         "policy_loss": {
@@ -35,6 +38,13 @@ OBJECTIVE = Objective.model_validate(
     }
 )
 """Asks the policy before it trains, and a frozen one."""
+
+
+def shape_of(model: dict[str, Any]) -> ModelShape:
+    plain = shape(config(**model))
+    if model is not OLMO2:
+        return plain
+    return replace(plain, family="olmo2", qk_norm=True, qk_norm_over="projection", norms="after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,10 @@ class Case:
     def config(self) -> Config:
         return config(**self.model, **self.settings)
 
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.model)
+
 
 CASES = {
     "sequence": Case(ranks=2, settings={"tensor": 2, "sequence": True}),
@@ -56,6 +70,7 @@ CASES = {
     "context": Case(ranks=2, settings={"context": 2}),
     "experts": Case(ranks=2, settings={"expert": 2}, model=EXPERTS),
     "experts_whole": Case(ranks=2, settings={"tensor": 2, "sequence": True}, model=EXPERTS),
+    "olmo2": Case(ranks=2, settings={"tensor": 2, "sequence": True}, model=OLMO2),
     "recompute_sequence": Case(ranks=2, settings={"tensor": 2, "sequence": True, "recompute": "full"}),
     "recompute_interleaved": Case(ranks=2, settings={"pipeline": 2, "virtual_stages": 2, "recompute": "selective"}),
     "tensor_pipeline": Case(ranks=4, settings={"tensor": 2, "pipeline": 2}),
@@ -81,7 +96,7 @@ CASES = {
 FEW = {
     name: CASES[name]
     for name in (
-        *("recompute_sequence", "recompute_interleaved", "experts", "lora_interleaved"),
+        *("recompute_sequence", "recompute_interleaved", "experts", "lora_interleaved", "olmo2"),
         *("context_sequence", "experts_sequence_data", "lora_tensor_data"),
     )
 }
@@ -96,16 +111,17 @@ def every_case(cases: Mapping[str, Case], root: Path, process: int) -> None:
         if case.ranks < PROCESSES:
             mine, halves = process // case.ranks == halves % 2, halves + 1
         if mine:
-            play(root / name, case.config, process % case.ranks, case.ranks)
+            play(root / name, case, process % case.ranks)
 
 
-def play(folder: Path, under: Config, rank: int, ranks: int) -> None:
+def play(folder: Path, case: Case, rank: int) -> None:
     folder.mkdir(exist_ok=True)
-    meet(folder / "meeting", under, rank, ranks)
+    under = case.config
+    meet(folder / "meeting", under, rank, case.ranks)
     if rank > 0:
-        follow(under, OBJECTIVE, shape(under))
+        follow(under, OBJECTIVE, case.shape)
         return
-    rank_group = RankGroup(under, OBJECTIVE, shape(under))
+    rank_group = RankGroup(under, OBJECTIVE, case.shape)
     (folder / "rows.json").write_text(json.dumps(train(rank_group, 1, STEPS)))
     save_file(weights_of(rank_group), folder / "weights.safetensors")
     rank_group.stop()

@@ -9,9 +9,19 @@ import torch
 from safetensors.torch import load_file
 
 from learner.ranks.rank_group import RankGroup
-from tests.scenarios.learner.layout_matrix import CASES, DENSE, EXPERTS, FEW, MODELS, OBJECTIVE, PROCESSES, STEPS
+from tests.scenarios.learner.layout_matrix import (
+    CASES,
+    DENSE,
+    EXPERTS,
+    FEW,
+    MODELS,
+    OBJECTIVE,
+    PROCESSES,
+    STEPS,
+    shape_of,
+)
 from tests.support.full_weights import weights_of
-from tests.support.learner_rank import config, shape, train
+from tests.support.learner_rank import config, train
 from tests.support.made_once import made_once
 from tests.support.warm_processes import play_ranks
 
@@ -28,9 +38,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "layout_matrix", lambda root: play_matrix("few", root))
 
 
-def alone(**settings: Any) -> Trained:
-    under = config(**settings)
-    rank_group = RankGroup(under, OBJECTIVE, shape(under))
+def alone(model: dict[str, Any], **settings: Any) -> Trained:
+    rank_group = RankGroup(config(**model, **settings), OBJECTIVE, shape_of(model))
     rows, weights = train(rank_group, 1, STEPS), weights_of(rank_group)
     rank_group.stop()
     return rows, weights
@@ -38,7 +47,7 @@ def alone(**settings: Any) -> Trained:
 
 @pytest.fixture(scope="module")
 def single() -> dict[str, Trained]:
-    return {name: alone(**model) for name, model in MODELS.items()}
+    return {name: alone(model) for name, model in MODELS.items()}
 
 
 def expect_same(found: Trained, expected: Trained) -> None:
@@ -74,11 +83,11 @@ def test_every_combination(tmp_path: Path, single: dict[str, Trained]) -> None:
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_what_is_recomputed_is_what_was_not_remembered(single: dict[str, Trained], model: Any, recompute: str) -> None:
     expected = single["dense" if model is DENSE else "experts"]
-    expect_same(alone(**model, recompute=recompute), expected)
+    expect_same(alone(model, recompute=recompute), expected)
 
 
 def test_half_the_precision_finds_nearly_the_same(single: dict[str, Trained]) -> None:
-    rows, weights = alone(**DENSE, precision="bfloat16")
+    rows, weights = alone(DENSE, precision="bfloat16")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     for name in ("loss", "grad_norm"):
         assert rows[0][name] == pytest.approx(single["dense"][0][0][name], rel=0.02)
