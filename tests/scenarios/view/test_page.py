@@ -40,8 +40,9 @@ def write_run(folder: Path) -> Path:
     write_demo(folder / "other", steps=100, seed=1)
     config = folder / "other" / "config.yaml"
     config.write_text(config.read_text().replace("max_age: 3", "max_age: 2"))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": STEPS, "time": 1.0, f"environment/{HOSTILE}/reward": 0.5}) + "\n")
+    with (run / "metrics.jsonl").open("r+") as file:
+        last = json.loads(file.readlines()[-1])
+        file.write(json.dumps({"step": STEPS, "time": last["time"], f"environment/{HOSTILE}/reward": 0.5}) + "\n")
     with (run / "warnings.jsonl").open("a") as file:
         for event in (HOSTILE, "y" * 1_000_000, f"{HOSTILE} again"):
             row = {"time": 1.0, "role": "worker", "pid": 1, "level": "error", "event": event, "details": {}}
