@@ -55,7 +55,7 @@ FEW_READERS = {
     "adapters": ["data"],
     "alone": ["tensor"],
 }
-"""So few that each layout is read by another one, and reads another."""
+"""So few that each layout is read by another one; the one of half precision, by a single process."""
 SETS = {"few": FEW_READERS, "all": READERS}
 
 
