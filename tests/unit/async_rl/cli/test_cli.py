@@ -17,13 +17,9 @@ from async_rl.config.loading import load
 from async_rl.errors import ConfigError
 from async_rl.launch.commands import command, environment, ranks_command
 from async_rl.launch.local import prepare_folder, specs
+from tests.support.run_processes import finished
 
 QUICKSTART = ("@", "configs/quickstart.yaml")
-
-
-def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", *args]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +51,14 @@ def async_rl_command(*args: str, folder: Path) -> subprocess.CompletedProcess[st
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_is_one_sentence_and_code_2(tmp_path: Path, args: tuple[str, ...], sentence: str) -> None:
-    done = async_rl_command(*args, folder=tmp_path)
+    done = finished(tmp_path, *args)
     assert done.returncode == ConfigError.exit_code
     assert sentence in done.stderr
     assert done.stderr.startswith("async-rl: ")
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir()), "nothing is made before the configuration is known to be right"
+    made = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
+    assert made == {"output", "errors"}, "nothing is made before the configuration is known to be right"
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
