@@ -15,7 +15,7 @@ from tests.support.view_client import viewed
 PAGES = ("overview", "staleness", "learner", "fleet", "rollouts", "compare", "config")
 DARK = {"learner"}
 MOST_BYTES = 150_000
-HIGH, COLOURS = 800, 64
+HIGH, COLOURS = 800, 255
 
 
 def main(folder: Path) -> None:
@@ -25,6 +25,9 @@ def main(folder: Path) -> None:
             with open_page(view.url, wide=1100, high=HIGH, dark=name in DARK) as opened:
                 opened.page.wait_for_selector("canvas")
                 opened.page.click(f"#pages a[data-page={name}]")
+                if name == "compare":
+                    opened.page.get_by_label("demo-before").check()
+                    opened.page.get_by_text("Settings that differ").wait_for()
                 opened.page.locator("main canvas, main td").first.wait_for()
                 opened.page.wait_for_load_state("networkidle")
                 take(opened.page, folder / f"{name}.png")

@@ -13,7 +13,7 @@ MOST_LANES, MOST_BARS = 64, 4000
 """Beyond these, the lanes with the fewest bars share one, and the oldest bars are left out."""
 OTHERS = "other workers"
 FIRST = ("run", "learner")
-PUSHES = 20
+PUSHES = 10
 """Of the window, the last ones."""
 
 
