@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.checkpoints.manifest import AdapterFacts, Layout
-from async_rl.config.learner import OptimizerConfig, UpdatesConfig
+from async_rl.config.learner import ExpertsConfig, OptimizerConfig, UpdatesConfig
 from async_rl.errors import ConfigError
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel, parallel_state
+from async_rl.megatron.experts.routing import RouterObserver
 from async_rl.megatron.lora import attach, base_alone
 from async_rl.megatron.model import PLAIN, ComputeOptions, LayerSpec, build_chunks
 from async_rl.megatron.parallel import current_parallel_sizes
@@ -39,6 +40,9 @@ with host.importing():
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 
+NO_LOSSES = ExpertsConfig()
+
+
 def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: LayerSpec) -> ComputeOptions:
     """Memory-saving settings from the config. Raises ConfigError if this machine does not support them."""
     if learner.precision == "fp8" and (device.type != "cuda" or layer_spec != "transformer_engine"):
@@ -51,6 +55,14 @@ def check_sequence(shape: ModelShape, tensor: int, *, sequence: bool) -> None:
     """Raise ConfigError if every tensor rank would send all tokens to the experts."""
     if shape.experts is not None and tensor > 1 and not sequence:
         raise ConfigError("learner.parallel.sequence: a model with experts needs it to be true where tensor is above 1")
+
+
+def check_router_losses(experts: ExpertsConfig, shape: ModelShape) -> None:
+    """Raise ConfigError if there are losses for routers, and no routers."""
+    if shape.experts is None and experts != ExpertsConfig():
+        raise ConfigError(
+            "learner.experts: the model has no experts, so there is nothing to balance; remove balancing_loss and z_loss"
+        )
 
 
 def check_offload(section: str, optimizer: OptimizerConfig, device: torch.device) -> None:
@@ -77,6 +89,7 @@ class TrainingModel:
         layer_spec: LayerSpec = "local",
         compute: ComputeOptions = PLAIN,
         adapters: AdapterFacts | None = None,
+        router_losses: ExpertsConfig = NO_LOSSES,
     ):
         check_sequence(shape, current_layout().tensor, sequence=compute.sequence)
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
@@ -99,6 +112,8 @@ class TrainingModel:
             wrapped = [self._with_gradient_buffers(chunk, is_first=chunk is chunks[0]) for chunk in chunks]
             self._optimizer = get_megatron_optimizer(self._optimizer_config(optimizer, trained_dtype), list(wrapped))
         self.chunks = nn.ModuleList(wrapped)
+        self.routers = self._observed_routers(router_losses) if shape.experts is not None else None
+        """What the routers of a model with experts do in an update."""
         for group in self._optimizer.param_groups:
             # Megatron leaves this to its own scheduler, which we do not use
             group["weight_decay"] = optimizer.weight_decay * group["wd_mult"]
@@ -171,6 +186,10 @@ class TrainingModel:
         """The model without its adapters while inside."""
         with base_alone(self.adapted.values()):
             yield self.chunks
+
+    def _observed_routers(self, losses: ExpertsConfig) -> RouterObserver:
+        averaged_over = self.layout.data * self.layout.context  # by the gradient buffers
+        return RouterObserver(self.chunks, self.shape, losses, gradient_scale=averaged_over)
 
     def _move_moments(self, device: torch.device) -> None:
         """With offload, Adam's moments are on the device only during an update, when there are no activations."""

@@ -52,6 +52,7 @@ class ModelBuilder:
 
     def __init__(self, run: AnyRun, device: torch.device) -> None:
         self.own = InitialWeights(key="model.folder", folder=run.model.folder)
+        self._router_losses = run.learner.experts
         self._dtype = parallel.resolve_dtype(device, run.learner.precision)
         self._how: dict[str, Any] = {
             "device": device,
@@ -71,7 +72,9 @@ class ModelBuilder:
         lora: LoraConfig | None = None,
     ) -> TrainingModel:
         adapters = self._adapters(lora, initial, shape) if lora is not None else None
-        model = TrainingModel(shape, optimizer, total_updates=total_updates, adapters=adapters, **self._how)
+        model = TrainingModel(
+            shape, optimizer, total_updates=total_updates, adapters=adapters, router_losses=self._router_losses, **self._how
+        )
         self._load(model, initial)
         return model
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from async_rl.megatron import host
 from async_rl.megatron.compat import parallel_state
+from async_rl.megatron.experts.routing import RoutingTotals
 from async_rl.megatron.model import forward_packed
 from learner.batches.device_rows import ModelRow
 from learner.losses.functions import Loss
@@ -50,6 +51,8 @@ class Update:
     grad_norm: float
     """Before clipping."""
     learning_rate: float
+    routing: RoutingTotals | None = None
+    """What the routers of a model with experts did."""
     skipped: bool = False
     """True if the loss or gradient was not finite: the weights are unchanged."""
 
@@ -66,6 +69,8 @@ class StepResult:
     skipped: bool
     """True if every update was skipped: the weights are unchanged."""
     metrics: Mapping[str, float]
+    experts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of the routers of a model with experts."""
 
     @staticmethod
     def of(updates: Sequence[Update]) -> StepResult:
@@ -73,12 +78,14 @@ class StepResult:
         done = [each for each in updates if not each.skipped]
         reported = done if done else updates
         totals = Totals.averaged([each.totals for each in reported])
+        routings = [each.routing for each in reported if each.routing is not None]
         return StepResult(
             loss=totals.sum_of("loss"),
             grad_norm=max(each.grad_norm for each in reported),
             learning_rate=reported[-1].learning_rate,
             skipped=not done,
             metrics=totals.metrics,
+            experts=RoutingTotals.merged(routings).metrics if routings else {},
         )
 
 
@@ -94,13 +101,16 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
         return made.loss * share, made.totals
 
     model.zero_gradients()
+    if model.routers is not None:
+        model.routers.begin(sum(len(row.token_ids) for row in rows if not row.is_filler))
     reported: list[Totals] = _run(model.chunks, rows, shared, forward_only=False)
     totals = _over_all_ranks(reported, loss.names)
+    routing = model.routers.ended() if model.routers is not None else None
     grad_norm, learning_rate = model.gradient_norm(), model.learning_rate
     skipped = not (math.isfinite(totals.sum_of("loss")) and math.isfinite(grad_norm))
     if not skipped:
         model.update(grad_norm)
-    return Update(totals=totals, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
+    return Update(totals=totals, grad_norm=grad_norm, learning_rate=learning_rate, routing=routing, skipped=skipped)
 
 
 def evaluate_loss(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[RowT]) -> Totals:

@@ -152,12 +152,25 @@ class LoraConfig(Section):
         return self.alpha / self.rank
 
 
+class ExpertsConfig(Section):
+    """Losses of the routers of a model with experts, beside that of the objective (docs/models.md)."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    balancing_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of the balancing loss (Switch Transformer) of each layer. 0: none; `router_aux_loss_coef` in a model's
+    config.json is not applied."""
+    z_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of the z-loss of each layer, which keeps router logits small. 0: none."""
+
+
 class UpdatesConfig(Section):
     """Settings shared by `async-rl run` and `async-rl train`: optimizer, parallelism, precision, checkpoints."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     """Train low-rank adapters of the model. Unset: all its weights."""
+    experts: ExpertsConfig = ExpertsConfig()
     parallel: ParallelConfig = ParallelConfig()
     precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
     """Compute precision. `auto`: bfloat16 on CUDA, float32 on a CPU. `fp8` needs model.layer_spec: transformer_engine."""

@@ -138,6 +138,9 @@ class WorkerConfig(Section):
     """Inference engines per worker (data parallel), each on its own GPUs."""
     tensor: PositiveInt = 1
     """Tensor-parallel GPUs per engine (docs/inference.md)."""
+    expert: PositiveInt = 1
+    """Expert parallelism: GPUs of an engine that divide the experts of a layer. It must divide `tensor`. 1: each of them holds
+    all experts."""
     kv_cache_gb: PositiveFloat = 8.0
     """Size of the KV cache per GPU, in GB. It is allocated at the start, on a CPU too: 0.25 is enough for tiny models."""
     kv_block_tokens: PositiveInt = 64
@@ -182,6 +185,10 @@ class WorkerConfig(Section):
 
     @model_validator(mode="after")
     def _backend_fits(self) -> WorkerConfig:
+        if self.tensor % self.expert:
+            raise ValueError(
+                f"expert ({self.expert}) must divide tensor ({self.tensor}): the ranks of an engine divide its experts"
+            )
         if self.backend == "hf" and self.engines * self.tensor > 1:
             raise ValueError(
                 f"backend hf is one engine on one device, so engines ({self.engines}) and tensor ({self.tensor}) must be 1; "

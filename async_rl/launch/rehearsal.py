@@ -67,7 +67,7 @@ def rehearsed(
     if (critic := tree["learner"]["critic"]) is not None and critic["type"] == "own":
         critic |= {"optimizer": critic["optimizer"] | ON_CPU, "warmup_steps": 0}
     tree["learner"] |= _small_learner(tree, config.learner.parallel, steps, processes)
-    tree["worker"] |= {"processes": 1, "engines": 1, "tensor": 1, "groups_in_flight": 2, "kv_cache_gb": 0.25}
+    tree["worker"] |= {"processes": 1, "engines": 1, "tensor": 1, "expert": 1, "groups_in_flight": 2, "kv_cache_gb": 0.25}
     tree["evaluation"] |= {"every": steps, "tasks": 2, "samples": 1, "k": [1], "greedy": False, "wait_s": 120.0}
     tree["wire"] |= {"host": "127.0.0.1", "insecure": False, "push_every_steps": 1, "push_every_s": 0.0, "snapshots": ""}
     tree["metrics"] = {"console": True}

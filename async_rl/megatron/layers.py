@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ from async_rl.megatron.compat import (
     get_num_layers_to_build,
     get_transformer_layer_offset,
 )
+from async_rl.megatron.experts.routing import ObservedRouter
 from async_rl.megatron.norms import KeyNorm, QueryNorm, norm_of
 from async_rl.models.shape import Experts, ModelShape
 
@@ -65,6 +67,10 @@ def _layer_spec(
             per_head = shape.qk_norm_over == "head"
             inside.q_layernorm, inside.k_layernorm = (norm_of(shape),) * 2 if per_head else (QueryNorm, KeyNorm)
         inside.core_attention = PackedAttention
+    if experts is not None:
+        mlp = layer.submodules.mlp
+        inside = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
+        inside.router = ObservedRouter
     if attention is not None:
         _self_attention(layer).module = attention
     elif shape.window is not None and shape.window.rope_theta is not None:

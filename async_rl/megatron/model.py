@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.errors import ConfigError
-from async_rl.megatron import experts, host, value_head
+from async_rl.megatron import host, value_head
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.attention.rotary import join_rotary
 from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
+from async_rl.megatron.experts import options as experts
 from async_rl.megatron.layers import LayerSpec, block_spec
 from async_rl.megatron.norms import attach_post_norms
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
@@ -227,16 +228,25 @@ def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSe
 def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: PackedSeqParams) -> Tensor:
     """Logits [tokens, vocabulary part] of a packed row; on earlier pipeline stages, hidden states."""
     chunk = bare(model)
+    # a row of one token trains nothing and only fills up a schedule, so routers do not count it
+    is_padding = torch.full_like(token_ids, len(token_ids) == 1, dtype=torch.bool)
     if chunk.config.context_parallel_size > 1:
         own = divide(token_ids, packing, context_group(), multiple=_multiple(chunk.config))
         own_ids, own_positions, divided, division = own
-        output = model(own_ids[None], own_positions[None], None, packed_seq_params=divided)
+        own_padding = division.shard(is_padding, filler=True)
+        output = model(own_ids[None], own_positions[None], None, packed_seq_params=divided, **_for_routers(chunk, own_padding))
         return division.without_padding(output[0]) if chunk.post_process else output
     missing = -len(token_ids) % _multiple(chunk.config)
     if missing:
         token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
-    output = model(token_ids[None], positions[None], None, packed_seq_params=packing)
+        is_padding = torch.cat([is_padding, is_padding.new_ones(missing)])
+    output = model(token_ids[None], positions[None], None, packed_seq_params=packing, **_for_routers(chunk, is_padding))
     return output[0, : output.shape[1] - missing] if chunk.post_process else output
+
+
+def _for_routers(chunk: GPTModel, is_padding: Tensor) -> dict[str, Tensor]:
+    """The argument that tells routers which tokens not to count."""
+    return {"padding_mask": is_padding[None]} if chunk.config.num_moe_experts is not None else {}
 
 
 def _multiple(config: TransformerConfig) -> int:

@@ -1,4 +1,4 @@
-"""Limits that a model sets for an engine: the size of its KV cache, and its tensor parallelism."""
+"""Limits that a model sets for an engine: the size of its KV cache, and its parallelism."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ def check_kv_cache(shape: ModelShape, *, gb: float, block_tokens: int, tensor: i
         )
 
 
-def check_worker_tensor(shape: ModelShape, tensor: int) -> None:
-    """Raise ConfigError unless that many ranks can divide the model."""
+def check_worker_ranks(shape: ModelShape, tensor: int, expert: int) -> None:
+    """Raise ConfigError unless that many ranks can divide the model, and its experts."""
     widths = {"kv_heads": shape.kv_heads, "ffn": shape.ffn, "the width of its shared expert": shape.shared_ffn}
     if any(width % tensor for width in widths.values()):
         named = " and ".join(f"{name} ({width})" for name, width in widths.items() if width)
         raise ConfigError(f"worker.tensor ({tensor}) must divide the model's {named}")
+    experts_of_a_layer = shape.experts.number if shape.experts is not None else 1
+    if experts_of_a_layer % expert:
+        raise ConfigError(f"worker.expert ({expert}) must divide the number of experts in a layer ({experts_of_a_layer})")

@@ -88,7 +88,7 @@ def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
             "KV cache": f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
             "activations": f"lower worker.prompt_tokens_per_step (now {worker.prompt_tokens_per_step})",
             "logits": "lower worker.groups_in_flight",
-        }.get(largest.name, f"raise worker.tensor (now {worker.tensor})")
+        }.get(largest.name, f"raise worker.tensor (now {worker.tensor}), and for experts worker.expert (now {worker.expert})")
     divide = f"raise learner.parallel.tensor (now {learner.parallel.tensor})"
     if largest.name in ("activations", "logits"):
         smaller_rows = f"lower batch.bin_tokens (now {config.batch.bin_tokens}) or {divide}"

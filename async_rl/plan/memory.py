@@ -9,8 +9,9 @@ from math import prod
 
 from async_rl.config import Config
 from async_rl.config.learner import OptimizerConfig, OwnCritic, SharedCritic
+from async_rl.config.rollout import WorkerConfig
 from async_rl.config.training import AnyRun, TrainingConfig
-from async_rl.megatron.parameters.table import VALUE_HEAD, Split, table
+from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import held_by_stages
@@ -170,7 +171,7 @@ def _stage(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[Model
 
 def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     worker, element = config.worker, _default_bytes(config)
-    numbers = sum(prod(row.shape) / (1 if row.split is Split.WHOLE else worker.tensor) for row in table(shape))
+    numbers = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
     running = min(MAX_RUNNING, _concurrent(config))
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
@@ -185,6 +186,13 @@ def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     if config.device != "cpu" and worker.engines * worker.tensor == 1:
         parts[RECEIVED] = _push_bytes(config, shape)
     return _parts(parts)
+
+
+def _ranks_of_engine(row: Parameter, worker: WorkerConfig) -> int:
+    """Return among how many ranks of an engine the parameter is divided."""
+    if row.expert is not None:
+        return worker.expert
+    return 1 if row.split is Split.WHOLE else worker.tensor
 
 
 def _concurrent(config: Config) -> int:

@@ -71,6 +71,12 @@ policy/age_{age}/logprob_abs_diff [nats]: mean |log-probability difference| at t
 policy/age_{age}/clip_frac [share]: tokens of this age whose ratio was clipped
 policy/age_{age}/masked_frac [share]: tokens of this age excluded from the loss by a trust mask or the veto
 policy/skipped_updates [updates]: updates of the step skipped for a non-finite loss or gradient
+experts/imbalance_max: tokens of a layer's busiest expert divided by the mean of its experts, largest of all layers; 1: balanced
+experts/imbalance_mean: the same, mean over layers
+experts/idle [share]: experts that no token of the step chose, over all layers
+experts/entropy [nats]: mean entropy of the routers' distributions over experts
+experts/balancing_loss: balancing loss over the tokens of the step without its coefficient, mean over layers; 1: balanced
+experts/z_loss: z-loss of the routers without its coefficient, mean over layers
 value/loss: value loss
 value/mean: mean predicted value
 value/return_mean: mean return, the target of the critic

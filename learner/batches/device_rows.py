@@ -28,6 +28,11 @@ class ModelRow:
     reference: Tensor | None = None
     """Log-probabilities of the targets under the reference model."""
 
+    @property
+    def is_filler(self) -> bool:
+        """A row of one token predicts nothing."""
+        return len(self.token_ids) == 1
+
     def as_filler(self) -> Self:
         """Return a row of one untrained token that has the same columns, to fill up a schedule."""
         columns = {

@@ -16,7 +16,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import parallel
 from async_rl.megatron.parameters.adapters import check_lora
 from async_rl.models.shape import ModelShape
-from learner.model import FrozenModel, Reference, TrainingModel, check_offload
+from learner.model import FrozenModel, Reference, TrainingModel, check_offload, check_router_losses
 from learner.model_builder import InitialWeights, ModelBuilder
 from learner.objective import Objective
 
@@ -40,6 +40,7 @@ def check_model_set(config: Config, objective: Objective, shape: ModelShape) -> 
     """Raise ConfigError if the objective and the `learner` section disagree about which models exist. Builds no model."""
     learner, name = config.learner, config.learner.objective
     check_lora(learner.lora, shape, config.model.layer_spec)
+    check_router_losses(learner.experts, shape)
     for is_needed, is_there, key, example in (
         (objective.needs_values, learner.critic is not None, "critic", "{type: own} or {type: shared}"),
         (objective.needs_teacher, learner.teacher is not None, "teacher", "{folder: PATH}"),

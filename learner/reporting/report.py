@@ -46,6 +46,7 @@ class Reporter:
             **episode_metrics(rollouts),
             **age_metrics(groups),
             **finished.result.metrics,
+            **finished.result.experts,
             "optim/lr": finished.result.learning_rate,
             "optim/grad_norm": finished.result.grad_norm,
             "optim/skipped": float(finished.result.skipped),

@@ -8,14 +8,15 @@ from async_rl.config.training import Distillation, DistillSection, DpoSection, D
 from async_rl.megatron.parameters.adapters import check_lora
 from async_rl.models.shape import ModelShape
 from async_rl.supervision import working
-from learner.model import TrainingModel
+from learner.model import TrainingModel, check_router_losses
 from learner.model_builder import InitialWeights, ModelBuilder
 from learner.training.methods import Distill, Dpo, Method, RewardModel, Supervised
 
 
 def check(config: TrainingConfig, shape: ModelShape) -> None:
-    """Raise ConfigError if the model cannot have adapters, or reference or teacher has another vocabulary. Builds nothing."""
+    """Raise ConfigError if the model cannot be trained so, or reference or teacher has another vocabulary. Builds nothing."""
     check_lora(config.learner.lora, shape, config.model.layer_spec)
+    check_router_losses(config.learner.experts, shape)
     if (frozen := frozen_weights(config)) is not None:
         frozen.check_vocabulary(shape)
 

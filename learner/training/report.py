@@ -23,6 +23,7 @@ class TrainingReport:
         self._examples += counts.examples
         row = {
             **{f"train/{name}": value for name, value in result.metrics.items()},
+            **result.experts,
             **trained.packed.metrics,
             "train/epoch": trained.progress.place / self._table_rows,
             "train/dropped": float(trained.table_slice.dropped),

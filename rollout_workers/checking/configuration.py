@@ -17,7 +17,7 @@ from async_rl.imports.references import load_reference
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check, tokenizer_to_check
 from async_rl.megatron.attention.paged_attention import page_tokens
-from async_rl.models.engine_limits import check_kv_cache, check_worker_tensor
+from async_rl.models.engine_limits import check_kv_cache, check_worker_ranks
 from async_rl.types import Failure, Task
 from rollout_workers.checking.findings import cramped, too_long
 from rollout_workers.environment_pool import opened
@@ -82,7 +82,7 @@ def _engine(config: Config) -> str:
         load_reference(worker.backend)
         return f"worker.backend: {worker.backend}"
     shape = shape_to_check(config)
-    check_worker_tensor(shape, worker.tensor)
+    check_worker_ranks(shape, worker.tensor, worker.expert)
     on_gpu = config.device != "cpu"
     block_tokens = page_tokens(torch.device("cuda" if on_gpu else "cpu"), worker.kv_block_tokens)
     check_kv_cache(shape, gb=worker.kv_cache_gb, block_tokens=block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4)

@@ -43,7 +43,7 @@ class EngineCore:
         seed: int,
         layer_spec: LayerSpec,
     ) -> None:
-        parallel.initialize(device=device, tensor=worker.tensor)
+        parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
         block_tokens = page_tokens(device, worker.kv_block_tokens)
         self._shape = shape
         self._device = device

@@ -56,6 +56,7 @@ def config(
     recompute: str = "none",
     precision: str = "auto",
     lora: dict[str, Any] | None = None,
+    router: dict[str, float] | None = None,
     **parallel: Any,
 ) -> Config:
     optimizer = {
@@ -74,6 +75,7 @@ def config(
         "steps": 20,
         "optimizer": optimizer,
         "lora": lora,
+        "experts": router if router is not None else {},
         "parallel": parallel,
         "recompute": recompute,
         "precision": precision,
@@ -93,8 +95,8 @@ def shape(of: Config) -> ModelShape:
     return model_shape(of.model, VOCABULARY)
 
 
-def batch(step: int, num_shards: int) -> PackedBatch:
-    return pack_batch(taken_groups(step), objective=OBJECTIVE, capacity=40, num_shards=num_shards)
+def batch(step: int, num_shards: int, capacity: int = 40) -> PackedBatch:
+    return pack_batch(taken_groups(step), objective=OBJECTIVE, capacity=capacity, num_shards=num_shards)
 
 
 def taken_groups(step: int) -> list[TakenGroup]:
@@ -123,9 +125,12 @@ def _rollout(rng: np.random.Generator, length: int) -> Rollout:
     return Rollout(samples=(row,), reward=float(rng.random()), status=Status.OK)
 
 
-def train(rank_group: RankGroup, first: int, last: int) -> list[dict[str, float]]:
-    results = [rank_group.step(batch(step, rank_group.num_shards)) for step in range(first, last + 1)]
-    return [{"loss": each.loss, "grad_norm": each.grad_norm, "lr": each.learning_rate, **each.metrics} for each in results]
+def train(rank_group: RankGroup, first: int, last: int, capacity: int = 40) -> list[dict[str, float]]:
+    results = [rank_group.step(batch(step, rank_group.num_shards, capacity)) for step in range(first, last + 1)]
+    return [
+        {"loss": each.loss, "grad_norm": each.grad_norm, "lr": each.learning_rate, **each.metrics, **each.experts}
+        for each in results
+    ]
 
 
 def lead(folder: Path, under: Config) -> None:

@@ -34,6 +34,11 @@ class RowShards:
     tokens: Tensor
     """Positions of tokens; all others are padding."""
 
+    def shard(self, values: Tensor, *, filler: float) -> Tensor:
+        """Take this rank's part of one value per token; padding gets `filler`."""
+        padded = values.new_full((len(self.parts),), filler)
+        return padded.index_copy(0, self.tokens, values)[self.own]
+
     def in_order(self, own: Tensor) -> Tensor:
         """Gather all ranks' values in the order of positions. Gradients are summed over ranks."""
         return gather_from_sequence_parallel_region(own, group=self.group)[self.held_at]
@@ -73,7 +78,6 @@ def divide(
     division = RowShards(group=group, lengths=padded, parts=parts, own=own, held_at=order.argsort(), tokens=tokens)
 
     longest, sequences = int(padded.max()), ends.to(torch.int32)
-    filled = token_ids.new_zeros(total).index_copy(0, tokens, token_ids)
     divided = ShardedPacking(
         qkv_format="thd",
         cu_seqlens_q=sequences,
@@ -82,4 +86,4 @@ def divide(
         max_seqlen_kv=longest,
         division=division,
     )
-    return filled[own], positions[own], divided, division
+    return division.shard(token_ids, filler=0), positions[own], divided, division

@@ -20,6 +20,7 @@ from torch.nn import functional
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
 from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
+from async_rl.megatron.experts.sharing import share_tokens
 from async_rl.models.engine_limits import check_kv_cache
 from async_rl.models.shape import ModelShape
 
@@ -81,6 +82,8 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
         dynamic_context.triton_append_key_value_cache = None
     model.eval()
     _without_autograd(model)
+    if model.config.expert_model_parallel_size > 1:
+        share_tokens(model)
     with host.on_host(), host.quiet(), torch.inference_mode():
         build = _build_with_config if _has_inference_config() else _build_with_arguments
         engine = build(model, shape, settings)

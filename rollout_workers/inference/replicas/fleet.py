@@ -23,7 +23,7 @@ from async_rl.megatron import parallel
 from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import check_complete, specs
-from async_rl.models.engine_limits import check_worker_tensor
+from async_rl.models.engine_limits import check_worker_ranks
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt, Returns, Tokenizer
@@ -68,7 +68,7 @@ class EngineFleet(Inference):
         """`devices`: one for each rank, engine by engine. `environment` is that of the rank processes; in `folder` they
         find each other, unset means the system's temporary folder.
         """
-        check_worker_tensor(shape, worker.tensor)
+        check_worker_ranks(shape, worker.tensor, worker.expert)
         self.tokenizer = tokenizer
         self.device = torch.device("cpu")
         """The device from which weights of a swap are read fastest. This process uses no GPU memory."""

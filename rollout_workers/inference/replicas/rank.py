@@ -55,7 +55,7 @@ def main() -> None:
 def _meet(setup: RankSetup) -> None:
     ranks = setup.worker.tensor
     meeting = parallel.Rendezvous(store=FileStore(str(setup.store), ranks), rank=setup.rank, world_size=ranks)
-    parallel.initialize(device=setup.torch_device, tensor=ranks, rendezvous=meeting)
+    parallel.initialize(device=setup.torch_device, tensor=ranks, expert=setup.worker.expert, rendezvous=meeting)
 
 
 def _core(setup: RankSetup, orders: SocketPipe) -> LockstepCore:

@@ -20,7 +20,7 @@ from async_rl.megatron import parallel
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
-from async_rl.models.shape import ModelShape
+from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, VersionSpan
@@ -35,8 +35,9 @@ TOKENIZER_CONFIG = CharacterTokenizer(alphabet="0123456789abcdefghijklmnopqrstuv
 TOKENIZER = open_tokenizer(TOKENIZER_CONFIG)
 SHAPE = ModelShape(
     hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab_size=TOKENIZER.vocab_size, max_positions=512,
-    rope_theta=1e4, init_std=0.3,
+    rope_theta=1e4, init_std=0.3, experts=Experts(number=4, per_token=2, ffn=24, layers=(1,), shared_ffn=16),
 )  # fmt: skip
+"""Layer 0 is dense."""
 DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
 LONG = GenerationArgs(max_tokens=500, top_k=5)
 """Does not end by itself."""
@@ -52,7 +53,8 @@ def weights(seed: int) -> Weights:
 
 
 def worker(engines: int, tensor: int, kv_cache_gb: float = 0.01) -> WorkerConfig:
-    return WorkerConfig(engines=engines, tensor=tensor, kv_cache_gb=kv_cache_gb, kv_block_tokens=8)
+    """Tensor ranks also divide the experts."""
+    return WorkerConfig(engines=engines, tensor=tensor, expert=tensor, kv_cache_gb=kv_cache_gb, kv_block_tokens=8)
 
 
 def fleet(settings: WorkerConfig, **environment: str) -> EngineFleet:

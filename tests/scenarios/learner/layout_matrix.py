@@ -22,11 +22,12 @@ from tests.support.learner_rank import config, meet, shape, train
 PROCESSES, STEPS = 4, 2
 DENSE: dict[str, Any] = {"layers": 4, "epochs": 2}
 EXPERTS: dict[str, Any] = {**DENSE, "experts": 4}
+BALANCED: dict[str, Any] = {**EXPERTS, "epochs": 1, "router": {"balancing_loss": 0.5, "z_loss": 0.05}}
 LORA: dict[str, Any] = {**DENSE, "lora": {"rank": 4, "alpha": 32.0}}
 LORA_EXPERTS: dict[str, Any] = {**EXPERTS, "lora": {"rank": 4, "targets": ["q_proj", "o_proj"]}}
 OLMO2: dict[str, Any] = {**DENSE}
 """The same size with norms after attention and MLP, and over all heads of query and key, of which a tensor rank has some."""
-MODELS = {"dense": DENSE, "experts": EXPERTS, "lora": LORA, "lora_experts": LORA_EXPERTS, "olmo2": OLMO2}
+MODELS = {"dense": DENSE, "experts": EXPERTS, "balanced": BALANCED, "lora": LORA, "lora_experts": LORA_EXPERTS, "olmo2": OLMO2}
 OBJECTIVE = Objective.model_validate(
     {
         "policy_loss": {
@@ -85,6 +86,10 @@ CASES = {
     "experts_pipeline": Case(ranks=4, settings={"expert": 2, "pipeline": 2}, model=EXPERTS),
     "experts_context": Case(ranks=4, settings={"expert": 4, "context": 4}, model=EXPERTS),
     "experts_data": Case(ranks=4, settings={"expert": 2}, model=EXPERTS),
+    "balanced_sequence_data": Case(ranks=4, settings={"expert": 4, "tensor": 2, "sequence": True}, model=BALANCED),
+    "balanced_context_pipeline": Case(
+        ranks=4, settings={"expert": 2, "context": 2, "pipeline": 2, "recompute": "full"}, model=BALANCED
+    ),
     "lora_sequence": Case(ranks=2, settings={"tensor": 2, "sequence": True, "recompute": "full"}, model=LORA),
     "lora_interleaved": Case(ranks=2, settings={"pipeline": 2, "virtual_stages": 2}, model=LORA),
     "lora_tensor_data": Case(ranks=4, settings={"tensor": 2}, model=LORA),
@@ -97,10 +102,15 @@ FEW = {
     name: CASES[name]
     for name in (
         *("recompute_sequence", "recompute_interleaved", "experts", "lora_interleaved", "olmo2"),
-        *("context_sequence", "experts_sequence_data", "lora_tensor_data"),
+        *("context_sequence", "balanced_sequence_data", "balanced_context_pipeline", "lora_tensor_data"),
     )
 }
 """Each way to divide, most of them combined with another."""
+
+
+def capacity_of(model: dict[str, Any]) -> int:
+    """With a balancing loss a row for each sequence, because that loss depends on what shares a row."""
+    return 1 if model is BALANCED else 40
 
 
 def every_case(cases: Mapping[str, Case], root: Path, process: int) -> None:
@@ -122,7 +132,7 @@ def play(folder: Path, case: Case, rank: int) -> None:
         follow(under, OBJECTIVE, case.shape)
         return
     rank_group = RankGroup(under, OBJECTIVE, case.shape)
-    (folder / "rows.json").write_text(json.dumps(train(rank_group, 1, STEPS)))
+    (folder / "rows.json").write_text(json.dumps(train(rank_group, 1, STEPS, capacity_of(case.model))))
     save_file(weights_of(rank_group), folder / "weights.safetensors")
     rank_group.stop()
 

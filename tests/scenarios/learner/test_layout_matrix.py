@@ -18,6 +18,7 @@ from tests.scenarios.learner.layout_matrix import (
     OBJECTIVE,
     PROCESSES,
     STEPS,
+    capacity_of,
     shape_of,
 )
 from tests.support.full_weights import weights_of
@@ -40,7 +41,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alone(model: dict[str, Any], **settings: Any) -> Trained:
     rank_group = RankGroup(config(**model, **settings), OBJECTIVE, shape_of(model))
-    rows, weights = train(rank_group, 1, STEPS), weights_of(rank_group)
+    rows, weights = train(rank_group, 1, STEPS, capacity_of(model)), weights_of(rank_group)
     rank_group.stop()
     return rows, weights
 

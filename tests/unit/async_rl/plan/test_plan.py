@@ -86,3 +86,8 @@ def test_a_model_with_experts_divides_them_alone() -> None:
     of_experts = sum(prod(row.shape) for row in table(shape) if row.expert is not None)
     others = sum(prod(row.shape) for row in table(shape) if row.expert is None)
     assert trained_bytes(shape, ParallelConfig(expert=4)) == (6 + 12) * of_experts / 4 + (6 + 12 / 4) * others
+    of_worker = {
+        expert: memory_plan(config(worker={"tensor": 4, "expert": expert}), shape).worker[0].bytes for expert in (1, 2, 4)
+    }
+    assert of_worker[1] - of_worker[2] == 2 * of_experts / 2
+    assert of_worker[1] - of_worker[4] == 2 * of_experts * 3 / 4

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.launch.commands import WORKER_INDEX
 from async_rl.launch.local import specs as process_specs
+from async_rl.models.engine_limits import check_worker_ranks
 from async_rl.models.parameter_spec import ParameterSpec
-from async_rl.models.shape import ModelShape
+from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, StopReason, VersionSpan
@@ -112,6 +114,14 @@ def test_workers_on_a_cpu_are_not_told_of_gpus() -> None:
 def test_too_few_gpus_are_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"worker\.engines \(2\) x worker\.tensor \(2\) need 4 GPUs, and this process sees 2"):
         worker_gpus(config(engines=2, tensor=2), {}, 2)
+
+
+def test_experts_that_the_ranks_of_an_engine_cannot_divide_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"expert \(2\) must divide tensor \(3\)"):
+        WorkerConfig(tensor=3, expert=2)
+    with pytest.raises(ConfigError, match=r"worker\.expert \(2\) must divide the number of experts in a layer \(1\)"):
+        check_worker_ranks(SHAPE, 2, 2)
+    check_worker_ranks(replace(SHAPE, experts=Experts(number=6, per_token=2, ffn=8, layers=(0,))), 2, 2)
 
 
 # -- what travels -----------------------------------------------------------------------------------------------------------

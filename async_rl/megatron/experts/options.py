@@ -1,7 +1,7 @@
 """Mixture-of-experts layers: Megatron's options, and fixes that they need without a GPU.
 
-Tokens are never dropped, and there is no balancing loss. The router computes in float32, so that the order of nearly equal
-experts does not depend on the precision of the rest.
+Tokens are never dropped, and Megatron's balancing losses are off (routing.py has ours). The router computes in float32, so that
+the order of nearly equal experts does not depend on the precision of the rest.
 """
 
 from __future__ import annotations
