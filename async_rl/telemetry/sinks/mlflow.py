@@ -42,7 +42,7 @@ class MlflowSink:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._client is None:
-            self._start()
+            self._client = self._start()
         self._step = step
         entities: Any = import_module("mlflow.entities")
         now = round(time.time() * 1000)
@@ -65,7 +65,7 @@ class MlflowSink:
             text = json.dumps({"columns": list(columns), "data": [list(row) for row in rows]})
             self._client.log_text(self._run, text, f"{name}/step-{self._step:08d}.json")
 
-    def _start(self) -> None:
+    def _start(self) -> Any:
         client: Any = import_module("mlflow").MlflowClient()
         name, wanted = self._config.metrics.mlflow_experiment, self._config.run.name
         experiment: Any = client.get_experiment_by_name(name)
@@ -77,7 +77,7 @@ class MlflowSink:
         else:
             self._run = client.create_run(number, run_name=wanted, tags={RUN_TAG: wanted}).info.run_id
             self._log_settings(client)
-        self._client = client
+        return client
 
     def _log_settings(self, client: Any) -> None:
         entities: Any = import_module("mlflow.entities")
