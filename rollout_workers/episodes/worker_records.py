@@ -30,10 +30,10 @@ class WorkerRecords:
         """Keep the head of a group that was dropped."""
         if not self._keeps_dropped:
             return
-        head, counts = head_of(group)
         try:
+            head, counts = head_of(group)
             payload = base64.b64encode(encode(head, compress_text=True)).decode()
-        except BadPayload:
+        except (BadPayload, TypeError, AttributeError, ValueError):  # values of user code that are no texts or messages
             self._unsent += 1
             return
         if self._bytes + len(payload) > MAX_BYTES:

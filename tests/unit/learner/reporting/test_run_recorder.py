@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from async_rl.recording import Recording, RolloutFilter
 from async_rl.recording.recorder import Recorder
 from async_rl.telemetry import WORKER_METRICS
 from async_rl.transport.sending.sender import PushReport
-from async_rl.types import EpisodeSpan, GroupTimes, Ticket, VersionRecord
+from async_rl.types import EpisodeSpan, GroupTimes, Message, Ticket, VersionRecord
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
@@ -79,3 +80,16 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
     assert swap.at == pytest.approx(now, abs=1.5)
     assert [event.fields["dropped"] for event in recording.events(kinds=("push",))] == [{"x": "gone"}]
     assert [event.fields["tokens"] for event in recording.events(kinds=("engine",))] == [0.0], "one a second"
+
+
+def test_values_of_user_code_that_cannot_be_recorded_are_counted() -> None:
+    records, ticket = WorkerRecords("w", keeps_dropped=True), Ticket(id="t000000007", task_index=5, version=3, attempt=1)
+    rolled = group(ticket.id, (3, 4))
+    odd: Any = Message(role="assistant", content=cast("Any", None))
+    for conversation in ((odd,), [{"role": "user", "content": "Hi."}], None):
+        [first, *others] = rolled.rollouts
+        said = replace(first, conversation=cast("Any", conversation))
+        records.dropped(ticket, "quarantined", replace(rolled, rollouts=(said, *others)))
+    record = records.take()
+    assert record is not None
+    assert (record.unsent, record.dropped) == (3, ())
