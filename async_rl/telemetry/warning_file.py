@@ -36,6 +36,12 @@ class WarningFile(logging.Handler):
         self._path, self._role = run_folder / NAME, role
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception:  # such as arguments that do not fit the text: no reason to raise in the code that logs
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         event, details = _parts(record)
         row = {
             "time": record.created,

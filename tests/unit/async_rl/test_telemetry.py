@@ -410,6 +410,8 @@ def test_warnings_of_several_processes_are_counted_by_cause_within_a_size(tmp_pa
         (tmp_path / "warnings.jsonl").write_text((json.dumps({"no": "x" * 1000}) + "\n") * 2000)
         warn("learner", "again")
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < MOST_BYTES + 10_000
+    misfit = logging.LogRecord("library", logging.WARNING, "file.py", 1, "%d items", ("many",), None)
+    WarningFile(tmp_path, "worker").handle(misfit)  # raises nothing in the code that logs
     WarningFile(tmp_path / "elsewhere", "worker").emit(logging.LogRecord("w", logging.WARNING, "f", 1, "unseen", None, None))
     assert not (tmp_path / "elsewhere").exists()
 
