@@ -40,9 +40,9 @@ class GroupFiles:
             self._open()
         assert self._index is not None
         offset = self._end
+        row = write_row(row_of(facts, group, measures, record, at=at, offset=offset))
         try:
             write_all(self._data, record)
-            row = write_row(row_of(facts, group, measures, record, at=at, offset=offset))
             self._index.append(row)
         except OSError:
             with suppress(OSError):  # else its part stays, and no row refers to it

@@ -1,5 +1,6 @@
 """Events and rollouts that a Recorder keeps, as `Recording` reads them: meanwhile, after a crash, and beyond the size limit."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,15 @@ def test_a_disk_that_fills_up_leaves_gaps_and_whole_rows(tmp_path: Path):
     assert len(kept_ids) + kept.dropped == 5
     assert kept.dropped == recording.rollouts().let_go.lost["refused"] == 3
     assert all(recording.group(one) is not None for one in kept_ids), "offsets are right after a refused write"
+
+
+def test_a_group_that_cannot_be_indexed_leaves_no_trace(tmp_path: Path):
+    odd = replace(group("t000000001"), rollouts=(replace(group("t000000001").rollouts[0], metrics={"turns": math.inf}),))
+    with recorder(tmp_path, events=0) as kept:
+        kept.group(trained(1), odd)
+        kept.group(trained(2), group("t000000002"))
+    assert kept.dropped == 1
+    assert Recording(tmp_path).group("t000000002") is not None
 
 
 def test_the_life_of_a_group_runs_from_its_ticket_to_its_checkpoint(tmp_path: Path):
