@@ -201,12 +201,15 @@ def rm(line: CommandLine) -> int:
         raise ConfigError(f"there is no run {name!r} in {parent.absolute()}{nearest(name, list(runs))}; give its name exactly")
     run, is_dry = runs[name], line.has("dry-run")
     size, paths = run.size(), owned_paths(run)
-    if run.setting("redis", "url") and not is_dry and not line.has("keep-redis"):
-        erase = command("buffer", ["erase", name, "@", str(run.path / CONFIG)])
-        if subprocess.run(erase, check=False).returncode:
-            raise ConfigError(f"nothing is removed, see above; --keep-redis leaves the keys of {name!r} on the server")
+
+    def erase_keys() -> None:
+        if run.setting("redis", "url") and not line.has("keep-redis"):
+            erase = command("buffer", ["erase", name, "@", str(run.path / CONFIG)])
+            if subprocess.run(erase, check=False).returncode:
+                raise ConfigError(f"nothing is removed, see above; --keep-redis leaves the keys of {name!r} on the server")
+
     if not is_dry:
-        remove(run)
+        remove(run, before=erase_keys)
     for path in paths:
         print(f"{path} {'would be' if is_dry else 'is'} removed{f' ({decimal(size)})' if path == run.path else ''}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,17 +20,24 @@ def owned_paths(run: RunFolder) -> list[Path]:
     return [path for path in (_snapshots(run), run.path) if path is not None]
 
 
-def remove(run: RunFolder) -> None:
-    """Delete a run. Raises ConfigError if one of its processes lives; while files are deleted, none can start."""
+def remove(run: RunFolder, *, before: Callable[[], None] = lambda: None) -> None:
+    """Delete a run. Raises ConfigError if one of its processes lives; meanwhile none can start.
+
+    `before` is called once it is known that the run may be deleted, and while nothing is.
+    """
     row = run.last_row()
     if (state := run.state(row)).is_running:
         raise ConfigError(f"run {run.name!r} is running ({state.how}); stop it first")
+    for path in owned_paths(run):
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link to {path.resolve()}; remove the run there, and the link yourself")
     with ExitStack() as held:
         for name, what in ((LOCK, "the run"), (SERVER_LOCK, "its Redis server")):
             if (run.path / name).exists():
                 lock = held.enter_context((run.path / name).open())
                 if not try_lock(lock):
                     raise ConfigError(f"{what} is running, a process holds {run.path / name}; stop it first")
+        before()
         for path in owned_paths(run):
             try:
                 shutil.rmtree(path)

@@ -23,7 +23,7 @@ from async_rl.run_folders.folder import RunFolder
 from async_rl.run_folders.state import RunEnd, decide_state
 from async_rl.run_folders.waits_for import waits_for
 from async_rl.telemetry.rows import JsonlSink
-from tests.unit.async_rl.run_folders.stored_runs import row_of, store_run
+from tests.unit.async_rl.run_folders.stored_runs import row_of, store_run, warn
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -100,7 +100,8 @@ def test_runs_are_compared_task_by_task(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_only_an_ended_run_is_removed_and_only_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snapshots = tmp_path / "snapshots"
-    run = store_run(tmp_path / "runs", "done", wire={"snapshots": str(snapshots)})
+    outside = {"url": "redis://127.0.0.1:1/0"}
+    run = store_run(tmp_path / "runs", "done", wire={"snapshots": str(snapshots)}, redis=outside)
     (snapshots / "done").mkdir(parents=True)
     (snapshots / "other").mkdir()
     place = ("--run.folder", str(tmp_path / "runs"))
@@ -111,11 +112,14 @@ def test_only_an_ended_run_is_removed_and_only_by_its_name(tmp_path: Path, capsy
         (run.path / lock).parent.mkdir(exist_ok=True)
         with (run.path / lock).open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            with pytest.raises(ConfigError, match="is running"):
+            with pytest.raises(ConfigError, match="is running"):  # before its keys are erased
                 dispatch(["runs", "rm", "done", *place])
+    (tmp_path / "runs" / "link").symlink_to(run.path)
+    with pytest.raises(ConfigError, match="is a link to"):
+        dispatch(["runs", "rm", "link", *place])
     assert "would be removed" in said(capsys, "runs", "rm", "done", *place, "--dry-run")
     assert run.path.exists()
-    assert f"{run.path} is removed" in said(capsys, "runs", "rm", "done", *place)
+    assert f"{run.path} is removed" in said(capsys, "runs", "rm", "done", *place, "--keep-redis")
     assert not run.path.exists()
     assert [path.name for path in snapshots.iterdir()] == ["other"]
 
@@ -123,6 +127,7 @@ def test_only_an_ended_run_is_removed_and_only_by_its_name(tmp_path: Path, capsy
 def test_top_draws_a_frame_into_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = store_run(tmp_path, "count-20260101-000000", trained=3, exit_code=None)
     (tmp_path / "count.yaml").write_text(f"run: {{folder: {tmp_path}}}")
+    warn(run.path, "the answer was \x1b[2J")
     with (run.path / "run.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = said(capsys, "top", "@", tmp_path / "count.yaml", "--once")
@@ -131,6 +136,7 @@ def test_top_draws_a_frame_into_a_pipe(tmp_path: Path, capsys: pytest.CaptureFix
     assert "reward/mean 0.3  ▁▅█" in text
     assert "no groups ready 40%" in text
     assert "was blocked for 7 s" in text
+    assert "the answer was ␛[2J" in text
     with pytest.raises(ConfigError, match="top needs a run"):
         dispatch(["top", "--run.folder", str(tmp_path)])
 
