@@ -137,12 +137,13 @@ class TopFrames:
     def _warnings(self) -> list[RenderableType]:
         from rich.text import Text
 
+        from async_rl.run_folders.visible_text import visible
         from async_rl.telemetry.durations import ago
         from async_rl.telemetry.warning_file import read_warnings
 
         return [
             Text(
-                f"{ago(cause.last):>6} ago  {cause.count:>4} x  {cause.role}: {cause.event}",
+                f"{ago(cause.last):>6} ago  {cause.count:>4} x  {cause.role}: {visible(cause.event)}",
                 style="yellow",
                 overflow="ellipsis",
             )
