@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from async_rl.http.server import Handler, listen, url_of
+from async_rl.payloads.as_json import dump_json
 from async_rl.view.compare import compare
 from async_rl.view.guard import add_headers, guard
 from async_rl.view.opened_run import open_folder, runs_beside
@@ -112,7 +113,7 @@ async def serving(routes: Mapping[str, Handler], *, host: str, port: int, token:
 
 
 def as_json(document: Any) -> web.Response:
-    response = web.json_response(document)
+    response = web.json_response(document, dumps=dump_json)
     response.enable_compression()
     return response
 

@@ -6,8 +6,8 @@ import { ask } from "./ask.js";
 /** A text of which the server has sent the head; `more` is the query for the next pieces, null if there are none. */
 export function folded({ text, length }, more = null) {
   const shown = el("div", { class: "said" }, text);
-  if (text.length >= length) return shown;
-  let have = text.length;
+  let have = characters(text);
+  if (have >= length) return shown;
   const label = () => `${more ? "show more: " : ""}${count(length - have)} characters are folded`;
   if (more === null) return el("div", {}, shown, el("p", { class: "dim" }, label()));
   const button = el("button", { type: "button", onclick: next }, label());
@@ -15,12 +15,17 @@ export function folded({ text, length }, more = null) {
     button.disabled = true;
     const piece = await ask("text", { ...more, start: have });
     shown.append(visible(piece.text));
-    have = piece.start + piece.text.length;
+    have = piece.start + characters(piece.text);
     button.textContent = label();
     button.disabled = false;
     if (have >= length || !piece.text) button.remove();
   }
   return el("div", {}, shown, button);
+}
+
+// As the server counts: `length` would count some of them, such as emoji, twice.
+function characters(text) {
+  return [...text].length;
 }
 
 export function count(number) {
