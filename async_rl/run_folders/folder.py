@@ -57,7 +57,7 @@ class RunFolder:
         """The configuration as written, with secrets masked; empty if it cannot be read."""
         try:
             tree: Any = yaml.safe_load((self.path / CONFIG).read_text())
-        except (OSError, yaml.YAMLError):
+        except (OSError, ValueError, yaml.YAMLError):  # ValueError: not UTF-8
             return {}
         return cast("dict[str, Any]", masked(tree)) if isinstance(tree, dict) else {}
 

@@ -182,4 +182,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return f'<td class="n">{value:g}</td>' if isinstance(value, int | float) else f"<td>{_text(value)}</td>"
+    if isinstance(value, int | float):
+        return f'<td class="n">{value if isinstance(value, int) else f"{value:g}"}</td>'
+    return f"<td>{_text(value)}</td>"

@@ -158,7 +158,7 @@ class RunRecorder:
             inflight=counters.get("inflight", 0.0),
             running=counters.get("engine/running", 0.0),
             waiting=counters.get("engine/waiting", 0.0),
-            tokens=tokens - tokens_before,
+            tokens=max(0.0, tokens - tokens_before),  # a worker that began anew counts from 0
             kv_used=round(counters.get("kv_blocks_used", 0.0) / blocks, 4) if blocks else 0.0,
         )
 
