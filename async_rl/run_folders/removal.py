@@ -1,4 +1,4 @@
-"""Removes a run: its folder, and its snapshots and payload files elsewhere."""
+"""Removes a run: its folder, and its snapshots elsewhere."""
 
 from __future__ import annotations
 
