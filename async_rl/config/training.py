@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from async_rl.config.hub.datasets import DatasetConfig
+from async_rl.config.hub.datasets import SUFFIXES, DatasetConfig
 from async_rl.config.learner import FasterOptimizer, UpdatesConfig
 from async_rl.config.pretrained import Pretrained, Required
 from async_rl.config.run import MetricsConfig, ModelConfig, RunConfig, SupervisionConfig
@@ -183,15 +183,13 @@ class TrainingConfig(Section):
 
 
 def _overlap(trained: DatasetConfig, held_out: DatasetConfig) -> bool:
-    """Whether both have the same rows, or one all rows of the other's split."""
-    splits = {trained.split, held_out.split}
-    names = {split.partition("[")[0] for split in splits}
-    return (
-        (trained.path, trained.subset) == (held_out.path, held_out.subset)
-        and len(names) == 1
-        and (len(splits) == 1 or names <= splits)
-        and held_out.filters in ((), trained.filters)
-    )
+    """Whether split and filters leave both the same rows. A single file has the same ones under every name of a split."""
+    if (trained.path, trained.subset) != (held_out.path, held_out.subset):
+        return False
+    names, slices = ({split.partition("[")[part] for split in (trained.split, held_out.split)} for part in (0, 2))
+    filters, others = set(trained.filters), set(held_out.filters)
+    has_same_split = len(names) == 1 or Path(trained.path).suffix in SUFFIXES
+    return has_same_split and (len(slices) == 1 or "" in slices) and (filters <= others or others <= filters)
 
 
 def _absolute(table: DatasetConfig) -> str:

@@ -90,8 +90,10 @@ def rehearsed_training(
             if section is not None:
                 section |= _place(small)
     data, rows = tree["data"], SHIPPED_EXAMPLES[config.compares]
-    for table, dataset in [*zip(data["datasets"], config.data.datasets, strict=True), (data, config.data)]:
-        _stand_in(table, dataset, f"{rows}.jsonl", said)
+    for table, weighted in zip(data["datasets"], config.data.datasets, strict=True):
+        table["name"] = weighted.label  # which several of the same rows would share
+        _stand_in(table, weighted, f"{rows}.jsonl", said)
+    _stand_in(data, config.data, f"{rows}.jsonl", said)
     data["too_long"] = "drop"
     if config.data.held_out is not None:
         data["held_out"] |= {"every": steps, "examples": EXAMPLES}

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from async_rl.config import Config
 from async_rl.config.learner import OwnCritic, ParallelConfig
-from async_rl.config.training import METHODS, Distillation, Method
+from async_rl.config.training import METHODS, Distillation, Method, SupervisedTraining
 from async_rl.launch.rehearsal import SmallModel, divided, rehearsed, rehearsed_training
 
 SIZE = {"size": {"hidden": 64, "layers": 2, "heads": 4}}
@@ -85,6 +86,18 @@ def test_a_training_becomes_small_and_reads_a_few_rows(method: Method) -> None:
     assert (small.data.held_out.examples, small.learner.optimizer.offload) == (4, False)
     if isinstance(small, Distillation):
         assert small.distill.teacher.folder == Path("/small")
+
+
+def test_the_same_rows_stand_in_for_several_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    data = {"datasets": [{"path": "far/one"}, {"path": "far/two", "weight": 2.0}], "held_out": {"path": "far/three"}}
+    config = SupervisedTraining.model_validate({"model": SIZE, "tokenizer": {"type": "characters"}, "data": data})
+    small, said = rehearsed_training(config, None, FOLDER, steps=2, processes=1)
+    assert [(each.label, each.weight) for each in small.data.datasets] == [("one", 1.0), ("two", 2.0)]
+    assert {each.path for each in small.data.datasets} == {"configs/train/counting.jsonl"}
+    assert small.data.held_out is not None
+    assert small.data.held_out.path == "configs/train/counting_held_out.jsonl"
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,8 @@ def test_several_datasets_are_mixed_by_weight_from_any_place_on(tmp_path: Path):
         ({"datasets": [{"path": "a.jsonl"}], "held_out": {"every": 3}}, "path"),
         ({"path": "a.jsonl", "held_out": {"every": 3}}, "rows of a.jsonl that are also trained: give it a split of its own"),
         ({"path": "a.jsonl", "held_out": {"split": "train[:9]"}}, "also trained"),
+        ({"path": "a.jsonl", "held_out": {"split": "test"}}, "also trained"),  # a file has no splits
+        ({"path": "a.jsonl", "held_out": {"filters": [{"column": "level", "equals": 5}]}}, "also trained"),
         ({"datasets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "held_out": {"path": "b.jsonl"}}, "also trained"),
     ],
 )
@@ -297,8 +299,13 @@ def test_held_out_rows_are_another_split_or_another_dataset_with_the_same_column
         (),
     )
     assert (other.path, other.subset, other.columns) == ("b.jsonl", "", {"prompt": "question"})
-    for apart in ({"split": "train[95%:]"}, {"filters": [{"column": "level", "equals": 5}], "split": "train[:95%]"}):
-        assert DataConfig.model_validate({"path": "a.jsonl", "split": "train[:95%]", "held_out": apart}).held_out is not None
+    easy, hard = ({"filters": [{"column": "level", "equals": level}]} for level in (1, 5))
+    for trained, apart in (
+        ({"path": "a.jsonl", "split": "train[:95%]"}, {"split": "train[95%:]"}),
+        ({"path": "a.jsonl", **easy}, hard),
+        ({"path": "me/rows"}, {"split": "test"}),
+    ):
+        assert DataConfig.model_validate({**trained, "held_out": apart}).held_out is not None
 
 
 def test_what_is_too_long_can_be_left_out(tmp_path: Path):

@@ -120,6 +120,7 @@ def changed(checkpoint: Path, to: Path, arguments: dict[str, Any] | None) -> Pat
         ({"hidden_size": None}, "do not describe a model"),
         ({"position_embedding_type": "learned_absolute"}, r"\(position_embedding_type 'learned_absolute'\).*--like FOLDER"),
         ({"add_bias_linear": True, "swiglu": False}, "add_bias_linear True and swiglu False"),
+        ({"no_rope_freq": [0, 0, 1]}, r"no_rope_freq \[0, 0, 1\]"),
         ({"num_layers": 4}, r"has shape \(3, .*the model's is \(4, "),
         ({"ffn_hidden_size": 64}, r"linear_fc1.weight has shape \(3, 112, 32\), and the model's is \(3, 128, 32\)"),
         ({"qk_layernorm": False}, r"has 2 tensors that the model lacks, the first is .*k_layernorm"),
