@@ -1,9 +1,12 @@
-"""Measure what `staleness.pace` costs and buys: the quickstart at fixed paces and at `auto`, with a generous bound on age.
+"""Measure what `staleness.pace` costs and buys: a run at fixed paces and at `auto`, with a generous bound on age.
+
+Worlds: `demo` is the quickstart, `end_to_end` the task of end_to_end.py, `latency` the same where episodes wait for a reward.
 
 A row has medians over the seeds: seconds per step, mean age of the trained groups and its part in the queue, seconds and steps
 until the mean reward of five successive steps reaches 0.9 ("never" counts as infinite), the mean reward of the last ten steps.
 
-    python benchmarks/pace.py --seeds 3 --paces 2 3 4 full auto --json result.json
+    python benchmarks/pace.py --seeds 5 --paces 2 3 4 full auto --json result.json
+    python benchmarks/pace.py --world latency --seeds 5 --paces 4 6 full auto
 """
 
 from __future__ import annotations
@@ -20,7 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 
+import end_to_end
+import yaml
+
+from async_rl.config import Config
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
+WORLDS = ("demo", "end_to_end", "latency")
 TARGET, WINDOW = 0.9, 5
 WARM_UP = 20
 """Steps that do not count for speed and age: the pace is still being found."""
@@ -36,14 +46,22 @@ class Result:
     reward: float
 
 
-def run(pace: str, seed: int, folder: Path, overrides: list[str]) -> Result:
+def words_of(world: str, max_age: float) -> list[str]:
+    """Return what `async-rl run` is given for a world."""
+    if world == "latency":
+        config = Config.model_validate(yaml.safe_load(end_to_end.CONFIG.read_text()))
+        return ["@", str(end_to_end.CONFIG), *end_to_end.Latency(median_s=0.4, max_age=max_age).overrides(config)]
+    return ["@", str(QUICKSTART if world == "demo" else end_to_end.CONFIG), "--staleness.max_age", str(max_age)]
+
+
+def run(pace: str, seed: int, folder: Path, world: list[str]) -> Result:
     name = f"pace-{pace.replace('.', '_')}-{seed}"
     settings = {"run.folder": str(folder), "run.name": name, "run.seed": str(seed), "staleness.pace": pace}
     words = [word for key, value in settings.items() for word in (f"--{key}", value)]
-    command = [Path(sys.executable).with_name("async-rl"), "run", "@", REPOSITORY / "configs" / "quickstart.yaml"]
+    command = [Path(sys.executable).with_name("async-rl"), "run", *world]
     with (folder / f"{name}.log").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, *words, *overrides], env=environment, stdout=log, stderr=log, check=True)
+        subprocess.run([*command, *words], env=environment, stdout=log, stderr=log, check=True)
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     return measured([row for row in rows if "reward/mean" in row])
 
@@ -64,6 +82,7 @@ def measured(steps: list[dict[str, float]]) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=WORLDS, default="demo", help="what is trained (default: demo)")
     parser.add_argument("--seeds", type=int, default=1, help="runs at each pace; medians are reported (default: 1)")
     parser.add_argument("--paces", nargs="+", default=["2", "3", "4", "full", "auto"])
     parser.add_argument("--max-age", type=float, default=8, help="the bound (default: 8)")
@@ -75,8 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, args.seeds + 1):
             for pace in args.paces:
-                bound = ["--staleness.max_age", str(args.max_age)]
-                found[pace].append(run(pace, seed, Path(folder), [*bound, *args.overrides]))
+                found[pace].append(run(pace, seed, Path(folder), [*words_of(args.world, args.max_age), *args.overrides]))
                 print(f"seed {seed}  pace {pace:>5}  {found[pace][-1]}", file=sys.stderr, flush=True)
     fastest = min(median(result.step_s for result in results) for results in found.values())
     print(f"{'pace':>5}  {'s/step':>7} {'speed':>6} {'age':>5} {'queue':>6} {'s to 0.9':>9} {'steps':>6} {'reward':>7}")
