@@ -64,8 +64,12 @@ def _write_report(run_folder: Path) -> None:
     run, path = RunFolder(path=run_folder), run_folder / "report.html"
     if run.last_row() is not None:
         with report_write_error(path, print):
-            write_report(run, path)
-            print(path)
+            try:
+                write_report(run, path)
+            except (KeyError, TypeError, ValueError) as error:  # the run itself has ended well
+                print(f"{path.name} is not written: a file in {run_folder} has rows that no run writes ({error!r})")
+            else:
+                print(path)
 
 
 def load_with_name(words: Sequence[str]) -> Config:
