@@ -106,10 +106,14 @@ def program(
 
 
 def finished(
-    folder: Path, *arguments: object, environment: Mapping[str, str] = os.environ, warm: bool = True
+    folder: Path,
+    *arguments: object,
+    environment: Mapping[str, str] = os.environ,
+    warm: bool = True,
+    patience_s: float = PATIENCE_S,
 ) -> CompletedProcess[str]:
     """Run `async-rl ARGUMENTS` in a folder to its end; as `subprocess.run`."""
-    return _finished([ASYNC_RL, *arguments], folder, environment, warm=warm)
+    return _finished([ASYNC_RL, *arguments], folder, environment, warm=warm, patience_s=patience_s)
 
 
 def finished_module(
@@ -119,11 +123,13 @@ def finished_module(
     return _finished(module_command(module, *arguments), folder, environment, warm=True)
 
 
-def _finished(command: Sequence[object], folder: Path, environment: Mapping[str, str], *, warm: bool) -> CompletedProcess[str]:
+def _finished(
+    command: Sequence[object], folder: Path, environment: Mapping[str, str], *, warm: bool, patience_s: float = PATIENCE_S
+) -> CompletedProcess[str]:
     output, errors = (folder / f"{name}-{time.monotonic_ns()}.txt" for name in ("output", "errors"))
     process = start(command, folder=folder, environment=environment, output=output, errors=errors, warm=warm)
     try:
-        process.join(PATIENCE_S)
+        process.join(patience_s)
         said, complained = output.read_text(errors="replace"), errors.read_text(errors="replace")
         assert process.exitcode is not None, f"{command} does not end; it said:\n{said}{complained}"
         return CompletedProcess(command, process.exitcode, said, complained)
