@@ -48,6 +48,9 @@ class RunView:
         self._id = secrets.token_hex(8)
         """Of this server: positions of another one mean nothing."""
 
+    def close(self) -> None:
+        self._rows.close()
+
     def refresh(self) -> None:
         """Read what was appended to metrics.jsonl."""
         for line in self._rows.new_rows():

@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
                 opened.page.click(f"#pages a[data-page={name}]")
                 if name == "compare":
                     opened.page.get_by_label("demo-before").check()
-                    opened.page.get_by_text("Settings that differ").wait_for()
+                    opened.page.locator(".chart", has_text="demo-before").first.wait_for()
                 opened.page.locator("main canvas, main td").first.wait_for()
                 opened.page.wait_for_load_state("networkidle")
                 take(opened.page, folder / f"{name}.png")
