@@ -52,7 +52,7 @@ class RedisBoard:
         seconds, micros = await self._run.run_command("time")
         now_ms = seconds * 1000 + micros // 1000
         ids: list[bytes] = await self._run.run_command("zrangebyscore", self._run.key("members"), f"({now_ms}", "+inf")
-        listed = await self._run.run_command("hmget", self._run.key("member_facts"), ids) if ids else []
+        listed: list[Any] = await self._run.run_command("hmget", self._run.key("member_facts"), ids) if ids else []
         found = [_parse_member(text) for text in listed]
         return sorted((member for member in found if member is not None), key=lambda member: member.id)
 
