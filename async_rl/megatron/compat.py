@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from async_rl.megatron import host
+from async_rl.megatron import host, transformer_engine
 
 if host.is_needed():
     host.stand_in_for_cuda()  # before Megatron's modules take the originals by name
 
 with host.importing():
+    TRANSFORMER_ENGINE_ERROR = transformer_engine.hide_if_broken()
+    """Why the installed Transformer Engine cannot be imported, or ""."""
     import megatron.core.transformer.attention as attention_module
     from megatron.core import parallel_state
+    from megatron.core.extensions.transformer_engine import HAVE_TE as HAVE_TRANSFORMER_ENGINE
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import (
@@ -89,7 +91,7 @@ if host.is_needed():
 HAVE_FLASH_ATTENTION = bool(
     getattr(attention_module, "HAVE_FA4", False)
     or attention_module.HAVE_FA3
-    # Megatron's own check imports the package even if it is not installed.
-    or (importlib.util.find_spec("flash_attn") is not None and attention_module.is_fa_min_version("2.7.3"))
+    # Megatron's own check needs the package's version, which FlashAttention 4 alone does not have under this name.
+    or (attention_module.flash_attn_varlen_func is not None and attention_module.is_fa_min_version("2.7.3"))
 )
 """Whether Megatron's paged kernel can be used. Read once, because the engine later sets HAVE_FA3 to pass an assertion."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from typing import Any, Literal
 
@@ -10,8 +9,11 @@ import torch
 from torch import nn
 
 from async_rl.errors import ConfigError
+from async_rl.megatron import transformer_engine
 from async_rl.megatron.attention.self_attention import PackedAttention, SelfAttentionOfLayer
 from async_rl.megatron.compat import (
+    HAVE_TRANSFORMER_ENGINE,
+    TRANSFORMER_ENGINE_ERROR,
     IdentityOp,
     LayerNormImpl,
     ModuleSpec,
@@ -91,13 +93,16 @@ def refuse_own_norms(shape: ModelShape) -> None:
 
 
 def require_transformer_engine() -> None:
-    """Raise ConfigError unless Transformer Engine can be used. Checks its `pytorch` part: the package alone may be empty."""
-    try:
-        found = importlib.util.find_spec("transformer_engine.pytorch") is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found or not torch.cuda.is_available():
+    """Raise ConfigError unless Megatron can use Transformer Engine on a GPU of this machine."""
+    if HAVE_TRANSFORMER_ENGINE and torch.cuda.is_available():
+        return
+    if TRANSFORMER_ENGINE_ERROR or (transformer_engine.is_installed() and not HAVE_TRANSFORMER_ENGINE):
+        reason = TRANSFORMER_ENGINE_ERROR or "this megatron-core does not find in it what it imports"
         raise ConfigError(
-            "model.layer_spec: transformer_engine needs a GPU and the extra `gpu` (pip install 'async-rl[gpu]'); "
-            "`local` works everywhere"
+            f"model.layer_spec: transformer_engine is installed but cannot be used ({reason}); docs/gpu.md says which version "
+            "fits and how to build its part for torch, and `local` works everywhere"
         )
+    raise ConfigError(
+        "model.layer_spec: transformer_engine needs a GPU and the extra `gpu` (pip install 'async-rl[gpu]', then the commands "
+        "of docs/gpu.md); `local` works everywhere"
+    )
