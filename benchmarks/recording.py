@@ -4,7 +4,7 @@ The cost is in CPU time of all processes per step, which a busy machine hardly c
 need to start is measured by a run of one step and left out. `ratio` compares the medians: 1.01 is 1 % more. On a
 machine that others use, it differs by more from run to run; so the recording's own work is also done again by itself
 (`replayed`): the groups of a run are measured as on the worker, encoded with and without their times, and recorded as
-on the learner.
+on the learner. `span_us` is what making and encoding a span takes, if spans are sent (recording.otlp_endpoint).
 
     python benchmarks/recording.py --pairs 3 --json result.json
 """
@@ -28,6 +28,8 @@ import numpy as np
 from async_rl.payloads.codec import encode
 from async_rl.recording import Recording
 from async_rl.recording.recorder import Recorder
+from async_rl.recording.spans.making import SpanMaker
+from async_rl.recording.spans.sender import AT_ONCE, SpanSender
 from async_rl.types import Completion, StopReason, spans_of
 from rollout_workers.episodes.group_timeline import GroupTimeline, as_sibling, current_clock
 
@@ -87,6 +89,20 @@ def replayed_cpu(run_folder: Path, steps: int) -> float:
     return (recorded_s + max(0.0, with_times_s - (time.process_time() - began))) / steps
 
 
+def span_cpu(run_folder: Path) -> float:
+    """Make and encode the spans of a run's groups, and return the CPU seconds of one."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    recording = Recording(run_folder)
+    groups = [found for row in recording.groups() if (found := recording.group(row.id)) is not None]
+    maker, sender = SpanMaker("benchmark"), SpanSender("http://127.0.0.1:4318", run="benchmark", key="the benchmark")
+    began = time.process_time()
+    spans = [span for group in groups for span in maker.of_group(group)]
+    for first in range(0, len(spans), AT_ONCE):
+        encode_spans([sender.readable(span) for span in spans[first : first + AT_ONCE]]).SerializeToString()
+    return (time.process_time() - began) / len(spans)
+
+
 def measure_group(episodes: int) -> None:
     """Measure stages as a worker does: of each episode a wait, a generation and its grading."""
     nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
@@ -123,16 +139,19 @@ def main() -> None:
             shown = f"{pairs[-1].without * 1000:.1f} ms without, {pairs[-1].recorded * 1000:.1f} ms recorded"
             print(f"pair {turn + 1}: {shown}, ratio {pairs[-1].ratio:.4f}", flush=True)
         replayed_s = min(replayed_cpu(folder / "recorded-0", args.steps) for _ in range(3))
+        span_s = min(span_cpu(folder / "recorded-0") for _ in range(3))
         size = sum(file.stat().st_size for file in (folder / "recorded-0").glob("*/learner-*"))
     ratio = median(pair.recorded for pair in pairs) / median(pair.without for pair in pairs)
     print(f"recorded {size / 1e6:.2f} MB in {args.steps} steps")
     print(f"ratio {ratio:.4f} (medians of {len(pairs)} pairs; CPU time per step of all processes, without their start)")
     share = replayed_s / median(pair.without for pair in pairs)
     print(f"replayed {replayed_s * 1000:.2f} ms of CPU time per step, {share:.2%} of a step without recording")
+    print(f"a span takes {span_s * 1e6:.0f} us of CPU time")
     if args.json is not None:
         found = {
             "ratio": ratio,
             "replayed_share": share,
+            "span_us": span_s * 1e6,
             "pairs": [asdict(pair) for pair in pairs],
             "recorded_bytes": size,
             "steps": args.steps,

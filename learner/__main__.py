@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from async_rl.checkpoints.trained_steps import read_trained
+from async_rl.checkpoints.trained_steps import first_timeline, read_trained
 from async_rl.config import HEARTBEAT_S, Config
 from async_rl.config.loading import load_named
 from async_rl.durable.best_effort import BestEffortRows
@@ -27,6 +27,9 @@ from async_rl.models.from_config import model_shape
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Board, GroupStores
 from async_rl.recording.recorder import Recorder
+from async_rl.recording.spans.export import SpanExport
+from async_rl.recording.spans.making import SpanMaker
+from async_rl.recording.spans.sender import SpanSender
 from async_rl.replay_protocol import ReplayBuffer
 from async_rl.supervision import (
     PREDECESSOR,
@@ -160,7 +163,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         keep_pauses_short()
         rank_sender = await ranks.open_sender()
         sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
-        record = RunRecorder(parts.enter_context(open_recorder(config)), board)
+        record = RunRecorder(parts.enter_context(open_recorder(config, progress)), board)
         record.started(progress)
         policy = PushPolicy.of(config)
         publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy, on_push=record.pushed)
@@ -254,10 +257,20 @@ def open_reporter(config: Config, publisher: Publisher, progress: Progress) -> I
         yield Reporter(sink=sink, samples=samples, publisher=publisher, before=last.values if last is not None else {})
 
 
-def open_recorder(config: Config) -> Recorder:
-    """Open the recording of events and rollouts, within its size limits."""
-    limits = config.recording
-    return Recorder(config.run_folder, "learner", events_bytes=limits.events_bytes, rollouts_bytes=limits.rollouts_bytes)
+def open_recorder(config: Config, progress: Progress) -> Recorder:
+    """Open the recording of events and rollouts, within its size limits, and the export of their spans."""
+    wanted, spans = config.recording, None
+    if wanted.otlp_endpoint:
+        began = first_timeline(config.run_folder)
+        maker = SpanMaker(began if began else progress.timeline, share=wanted.otlp_share)
+        spans = SpanExport(maker, SpanSender(wanted.otlp_endpoint, run=config.run.name, key="recording.otlp_endpoint"))
+    return Recorder(
+        config.run_folder,
+        "learner",
+        events_bytes=wanted.events_bytes,
+        rollouts_bytes=wanted.rollouts_bytes,
+        spans=spans,
+    )
 
 
 def describe_memory(config: Config, tokens_per_rollout: int) -> None:

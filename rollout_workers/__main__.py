@@ -92,7 +92,7 @@ async def work(config: Config) -> None:
             gateway=gateway,
             policies=policies,
             load=lambda: load_of(engine.metrics),
-            keeps_dropped=config.recording.rollouts_mb > 0,
+            keeps_dropped=config.recording.wants_dropped,
         )
         worker = Worker(parts)
         member = Member(id=name, host=socket.gethostname(), version=-1, device=str(engine.device), gpu=gpu_of(engine.device))

@@ -7,6 +7,7 @@ state. An unreadable row is skipped and named in `damage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -140,6 +141,15 @@ def read_trained(run_folder: Path, *, after: int = 0) -> TrainedSteps | None:
         except (ValidationError, LookupError):
             damage.append(f"row {number} of {FILE} cannot be read")
     return TrainedSteps(lives=list(lives.values()), damage=damage)
+
+
+def first_timeline(run_folder: Path) -> str:
+    """Return the timeline of a run's first learner, which no other run has; "" before its first row."""
+    path = run_folder / FILE
+    for line in rows_of(path) if path.exists() else ():
+        with suppress(ValidationError):
+            return _ROW.validate_json(line).timeline
+    return ""
 
 
 def _enter(row: _Resumed | _RolledBack | _Step, lives: dict[str, LearnerLife], after: int) -> None:

@@ -155,6 +155,23 @@ class RecordingConfig(Section):
     rollouts_mb: NonNegativeFloat = 256.0
     """Size limit of rollouts/ in the run's folder, in MB: trained groups, and the heads of dropped ones; the oldest are deleted
     beyond it. 0: off."""
+    otlp_endpoint: str = ""
+    """Address that takes OpenTelemetry spans over OTLP/HTTP, such as http://127.0.0.1:4318 (extra `otel`): groups, steps and
+    pushes as traces, without texts. OTEL_EXPORTER_OTLP_HEADERS may hold a token. Empty: off."""
+    otlp_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the groups that are sent as spans. Steps and pushes always are."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str) -> str:
+        if endpoint and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", endpoint):
+            raise ValueError(f"recording.otlp_endpoint ({endpoint!r}) must be an address such as http://127.0.0.1:4318")
+        return endpoint
+
+    @property
+    def wants_dropped(self) -> bool:
+        """Whether workers send the heads of the groups that they drop."""
+        return self.rollouts_mb > 0 or bool(self.otlp_endpoint)
 
     @property
     def events_bytes(self) -> int:

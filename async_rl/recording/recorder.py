@@ -19,8 +19,9 @@ from async_rl.payloads.codec import encode
 from async_rl.recording.events import Event, count_events, write_event
 from async_rl.recording.group_files import GroupFiles
 from async_rl.recording.reading import EVENTS, ROLLOUTS
-from async_rl.recording.recorded import GroupFacts, group_event, measure
+from async_rl.recording.recorded import GroupFacts, RecordedGroup, group_event, measure
 from async_rl.recording.segments import Segments
+from async_rl.recording.spans.export import SpanExport
 from async_rl.types import RolloutGroup
 
 CAPACITY = 4096
@@ -66,9 +67,14 @@ class Recorder:
     produces: rows of the files                                                     unblocked by: `event`, `group`; `close`
     """
 
-    def __init__(self, run_folder: Path, process: str, *, events_bytes: int, rollouts_bytes: int) -> None:
-        """A limit of 0 records nothing of that kind. `process` names the files, so that several processes may write."""
-        self._process = process
+    def __init__(
+        self, run_folder: Path, process: str, *, events_bytes: int, rollouts_bytes: int, spans: SpanExport | None = None
+    ) -> None:
+        """A limit of 0 records nothing of that kind. `process` names the files, so that several processes may write.
+
+        `spans` gets all events and groups, whatever the limits; it is closed with the recorder.
+        """
+        self._process, self._spans = process, spans
         self._events = EventFile(run_folder / EVENTS, process, max_bytes=events_bytes) if events_bytes else None
         self._groups = GroupFiles(run_folder / ROLLOUTS, process, max_bytes=rollouts_bytes) if rollouts_bytes else None
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CAPACITY)  # None: closed
@@ -83,28 +89,29 @@ class Recorder:
         self._thread.start()
 
     @property
-    def keeps_events(self) -> bool:
-        return self._events is not None
+    def is_on(self) -> bool:
+        return self._events is not None or self._groups is not None or self._spans is not None
 
     @property
-    def keeps_rollouts(self) -> bool:
-        return self._groups is not None
+    def spans_dropped(self) -> int | None:
+        """Spans that were not sent; None: none are wanted."""
+        return self._spans.dropped if self._spans is not None else None
 
     def event(self, kind: str, *, at: float | None = None, seconds: float = 0.0, **fields: Any) -> None:
         """Record an event; `at` is when it began, by default now minus `seconds`."""
-        if self._events is not None:
-            began = at if at is not None else time.time() - seconds
-            self.add(Event(kind=kind, at=began, seconds=seconds, process=self._process, fields=fields))
+        began = at if at is not None else time.time() - seconds
+        self.add(Event(kind=kind, at=began, seconds=seconds, process=self._process, fields=fields))
 
     def add(self, event: Event) -> None:
         """Record an event of `async_rl/recording/events.py`."""
-        if self._events is not None:
-            self._put(partial(self._events.add, event), self._events)
+        if self._events is not None or self._spans is not None:
+            self._put(partial(self._add_event, event), self._events)
 
     def group(self, facts: GroupFacts, group: RolloutGroup, payload: bytes | memoryview = b"") -> None:
         """Record a group with its rollouts, and the event of its rolling out. `payload`: the encoded group, if it is there."""
-        if (file := self._groups if self._groups is not None else self._events) is None:
+        if not self.is_on:
             return
+        file = self._groups if self._groups is not None else self._events
         size = TOKEN_BYTES * group.num_tokens
         if self._bytes_given + size - self._bytes_written > WAITING_BYTES and not self._queue.empty():
             self._lose(file, "late")
@@ -126,6 +133,8 @@ class Recorder:
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             log.warning(f"the recording was not written within {CLOSE_S:g} s; its end is lost")
+        if self._spans is not None:
+            self._spans.close()
 
     def __enter__(self) -> Self:
         return self
@@ -133,8 +142,18 @@ class Recorder:
     def __exit__(self, *_problem: object) -> None:
         self.close()
 
+    def _add_event(self, event: Event) -> None:
+        if self._spans is not None:
+            self._spans.event(event)
+        if self._events is not None:
+            self._events.add(event)
+
     def _add_group(self, facts: GroupFacts, group: RolloutGroup, payload: bytes | memoryview, at: float, size: int) -> None:
         self._bytes_written += size
+        if self._spans is not None:
+            self._spans.group(RecordedGroup(facts=facts, content=group))
+        if self._events is None and self._groups is None:
+            return
         measures, groups = measure(facts, group), self._groups
         if (events := self._events) is not None and facts.reserved_at:
             event = group_event(facts, group, measures, self._process, with_spans=groups is None)
@@ -142,7 +161,8 @@ class Recorder:
         if groups is not None:
             groups.add(facts, group, payload if len(payload) else encode(group), measures, at=at)
 
-    def _put(self, write: Callable[[], None], file: EventFile | GroupFiles) -> bool:
+    def _put(self, write: Callable[[], None], file: EventFile | GroupFiles | None) -> bool:
+        """Queue a write. `file`: whose loss it is if that fails; None: only spans are made of it."""
         try:
             self._queue.put_nowait(partial(self._attempt, write, file))
         except queue.Full:
@@ -158,7 +178,10 @@ class Recorder:
                 self._attempt(file.segments.save, file)
                 file.close()
 
-    def _attempt(self, write: Callable[[], None], file: EventFile | GroupFiles) -> None:
+    def _attempt(self, write: Callable[[], None], file: EventFile | GroupFiles | None) -> None:
+        if file is None:
+            write()
+            return
         folder, reason = file.segments.folder, ""
         try:
             write()
@@ -175,6 +198,7 @@ class Recorder:
             self._refusing.discard(folder)
             log.info(f"{folder} is written again; missing so far: {self.dropped}")
 
-    def _lose(self, file: EventFile | GroupFiles, why: str) -> None:
+    def _lose(self, file: EventFile | GroupFiles | None, why: str) -> None:
         self.dropped += 1
-        file.segments.note_lost(why, 1)
+        if file is not None:
+            file.segments.note_lost(why, 1)

@@ -184,6 +184,7 @@ checkpoint/bytes [bytes]: size of the last checkpoint, all ranks
 checkpoint/failed [times]: checkpoints that could not be written, since the learner started
 metrics/dropped [rows]: rows of metrics.jsonl that could not be written, since the learner started
 recording/dropped [rows]: events and rollout groups that could not be recorded, since the learner started
+recording/spans_dropped [spans]: spans that recording.otlp_endpoint did not take in time, since the learner started
 samples/dropped [rows]: rows of samples.jsonl that could not be written, since the learner started
 time/step [s]: training of the step, including the hand-over of its weights to the publisher
 time/pack [s]: packing the step batch, concurrent with the previous step

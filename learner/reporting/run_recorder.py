@@ -51,11 +51,15 @@ class RunRecorder:
 
     @property
     def is_on(self) -> bool:
-        return self._recorder.keeps_events or self._recorder.keeps_rollouts
+        return self._recorder.is_on
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return {"recording/dropped": float(self._recorder.dropped)}
+        lost = self._recorder.spans_dropped
+        return {
+            "recording/dropped": float(self._recorder.dropped),
+            **({} if lost is None else {"recording/spans_dropped": float(lost)}),
+        }
 
     # -- what the learner does --------------------------------------------------------------------------------------
     def started(self, progress: Progress) -> None:

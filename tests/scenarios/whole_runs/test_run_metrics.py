@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from math import floor
 
 import pytest
@@ -16,13 +17,20 @@ from buffer.rules.ticket_record import parse_record
 from buffer.tools.open_run import open_run
 from learner.pace.controller import PaceController, PaceObservation
 from learner.step_clock import IDLE
+from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.support.run_processes import program, read_config, write_config
 
 Rows = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Rows]:
+def spans() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, spans: OtlpReceiver) -> tuple[Config, Rows]:
     folder = tmp_path_factory.mktemp("metrics")
     path = write_config(
         folder,
@@ -30,6 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Rows]:
         staleness={"max_age": 4},
         learner={"steps": 40, "checkpoint_every": 10},
         batch={"drop_no_signal": True},
+        recording={"otlp_endpoint": spans.url},
     )
     with program(folder, "run", "@", path) as started:
         assert started.exit_code() == 0, started.output
@@ -128,6 +137,29 @@ def test_the_recording_shows_the_life_of_every_group_and_process(run: tuple[Conf
     assert {event.fields["name"] for event in recording.events(kinds=("process",))} >= {"buffer", "learner", "worker-0"}
     staged = {member for event in recording.events(kinds=("push",)) for member in event.fields["staged"]}
     assert {event.fields["worker"] for event in recording.events(kinds=("swap",))} <= staged
+
+
+def test_spans_of_worker_and_learner_join(run: tuple[Config, Rows], spans: OtlpReceiver) -> None:
+    config, rows = run
+    assert rows[-1]["recording/spans_dropped"] == 0
+    steps = {span.attributes["async_rl.step"]: span for span in spans.named("step")}
+    assert set(steps) == set(range(1, config.learner.steps + 1))
+    trained = [span for span in spans.named("group") if span.attributes["async_rl.fate"] == "trained"]
+    assert len(trained) == config.learner.steps * config.batch.groups_per_step
+    for group in trained:
+        parts = {span.name: span for span in spans.under(group)}
+        assert set(parts) == {"roll out", "queue", "wait for the step", "train", "wait for the checkpoint"}
+        assert {span.service for span in parts.values()} == {"async_rl.worker", "async_rl.buffer", "async_rl.learner"}
+        step = steps[group.attributes["async_rl.step"]]
+        assert parts["train"].links == [(step.trace, step.id)]
+        assert (group.trace, group.id) in step.links
+        rollouts = [span for span in spans.under(parts["roll out"]) if span.name == "rollout"]
+        assert len(rollouts) == config.batch.group_size
+        for rollout in rollouts:
+            assert {span.name for span in spans.under(rollout)} >= {"generation", "grading"}
+    pushes = {(span.trace, span.id) for span in spans.named("push")}
+    assert pushes & {link for span in spans.named("generation") for link in span.links}
+    assert {span.parent for span in spans.named("swap")} & {span for _, span in pushes}
 
 
 def test_the_run_is_listed_with_how_it_ended_and_has_a_report(
