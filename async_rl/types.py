@@ -25,18 +25,24 @@ Scalar = str | int | float | bool
 class StopReason(StrEnum):
     """Why a generation ended."""
 
-    END = "end"  # the end-of-text token was sampled; it is the last id
-    STOP = "stop"  # a stop string or stop token was sampled
-    LENGTH = "length"  # max_tokens or the model's context limit was reached
+    END = "end"
+    """The end-of-text token was sampled; it is the last id."""
+    STOP = "stop"
+    """A stop string or stop token was sampled."""
+    LENGTH = "length"
+    """`max_tokens` or the model's context limit was reached."""
 
 
 class Status(StrEnum):
     """The outcome of a rollout. A failed rollout has a `Failure`, never a reward of 0."""
 
     OK = "ok"
-    TRUNCATED = "truncated"  # scored; a length limit cut it
-    FAILED = "failed"  # no reward exists; `Rollout.failure` says why
-    MASKED = "masked"  # scored and part of the group's baseline, excluded from the loss
+    TRUNCATED = "truncated"
+    """Scored; a length limit cut it."""
+    FAILED = "failed"
+    """No reward exists; `Rollout.failure` says why."""
+    MASKED = "masked"
+    """Scored and part of the group's baseline, excluded from the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

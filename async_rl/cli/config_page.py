@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from async_rl.cli.markdown_table import markdown_table
+
 Schema = Mapping[str, Any]
 
 _HEAD = """\
@@ -28,8 +30,8 @@ def reference_page(schema: Schema) -> str:
 
 
 def _table(heading: str, text: str, rows: list[tuple[str, str, str]]) -> str:
-    lines = [f"| `{key}` | {default} | {meaning} |" for key, default, meaning in rows]
-    return "\n".join([f"## {heading}", "", *([text, ""] if text else []), "| key | default | |", "|---|---|---|", *lines, ""])
+    table = markdown_table(("key", "default", ""), [(f"`{key}`", default, meaning) for key, default, meaning in rows])
+    return "\n".join([f"## {heading}", "", *([text, ""] if text else []), table])
 
 
 def _rows(key: str, field: Schema, schema: Schema) -> Iterator[tuple[str, str, str]]:
@@ -81,4 +83,4 @@ def _choices(field: Schema) -> Iterator[Any]:
 
 
 def _text(described: Schema) -> str:
-    return " ".join(described.get("description", "").split()).replace("|", "\\|").replace("<", "\\<")
+    return " ".join(described.get("description", "").split()).replace("<", "\\<")

@@ -29,6 +29,14 @@ class Option:
     most: float = math.inf
     """The range of a number."""
 
+    @property
+    def usage(self) -> str:
+        return f"--{self.name} {self.value}".rstrip()
+
+    @property
+    def meaning(self) -> str:
+        return f"{self.help} ({', '.join(self.choices)})" if self.choices else self.help
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
@@ -114,7 +122,7 @@ def read(verb: Verb, words: Sequence[str]) -> CommandLine:
 
 def manual(verb: Verb) -> str:
     """The `--help` text."""
-    options = aligned({f"--{option.name} {option.value}".rstrip(): _option_help(option) for option in verb.options})
+    options = aligned({option.usage: option.meaning for option in verb.options})
     return "\n\n".join(part for part in (verb.usage, verb.help, verb.details, options) if part)
 
 
@@ -156,10 +164,6 @@ def _is_setting(verb: Verb, name: str) -> bool:
     return "." in name or name in Config.model_fields or (bool(verb.config) and not verb.options)
 
 
-def _option_help(option: Option) -> str:
-    return f"{option.help} ({', '.join(option.choices)})" if option.choices else option.help
-
-
 def _following(rest: deque[str]) -> list[str]:
     """The next word, if it can be a value."""
     return [rest.popleft()] if rest and not rest[0].startswith(("--", "@")) else []
@@ -171,7 +175,7 @@ def _value(option: Option, given: list[str]) -> object:
             raise ConfigError(f"--{option.name} is a switch and takes no value")
         return True
     if not given:
-        raise ConfigError(f"--{option.name} needs a value: --{option.name} {option.value}")
+        raise ConfigError(f"--{option.name} needs a value: {option.usage}")
     if option.choices and given[0] not in option.choices:
         raise ConfigError(f"--{option.name} {given[0]}: choose one of {', '.join(option.choices)}")
     try:
@@ -192,5 +196,5 @@ def _check_operands(verb: Verb, operands: Sequence[str]) -> None:
     if len(operands) < least:
         raise ConfigError(f"{verb.words} needs {wanted.removesuffix('...')}: {verb.usage}")
     if len(operands) > most:
-        flags = " ".join(f"[--{option.name} {option.value}".rstrip() + "]" for option in verb.options)
+        flags = " ".join(f"[{option.usage}]" for option in verb.options)
         raise ConfigError(f"{verb.words} takes no operand {operands[most]!r}: {verb.usage} {flags}".rstrip())

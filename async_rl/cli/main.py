@@ -23,6 +23,7 @@ from async_rl.cli import (
     top,
     trace,
     train,
+    verbs_page,
     view,
     weights,
 )
@@ -48,6 +49,7 @@ VERBS = (
     *buffer.VERBS,
     *config.VERBS,
     *metrics_page.VERBS,
+    *verbs_page.VERBS,
 )
 HELP = ("-h", "--help")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from async_rl.cli.grammar import CommandLine, Verb
+from async_rl.cli.markdown_table import markdown_table
 
 _HEAD = """\
 # Every metric
@@ -21,8 +22,8 @@ def metrics_page() -> str:
     parts = [_HEAD]
     by_prefix = sorted(METRICS, key=lambda metric: metric.name.partition("/")[0])
     for prefix, metrics in groupby(by_prefix, key=lambda metric: metric.name.partition("/")[0]):
-        rows = [f"| `{each.name}` | {each.unit} | {each.help.replace('|', chr(92) + '|')} |" for each in metrics]
-        parts.append("\n".join([f"## {prefix}", "", "| metric | unit | |", "|---|---|---|", *rows, ""]))
+        rows = [(f"`{each.name}`", each.unit, each.help) for each in metrics]
+        parts.append(f"## {prefix}\n\n{markdown_table(('metric', 'unit', ''), rows)}")
     return "\n".join(parts)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from async_rl.cli.metrics_page import metrics_page
 from async_rl.telemetry import METRICS
 from async_rl.telemetry.sinks.prometheus import exported_name
 from tests.support.repository import ROOT
@@ -19,10 +18,6 @@ ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 EXPORTED = re.compile(
     "|".join([*(re.sub(r"\\{.*?\\}", ".+", re.escape(each.name)).replace("/", "_") for each in METRICS), "step", "eval_.*"])
 )
-
-
-def test_the_page_of_metrics_is_what_the_code_says() -> None:
-    assert (ROOT / "docs" / "metric_names.md").read_text() == metrics_page(), "async-rl metrics > docs/metric_names.md"
 
 
 @pytest.mark.parametrize("file", [DASHBOARD, ALERTS], ids=lambda file: file.name)
