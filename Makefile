@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Processes of the tests: more than cores, because half of the tests wait most of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
-.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check clean
+.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check docs docs-serve reference clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU (minutes)"
@@ -28,6 +28,8 @@ help:
 	@echo "make check      all checks of CI: format, lint, types, import rules, spelling, tests"
 	@echo "make format     format the code"
 	@echo "make bench      the benchmarks, as one table          make gpu-check  check what works on this GPU, and how fast"
+	@echo "make docs       the pages as a site with search, in build/docs; a wrong link fails      make docs-serve  the same, served on port 8000"
+	@echo "make reference  write the pages of docs/ that are made from the code"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"
 
 setup: $(VENV)/.dev
@@ -101,6 +103,19 @@ bench: $(VENV)/.dev
 
 gpu-check: $(VENV)/.run
 	@$(BIN)/python benchmarks/gpu_check.py --json runs/gpu_check.json
+
+docs: $(VENV)/.dev
+	@rm -rf build/docs
+	$(BIN)/python -m sphinx -W -q -E -c docs/site -d build/doctrees . build/docs
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs
+
+reference: $(VENV)/.dev
+	$(BIN)/async-rl config keys > docs/configuration_keys.md
+	$(BIN)/async-rl metrics > docs/metric_names.md
+	$(BIN)/async-rl verbs > docs/verbs.md
+	$(BIN)/python docs/site/python_api.py > docs/python_api.md
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The documentation as `make docs` builds it, in a browser."""
