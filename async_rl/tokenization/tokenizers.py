@@ -176,7 +176,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _load(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # imported late: takes seconds and imports torch
+    from transformers.models.auto.tokenization_auto import AutoTokenizer  # imported late: takes seconds and imports torch
 
     if not folder.is_dir():
         raise ConfigError(f"tokenizer.folder {folder} is not a folder")

@@ -34,7 +34,8 @@ def shrunk(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_small(source: Path, to: Path) -> None:
     """Write the model, with a tokenizer of bytes for where its own is missing."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     try:
         to.mkdir(parents=True)
@@ -50,7 +51,7 @@ def write_small(source: Path, to: Path) -> None:
 
 def _write_bytes_tokenizer(to: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = {token: number for number, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}

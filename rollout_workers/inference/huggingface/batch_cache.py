@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers.cache_utils import DynamicCache
 
 
 class BatchCache:

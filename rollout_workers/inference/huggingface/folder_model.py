@@ -108,7 +108,7 @@ class _Stops:
 
 
 def _load(folder: Path, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM  # imported late: it takes seconds
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM  # imported late: it takes seconds
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is no Hugging Face folder: it has no config.json")

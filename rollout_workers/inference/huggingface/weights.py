@@ -17,7 +17,8 @@ from async_rl.models.shape import ModelShape
 
 def empty_model(shape: ModelShape, *, device: torch.device, dtype: torch.dtype) -> Any:
     """Make transformers' model with arbitrary weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # imported late: it takes seconds
+    from transformers.models.auto.configuration_auto import AutoConfig  # imported late: it takes seconds
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(**written_config(shape, dtype=str(dtype).removeprefix("torch.")))
