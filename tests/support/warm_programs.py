@@ -102,9 +102,10 @@ def _fork_exec(execute: Callable[..., int], command: Sequence[str | bytes], *mor
 
 
 def _is_alone() -> bool:
-    """Whether no other thread may hold a lock, which would stay locked in a fork. Those that wait for children hold none."""
+    """Whether no other thread may hold a lock, which would stay locked in a fork. Those that wait hold none."""
     return all(
-        thread is threading.main_thread() or thread.name.startswith("asyncio-waitpid-") for thread in threading.enumerate()
+        thread is threading.main_thread() or thread.name == "watchdog" or thread.name.startswith("asyncio-waitpid-")
+        for thread in threading.enumerate()
     )
 
 

@@ -103,6 +103,15 @@ def _make(check: Check) -> None:
 _watchdog = _Watchdog()
 
 
+def _begin_anew() -> None:
+    """A fork has no thread of its parent's, and is watched for itself alone."""
+    global _watchdog
+    _watchdog = _Watchdog()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 @contextmanager
 def watched(check: Check, *, every_s: float = BEAT_S) -> Generator[None]:
     """Let the watchdog call `check` while inside. An exception ends the process with its message and exit code."""
