@@ -8,9 +8,11 @@ import runpy
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,22 @@ def play_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float
     """As `run_ranks`, and all of them end well."""
     for rank in run_ranks(module, *arguments, ranks=ranks, timeout_s=timeout_s):
         assert rank.returncode == 0, rank.stderr
+
+
+@contextmanager
+def running_module(module: str, *arguments: object) -> Iterator[BaseProcess]:
+    """Run a module as a process that does not outlive the block; afterwards print what it said."""
+    with tempfile.NamedTemporaryFile() as log:
+        process = CONTEXT.Process(
+            target=_run, args=(module, list(map(str, arguments)), dict(os.environ), log.name), daemon=True
+        )
+        process.start()
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.join()
+            print(Path(log.name).read_text(errors="replace"), end="")
 
 
 def _run(module: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:

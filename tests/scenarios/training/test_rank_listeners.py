@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from async_rl.supervision import children_of
-from async_rl.supervision.processes.ranks import STORE_VARIABLE
 from tests.scenarios.training.test_train_run import NEVER, write
 from tests.scenarios.training.train_stage import config
 from tests.support.listening import IS_TOLD, listeners
 from tests.support.run_processes import program
 from tests.support.waiting import until
 
+STORE = "async-rl-ranks"
+"""The name of the file in memory over which the ranks meet."""
 READ_AS_NOBODY = """
 import json, os, sys
 
@@ -41,16 +42,14 @@ def test_another_user_reaches_no_port_and_no_file_of_the_ranks(tmp_path: Path) -
     run = {"name": "two", "folder": str(tmp_path / "runs")}
     learner = {"steps": NEVER, "parallel": {"processes": 2}}
     path = write(tmp_path, config("sft", run=run, learner=learner, metrics={"console": True}))
-    with program(tmp_path, "train", "sft", "@", path, warm=False) as training:
+    with program(tmp_path, "train", "sft", "@", path) as training:
         training.until_says("step 2/")
         parent = json.loads((tmp_path / "runs" / "two" / "processes.json").read_text())["learner"]
         ranks = children_of(parent)
         assert len(ranks) == 2
         assert [place for pid in (parent, *ranks) for place in listeners(pid)] == []
 
-        environment = Path(f"/proc/{ranks[0]}/environ").read_bytes().split(b"\0")
-        [named] = [os.fsdecode(each.partition(b"=")[2]) for each in environment if each.startswith(STORE_VARIABLE.encode())]
-        store = Path(named.replace("/self/", f"/{ranks[0]}/"))
+        [store] = [file for file in Path(f"/proc/{ranks[0]}/fd").iterdir() if STORE in str(file.readlink())]
         assert store.stat().st_size > 0
         assert store.parent.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:

@@ -15,7 +15,7 @@ from async_rl.transport.receiving.receiver import WeightReceiver
 from async_rl.types import Completion
 from rollout_workers.inference.engine import MegatronEngine
 from tests.support.engine_stage import ENDLESS, engine, prompts, recomputed, weights
-from tests.support.repository import module_command, module_environment
+from tests.support.warm_processes import running_module
 from tests.support.wire_board import board_of
 
 VERSIONS = 8
@@ -40,11 +40,7 @@ async def answers_until(running: MegatronEngine, version: int) -> list[Answered]
 
 async def test_every_token_has_the_version_it_was_sampled_with(redis_server: str, run_name: str) -> None:
     async with board_of(redis_server, run_name) as board, engine(tokenizer=ENDLESS, worker=RECOMPUTES) as running:
-        pusher = await asyncio.create_subprocess_exec(
-            *module_command("tests.scenarios.wire.wire_pusher", redis_server, run_name, VERSIONS),
-            env=module_environment(),
-        )
-        try:
+        with running_module("tests.scenarios.wire.wire_pusher", redis_server, run_name, VERSIONS) as pusher:
             member = Member(id="worker", host="localhost", version=-1, device="cpu")
             receiver = WeightReceiver(board, board.store, member, running.specs, WireConfig(), lease_s=10.0)
             answers = await run_with(
@@ -52,11 +48,8 @@ async def test_every_token_has_the_version_it_was_sampled_with(redis_server: str
                 weights=lambda: receiver.run(running.swap),
                 engine=running.watch,
             )
-            assert await pusher.wait() == 0
-        finally:
-            if pusher.returncode is None:
-                pusher.kill()
-                await pusher.wait()
+            await asyncio.to_thread(pusher.join)
+            assert pusher.exitcode == 0
     flips = 0
     for prompt, completion in answers:
         spans = completion.versions

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
 from urllib.parse import urlsplit
@@ -36,8 +37,8 @@ from async_rl.types import VersionRecord
 from buffer import open_buffer
 from tests.scenarios.wire.test_wire import Worker, all_needy, running
 from tests.scenarios.wire.wire_learner import WIRE
-from tests.support.repository import module_command, module_environment
 from tests.support.waiting import eventually
+from tests.support.warm_processes import running_module
 from tests.support.wire_board import StageBoard, board_of, config_of, go_live
 from tests.support.wire_weights import Sender, held, sending, weights
 
@@ -48,20 +49,6 @@ NEVER = Event()
 async def board(redis_server: str, run_name: str) -> AsyncIterator[StageBoard]:
     async with board_of(redis_server, run_name) as board:
         yield board
-
-
-@asynccontextmanager
-async def learner(url: str, run: str, snapshots: str, version: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *module_command("tests.scenarios.wire.wire_learner", url, run, snapshots, version),
-        env=module_environment(),
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def left(snapshots: Path, version: int) -> None:
@@ -137,7 +124,7 @@ async def test_while_there_is_no_learner_a_snapshot_of_the_live_version_serves(
     board: StageBoard, redis_server: str, run_name: str, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(120):
-        async with learner(redis_server, run_name, str(tmp_path), 3) as first:
+        with running_module("tests.scenarios.wire.wire_learner", redis_server, run_name, tmp_path, 3) as first:
             await left(tmp_path, 3)
             source = await read_source(board)
             assert source is not None
@@ -200,7 +187,7 @@ async def test_every_nth_live_version_is_snapshotted(board: StageBoard, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000001", "version-00000003"]
 
 
-async def pulling_from_one_that_dies(source: PackedSource, process: asyncio.subprocess.Process) -> None:
+async def pulling_from_one_that_dies(source: PackedSource, process: BaseProcess) -> None:
     [packed] = source.versions[3]
     data = torch.empty(source.layout.parcels[0].num_bytes, dtype=torch.uint8)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from async_rl.config import WireConfig
-from tests.support.repository import module_command, module_environment
+from tests.support.warm_processes import running_module
 from tests.support.wire_board import StageBoard, board_of
 from tests.support.wire_weights import all_behind, sending, weights
 
@@ -22,19 +21,14 @@ class Fleet:
         self.board = board
         self._url = url
         self._run = run
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._running = ExitStack()
 
-    async def start(self, name: str, fault: str = "") -> None:
-        self._processes[name] = await asyncio.create_subprocess_exec(
-            *module_command("tests.scenarios.wire.wire_worker", self._url, self._run, name, OPERATION_TIMEOUT_S, fault),
-            env=module_environment(),
-        )
+    def start(self, name: str, fault: str = "") -> None:
+        worker = running_module("tests.scenarios.wire.wire_worker", self._url, self._run, name, OPERATION_TIMEOUT_S, fault)
+        self._running.enter_context(worker)
 
-    async def end(self) -> None:
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    def end(self) -> None:
+        self._running.close()
 
 
 @asynccontextmanager
@@ -44,13 +38,13 @@ async def fleet_of(url: str, run: str) -> AsyncIterator[Fleet]:
         try:
             yield fleet
         finally:
-            await fleet.end()
+            fleet.end()
 
 
 async def test_when_the_only_worker_dies_the_push_ends_and_says_so(redis_server: str, run_name: str) -> None:
     pushed = weights(seed=1)
     async with fleet_of(redis_server, run_name) as fleet, sending(fleet.board, WIRE, weights(0)) as sender:
-        await fleet.start("only", "SIGKILL:begin")
+        fleet.start("only", "SIGKILL:begin")
         await all_behind(sender, 1, ["only"])
         report = await sender.push(1, pushed)
         assert report.staged == ()

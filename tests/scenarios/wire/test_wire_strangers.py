@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 
 import pytest
 from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -24,7 +25,7 @@ from async_rl.transport.messages import (
 from tests.scenarios.wire.test_wire import Worker, running
 from tests.scenarios.wire.wire_stream import ROWS, WIRE
 from tests.support.listening import IS_TOLD, listeners
-from tests.support.repository import module_command, module_environment
+from tests.support.warm_processes import running_module
 from tests.support.wire_board import board_of
 from tests.support.wire_weights import weights
 
@@ -34,19 +35,12 @@ pytestmark = pytest.mark.skipif(not IS_TOLD, reason="needs Linux to tell which p
 
 
 @asynccontextmanager
-async def learner(url: str, run: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *module_command("tests.scenarios.wire.wire_stream", url, run),
-        env=module_environment(),
-    )
-    _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, hard))
-    try:
+async def learner(url: str, run: str) -> AsyncIterator[BaseProcess]:
+    with running_module("tests.scenarios.wire.wire_stream", url, run) as process:
+        assert process.pid is not None
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, hard))
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def scan(port: int) -> None:
@@ -79,7 +73,7 @@ async def test_a_port_scan_finds_one_port_that_answers_nothing_and_stops_nothing
                 await worker.serves_more()
         while len(os.listdir(f"/proc/{process.pid}/fd")) > before + 30:  # noqa: ASYNC110, PTH208
             await asyncio.sleep(0.05)
-        assert process.returncode is None
+        assert process.exitcode is None
 
 
 def said_to(port: int, request: bytes) -> int:
@@ -118,7 +112,7 @@ async def test_scans_while_groups_are_being_built_stop_nothing(redis_server: str
             ended.set()
             await scanning
         await worker.serves_more()
-        assert process.returncode is None
+        assert process.exitcode is None
 
 
 async def test_groups_are_built_anew_when_descriptors_become_scarce(redis_server: str, run_name: str) -> None:
