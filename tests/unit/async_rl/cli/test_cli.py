@@ -93,9 +93,10 @@ def test_schema_is_json_with_the_fields_explained(capsys: pytest.CaptureFixture[
     assert "on-policy" in schema["$defs"]["StalenessConfig"]["properties"]["max_age"]["description"]
 
 
-def test_check_says_what_the_limits_come_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["config", "check", *QUICKSTART, "--staleness.max_age", "1", "--batch.groups_per_step", "4"]) == 0
-    assert "at most 8 groups" in capsys.readouterr().out
+def test_check_says_what_the_limits_come_to(tmp_path: Path) -> None:
+    done = finished(tmp_path, "config", "check", *QUICKSTART, "--staleness.max_age", "1", "--batch.groups_per_step", "4")
+    assert done.returncode == 0, done.stderr
+    assert "at most 8 groups" in done.stdout
 
 
 def test_a_run_without_a_name_gets_one() -> None:
