@@ -144,7 +144,10 @@ class WorkerConfig(Section):
     kv_cache_gb: PositiveFloat = 8.0
     """Size of the KV cache per GPU, in GB. It is allocated at the start, on a CPU too: 0.25 is enough for tiny models."""
     kv_block_tokens: PositiveInt = 64
-    """Tokens per block of the paged KV cache. On GPUs it is rounded up to a multiple of 256, as FlashAttention requires."""
+    """Tokens per block of the paged KV cache. Multiples of 256 let FlashAttention read it, if that is installed."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """Kernels of the engine. `auto`: Triton on GPUs, and FlashAttention where it is installed and can read the cache; torch on
+    a CPU. `torch` on a GPU is slow, and good for comparing (docs/inference.md)."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
     """What happens to the KV cache of running generations when weights change: `keep` continues with it, `recompute` computes
     it again under the new weights before the next token."""

@@ -190,6 +190,7 @@ _UNUSED_ON_HOST: dict[str, ModuleType | None] = {
     "torch.distributed.checkpoint": _checkpoints(),
     "torch.distributed.fsdp": None,
     "torch.utils.tensorboard": None,
+    "triton": None,
 }
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
-from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full, local_parameters
@@ -139,7 +138,7 @@ def memory(machine: Machine, report: Report) -> None:
 async def _crowded(
     machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], budgets: list[int], report: Report
 ) -> list[Completion]:
-    page = page_tokens(machine.device, WorkerConfig().kv_block_tokens)
+    page = WorkerConfig().kv_block_tokens
     token_bytes = 2 * SMALL.layers * SMALL.kv_heads * SMALL.head_dim * dtype.itemsize
     few = 4 * (SMALL.max_positions + page) * token_bytes / 2**30
     async with engine(machine, SMALL, dtype=dtype, kv_cache_gb=few, prompt_tokens=100) as running:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import platform
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.cuda.nccl
 from torch import Tensor, nn
 
+from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
-from async_rl.megatron.attention.paged_attention import kernel_name, page_tokens
+from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from async_rl.megatron.model import build_model, forward_packed, pack
 from gpu_checks.report import SMALL, Checks, Machine, Report
 
@@ -26,12 +26,9 @@ def environment(machine: Machine, report: Report) -> None:
         report.note(**{package: _version_of(package)})
     parallel.initialize(device=machine.device)
     dtype = parallel.resolve_dtype(machine.device)
-    page = page_tokens(machine.device, 64)
     report.note(
         dtype=str(dtype).removeprefix("torch."),
-        page_tokens=page,
-        kernel_small=kernel_name(machine.device, dtype, page, SMALL),
-        kernel_head_128=kernel_name(machine.device, dtype, page, replace(SMALL, heads=16, head_dim=128, kv_heads=8)),
+        kernel=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens)),
     )
     if machine.is_gpu:
         facts = torch.cuda.get_device_properties(machine.device)

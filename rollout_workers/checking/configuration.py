@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import torch
-
 from async_rl.config import Config
 from async_rl.config.loading import load_with_origins
 from async_rl.config.rollout import EnvironmentConfig
@@ -16,7 +14,6 @@ from async_rl.errors import AsyncRLError, ConfigError, boundary
 from async_rl.imports.references import load_reference
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check, tokenizer_to_check
-from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.models.engine_limits import check_kv_cache, check_worker_ranks
 from async_rl.types import Failure, Task
 from rollout_workers.checking.findings import cramped, too_long
@@ -84,8 +81,9 @@ def _engine(config: Config) -> str:
     shape = shape_to_check(config)
     check_worker_ranks(shape, worker.tensor, worker.expert)
     on_gpu = config.device != "cpu"
-    block_tokens = page_tokens(torch.device("cuda" if on_gpu else "cpu"), worker.kv_block_tokens)
-    check_kv_cache(shape, gb=worker.kv_cache_gb, block_tokens=block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4)
+    check_kv_cache(
+        shape, gb=worker.kv_cache_gb, block_tokens=worker.kv_block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4
+    )
     return f"worker.kv_cache_gb: {worker.kv_cache_gb:g} GB hold a sequence of {shape.context_tokens:,} tokens"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
-from async_rl.megatron.attention.paged_attention import attention_for, kernel_name, page_tokens
+from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from async_rl.megatron.engine import dynamic_engine as inference
 from async_rl.megatron.engine.build import EngineSettings, build_engine
 from async_rl.megatron.model import LayerSpec, build_model
@@ -44,7 +44,7 @@ class EngineCore:
         layer_spec: LayerSpec,
     ) -> None:
         parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
-        block_tokens = page_tokens(device, worker.kv_block_tokens)
+        attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels)
         self._shape = shape
         self._device = device
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed)
@@ -59,7 +59,7 @@ class EngineCore:
             dtype=dtype,
             seed=seed,
             layer_spec=layer_spec,
-            attention=attention_for(device, shape),
+            attention=attention,
         )
         self._engine = build_engine(
             self._model,
@@ -67,13 +67,13 @@ class EngineCore:
             self._sampler,
             EngineSettings(
                 kv_cache_gb=worker.kv_cache_gb,
-                block_tokens=block_tokens,
+                block_tokens=worker.kv_block_tokens,
                 max_requests=MAX_RUNNING,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,
                 reuse_prefixes=worker.prefix_reuse,
             ),
         )
-        self.kernel = kernel_name(device, dtype, block_tokens, shape)
+        self.kernel = kernel_name(attention)
         log.info("engine is ready", device=str(device), attention=self.kernel, megatron_core=version("megatron-core"))
 
     @property

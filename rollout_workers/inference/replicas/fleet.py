@@ -20,7 +20,6 @@ from async_rl.config import TokenizerConfig
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import AsyncRLError, ServiceStopped
 from async_rl.megatron import parallel
-from async_rl.megatron.attention.paged_attention import page_tokens
 from async_rl.megatron.model import LayerSpec
 from async_rl.megatron.parameters.full_parameters import check_complete, specs
 from async_rl.models.engine_limits import check_worker_ranks
@@ -93,7 +92,7 @@ class EngineFleet(Inference):
             work_limit_s=work_limit_s,
         )
         self._ids = itertools.count()
-        self._router = Router(replicas=worker.engines, block_tokens=page_tokens(devices[0], worker.kv_block_tokens))
+        self._router = Router(replicas=worker.engines, block_tokens=worker.kv_block_tokens)
         self._swapping = asyncio.Lock()
         self._memory_users: Sequence[asyncio.Future[Any]] = []
         """Running writes and reads of the shared memory, also those of a cancelled swap."""

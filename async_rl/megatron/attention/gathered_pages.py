@@ -1,0 +1,185 @@
+"""Attention over the pages of a KV cache in plain torch, for CPUs: pages are gathered.
+
+All requests that decode one token share one padded gather and one attention call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MAX_PADDED_SCORES = 1 << 22
+"""Prompts are batched with padding up to this many attention scores; longer ones are computed one by one."""
+
+
+def gathered_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    starts: Tensor,
+    *,
+    longest: int,
+    scale: float | None = None,
+    window: int | None = None,
+    is_decode_only: bool,
+) -> Tensor:
+    """As paged_kernels.paged_attention, except that decoding requests without keys get some finite numbers."""
+    if q.is_cuda:
+        # SDPA's cuDNN kernels plan for milliseconds whenever the longest request has another length.
+        longest = -(-longest // k.shape[1]) * k.shape[1]
+    return _plan_of_step(block_table, lengths, starts, longest, k.shape[1], is_decode_only, window).attend(q, k, v, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Requests that are computed together."""
+
+    queries: Tensor
+    """Rows of q, [requests, queries each]; shorter requests are padded with their first row."""
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, queries each (or 1), longest]"""
+    is_real: Tensor | None
+    """Which of `queries` are not padding; None: all."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float | None) -> None:
+        groups, dim = k.shape[-2:]
+        requests, width = self.queries.shape
+        # Query heads that share a key head become further queries, so that keys are not repeated.
+        shared = q.shape[1] // groups
+        own = q[self.queries].view(requests, width, groups, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
+        mask = self.mask if width == 1 else self.mask.repeat_interleave(shared, dim=2)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=mask, scale=scale)
+        attended = attended.view(requests, groups, width, shared, dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+        if self.is_real is None:
+            out[self.queries] = attended
+        else:
+            out[self.queries[self.is_real]] = attended[self.is_real]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """A step in which all requests have one query, so that no gather of queries is needed."""
+
+    keys: Tensor
+    """Rows of the flattened pages, [requests, longest]."""
+    mask: Tensor
+    """[requests, 1, 1, longest]"""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        requests, heads, dim = q.shape
+        groups = k.shape[-2]
+        keys, values = (_gathered(pool, self.keys) for pool in (k, v))
+        own = q.view(requests, groups, heads // groups, dim)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=self.mask, scale=scale)
+        return attended.view(requests, heads, dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The batches of one engine step, computed once for all layers with the same window."""
+
+    parts: tuple[_Part, ...]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        out = torch.zeros_like(q)
+        for part in self.parts:
+            part.attend(q, k, v, out, scale)
+        return out
+
+
+def _gathered(pool: Tensor, rows: Tensor) -> Tensor:
+    """[requests, heads, longest, dim]"""
+    groups, dim = pool.shape[-2:]
+    picked = pool.view(-1, groups * dim).index_select(0, rows.view(-1))
+    return picked.view(*rows.shape, groups, dim).transpose(1, 2)
+
+
+def _plan_of_step(
+    block_table: Tensor, lengths: Tensor, starts: Tensor, longest: int, page: int, is_decode_only: bool, window: int | None
+) -> _Plan | _Decoding:
+    """Make the plan, or get it from the step's block table, a tensor object that only the layers of one step share."""
+    plans: dict[int | None, _Plan | _Decoding] | None = getattr(block_table, "async_rl_plans", None)
+    if plans is None:
+        plans = block_table.async_rl_plans = {}  # pyright: ignore[reportAttributeAccessIssue]
+    if window not in plans:
+        if is_decode_only:
+            plans[window] = _decoding(block_table, lengths, longest, page, window)
+        else:
+            plans[window] = _make_plan(block_table, lengths, starts, page, window)
+    return plans[window]
+
+
+def _decoding(block_table: Tensor, lengths: Tensor, longest: int, page: int, window: int | None) -> _Decoding:
+    position = torch.arange(longest, device=block_table.device)
+    last = (lengths - 1).clamp_(min=0)[:, None]  # a row of padding has no keys, and reads one of another request
+    return _Decoding(keys=_rows(block_table, position, page), mask=_seen(position, last, window)[:, None, None])
+
+
+def _seen(position: Tensor, last: Tensor, window: int | None) -> Tensor:
+    """Whether a query whose own position is `last` attends to a position."""
+    return position <= last if window is None else (position <= last) & (position > last - window)
+
+
+def _rows(block_table: Tensor, position: Tensor, page: int) -> Tensor:
+    """Row indexes of positions in the flattened pages."""
+    pages = block_table[:, : -(-len(position) // page)].clamp(min=0).long()
+    return pages[:, position // page] * page + position % page
+
+
+def _make_plan(block_table: Tensor, lengths: Tensor, starts: Tensor, page: int, window: int | None) -> _Plan:
+    bounds = starts.tolist()
+    counts = [stop - start for start, stop in pairwise(bounds)]
+    work = [
+        (request, start, count, length)
+        for request, (start, count, length) in enumerate(zip(bounds, counts, lengths.tolist(), strict=False))
+        if count > 0 and length > 0
+    ]
+    decoding = [item for item in work if item[2] == 1]
+    prompts = [item for item in work if item[2] > 1]
+    batches = [decoding, *_batches_of_prompts(prompts)]
+    return _Plan(tuple(_make_part(batch, block_table, page, window) for batch in batches if batch))
+
+
+_Work = tuple[int, int, int, int]
+"""request, first row of q, number of queries, number of keys"""
+
+
+def _batches_of_prompts(prompts: list[_Work]) -> list[list[_Work]]:
+    """Batch prompts of similar lengths, to limit padding."""
+    batches: list[list[_Work]] = []
+    for item in sorted(prompts, key=lambda item: item[3]):
+        _, _, queries, keys = item
+        if batches and (len(batches[-1]) + 1) * queries * keys <= MAX_PADDED_SCORES and keys <= 2 * batches[-1][0][3]:
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches
+
+
+def _make_part(work: list[_Work], block_table: Tensor, page: int, window: int | None) -> _Part:
+    device = block_table.device
+    requests, first, queries, keys = torch.tensor(work, device=device).unbind(1)
+    width, longest = int(max(item[2] for item in work)), int(max(item[3] for item in work))
+    offset = torch.arange(width, device=device)
+    is_real = offset < queries[:, None]
+    rows = first[:, None] + torch.where(is_real, offset, 0)
+
+    position = torch.arange(longest, device=device)
+    # Query j of n, standing at position keys - n + j, sees the keys up to itself.
+    last_seen = (keys - queries)[:, None] + torch.where(is_real, offset, 0)
+    mask = _seen(position, last_seen[:, :, None], window)
+    return _Part(
+        queries=rows,
+        keys=_rows(block_table[requests], position, page),
+        mask=mask[:, None],
+        is_real=None if bool(is_real.all()) else is_real,
+    )

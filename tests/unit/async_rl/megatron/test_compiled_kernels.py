@@ -1,0 +1,66 @@
+"""The Triton kernels compile for A100 and H100 with the sizes of real models: registers and shared memory suffice."""
+
+import pytest
+import torch
+
+from async_rl.megatron.attention.paged_kernels import number_of_splits, paged_attention
+from tests.support.compiled_kernels import compiling_for
+
+MODELS = {
+    "Qwen3": {"heads": 16, "kv_heads": 8, "dim": 128},
+    "Qwen2.5": {"heads": 14, "kv_heads": 2, "dim": 64},
+    "Gemma 3": {"heads": 4, "kv_heads": 1, "dim": 256, "window": 512},
+    "Llama 3": {"heads": 32, "kv_heads": 8, "dim": 128},
+}
+BF16, FLOAT = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "dtype", "page"),
+    [
+        ("H100", "Qwen3", BF16, 64),
+        ("A100", "Qwen2.5", BF16, 16),
+        *(
+            pytest.param(gpu, model, dtype, 256, marks=pytest.mark.slow)
+            for gpu in ("A100", "H100")
+            for model in MODELS
+            for dtype in (BF16, FLOAT)
+        ),
+    ],
+)
+def test_attention_compiles(gpu: str, model: str, dtype: torch.dtype, page: int) -> None:
+    sizes = MODELS[model]
+    queries = torch.zeros(48, sizes["heads"], sizes["dim"], dtype=dtype)
+    pool = torch.zeros(2, 4, page, sizes["kv_heads"], sizes["dim"], dtype=dtype)
+    starts = torch.tensor([0, 1, 40, 48], dtype=torch.int32)
+    with compiling_for(gpu) as kernels:
+        paged_attention(
+            queries,
+            *pool,
+            torch.zeros(3, 8, dtype=torch.int32),
+            torch.ones(3, dtype=torch.int32),
+            starts,
+            longest=5000,
+            window=sizes.get("window"),
+            is_decode_only=False,
+            splits=8,
+        )
+    for each in kernels:
+        print(gpu, model, dtype, each)
+    assert [each.name for each in kernels] == ["_attend", "_merge", "_attend"], "decoding, its splits merged, prompts"
+    # in float32, which only checks use, up to eight registers
+    assert max(each.spilled_bytes for each in kernels) <= (32 if dtype is FLOAT else 0)
+
+
+def test_splits_fill_the_processors() -> None:
+    h100 = 132
+    assert number_of_splits(8, 40_960, h100) == 64, "one request, at most as many as merging is worth"
+    assert number_of_splits(8, 1024, h100) == 4, "not below 256 keys each"
+    assert number_of_splits(64 * 8, 2048, h100) == 1, "full already"
+    assert number_of_splits(64 * 8, 32_768, h100) == 8, "one long request must not keep one processor busy after all others"
+    assert number_of_splits(8, 1, h100) == 1
