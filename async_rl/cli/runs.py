@@ -193,13 +193,14 @@ def rm(line: CommandLine) -> int:
     from rich.filesize import decimal
 
     from async_rl.run_folders.folder import CONFIG, find_runs
-    from async_rl.run_folders.removal import owned_paths, remove
+    from async_rl.run_folders.removal import owned_paths, refuse_copy, remove
 
     parent, name = folder_of_runs(line.config), line.operands[0]
     runs = {run.name: run for run in find_runs(parent)}
     if name not in runs:
         raise ConfigError(f"there is no run {name!r} in {parent.absolute()}{nearest(name, list(runs))}; give its name exactly")
     run, is_dry = runs[name], line.has("dry-run")
+    refuse_copy(run, keeps_redis=line.has("keep-redis"))
     size, paths = run.size(), owned_paths(run)
 
     def erase_keys() -> None:

@@ -69,6 +69,14 @@ class RunFolder:
         return tree
 
     @property
+    def made_as(self) -> Path | None:
+        """Where the run was started, by its configuration; elsewhere it is a copy, or was moved. None: it does not say."""
+        folder, name = self.setting("run", "folder"), self.setting("run", "name")
+        if not isinstance(folder, str) or not isinstance(name, str) or not Path(folder).is_absolute():
+            return None
+        return Path(folder) / name
+
+    @property
     def steps(self) -> int | None:
         """The number of steps to train."""
         steps = self.setting("learner", "steps")

@@ -45,6 +45,19 @@ def remove(run: RunFolder, *, before: Callable[[], None] = lambda: None) -> None
                 raise ConfigError(f"{path} cannot be removed: {error.strerror}") from error
 
 
+def refuse_copy(run: RunFolder, *, keeps_redis: bool) -> None:
+    """Raise ConfigError for a copy of a run whose snapshots or keys elsewhere, which go by the run's name, would be deleted."""
+    if run.made_as is None or run.made_as.resolve() == run.path.resolve():
+        return
+    snapshots, url = _snapshots(run), None if keeps_redis else run.setting("redis", "url")
+    elsewhere = [*([f"its snapshots in {snapshots}"] if snapshots else []), *(["its keys in Redis"] if url else [])]
+    if elsewhere:
+        raise ConfigError(
+            f"{run.path} is a copy of {run.made_as}, or was moved: {' and '.join(elsewhere)} are those of the run there. "
+            "Delete the folder of a copy yourself; if the run was moved, correct run.folder and run.name in its config.yaml"
+        )
+
+
 def _snapshots(run: RunFolder) -> Path | None:
     """The run's own folder in an absolute `wire.snapshots`."""
     given = run.setting("wire", "snapshots")

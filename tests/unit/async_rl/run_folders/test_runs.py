@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import termios
@@ -117,6 +118,13 @@ def test_only_an_ended_run_is_removed_and_only_by_its_name(tmp_path: Path, capsy
     (tmp_path / "runs" / "link").symlink_to(run.path)
     with pytest.raises(ConfigError, match="is a link to"):
         dispatch(["runs", "rm", "link", *place])
+    (tmp_path / "copies").mkdir()
+    shutil.copytree(run.path, copied := tmp_path / "copies" / "done")
+    for words, what in (((), "its snapshots in .* and its keys in Redis"), (("--keep-redis",), "its snapshots in [^ ]*")):
+        with pytest.raises(
+            ConfigError, match=rf"^{copied} is a copy of {run.path}, or was moved: {what} are those of the run there"
+        ):
+            dispatch(["runs", "rm", "done", "--run.folder", str(copied.parent), *words])
     assert "would be removed" in said(capsys, "runs", "rm", "done", *place, "--dry-run")
     assert run.path.exists()
     assert f"{run.path} is removed" in said(capsys, "runs", "rm", "done", *place, "--keep-redis")
