@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from itertools import chain, count
@@ -41,6 +41,7 @@ from buffer.rules.recovery import ENDED, outstanding_steps, verdicts_on
 from buffer.run_in_redis import RunInRedis, ServerFull, chunks, rows
 from buffer.server.client import Server, listen
 from buffer.server.unexpected_replies import UnexpectedReply, reading, wrong_type
+from buffer.stale_groups import find_stale
 from buffer.stats_reply import parse_snapshot, parse_stats
 
 VERSIONS_KEPT = 4096
@@ -66,6 +67,8 @@ class RedisBuffer:
         self._compress_text = compress_text
         self.vocab_size: int | None = None
         """If set, groups with token ids outside the vocabulary are quarantined."""
+        self.on_stale: Callable[[TakenGroup], None] | None = None
+        """Called with groups that `take` is about to drop as stale; not with all, if they are many."""
         self._learner_lease_ms = round(learner_lease_s * 1000)
         self._requests = (f"{uuid.uuid4().hex}-{number}" for number in count())
         self._published_version = self._released_step = -1
@@ -194,6 +197,9 @@ class RedisBuffer:
         wanted = step, version, num_groups, max_tokens if max_tokens is not None else 0, int(patient)
 
         async def attempt() -> list[TakenGroup]:
+            if self.on_stale is not None:
+                for stale in await find_stale(self._run, self._payloads, version):
+                    self.on_stale(stale)
             while reply := await self._run.run_script("take", fence, *wanted, self._published_version, self._released_step):
                 groups, refused = await self._read_taken(reply)
                 for ticket, reason in refused:

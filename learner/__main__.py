@@ -165,6 +165,7 @@ async def learn(run: LearnerRun, place: RankPlace, stores: GroupStores) -> None:
         sender = await parts.enter_async_context(WeightSender(board, config.wire, rank_sender, ranks.device, fence=fence))
         record = RunRecorder(parts.enter_context(open_recorder(config, progress)), board)
         record.started(progress)
+        buffer.on_stale = record.went_stale if record.is_on else None
         policy = PushPolicy.of(config)
         publisher = Publisher(buffer=buffer, fence=fence, sender=sender, policy=policy, on_push=record.pushed)
         requests = WeightRequests(board, publisher, config.run_folder)

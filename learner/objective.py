@@ -69,6 +69,11 @@ class Objective(ObjectivePart):
         return not isinstance(self.advantages, GroupAdvantages | PreferenceAdvantages)
 
     @property
+    def has_rollout_advantages(self) -> bool:
+        """All tokens of a rollout have the same advantage."""
+        return isinstance(self.advantages, GroupAdvantages)
+
+    @property
     def compares_pairs(self) -> bool:
         """The best and the worst rollout of a group are compared by their log-probabilities before the step."""
         return isinstance(self.advantages, PreferenceAdvantages)

@@ -50,6 +50,9 @@ class GroupFacts:
     """The texts are cut to `HEAD_CHARACTERS`, and there are no tokens."""
     counts: tuple[tuple[int, int], ...] = ()
     """Of a head: sampled tokens and tokens of each rollout."""
+    advantages: tuple[float | None, ...] = ()
+    """Of each rollout in the step that it first trained, None where it is not trained. Empty: it was dropped, or its objective
+    has no single advantage per rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +104,12 @@ class RecordedRollout:
     def reward(self) -> float | None:
         """None: it failed."""
         return None if self.content.status is Status.FAILED else self.content.reward
+
+    @property
+    def advantage(self) -> float | None:
+        """None: it has none, or none is recorded (`GroupFacts.advantages`)."""
+        advantages = self.group.facts.advantages
+        return advantages[self.sibling] if advantages else None
 
     @property
     def num_sampled(self) -> int:
@@ -160,7 +169,8 @@ def read_record(record: bytes) -> RecordedGroup | None:
             return None
         facts = cast("dict[str, Any]", json.loads(text))
         counts = tuple((sampled, tokens) for sampled, tokens in facts.pop("counts"))
-        return RecordedGroup(facts=GroupFacts(**facts, counts=counts), content=decode(payload))
+        advantages = tuple(facts.pop("advantages", ()))
+        return RecordedGroup(facts=GroupFacts(**facts, counts=counts, advantages=advantages), content=decode(payload))
     except (BadPayload, ValueError, TypeError, LookupError, struct.error):
         return None
 
@@ -194,6 +204,7 @@ def row_of(
 ) -> GroupRow:
     """Return the index's row of a record."""
     taken, oldest = facts.version_at_take, measures.oldest_version
+    advantages = facts.advantages if facts.advantages else (None,) * len(group.rollouts)
     return GroupRow(
         id=group.id,
         at=at,
@@ -214,8 +225,9 @@ def row_of(
                     rollout.status.value,
                     *count,
                     int(rollout.metrics.get("turns", 1)),
+                    None if advantage is None else round(advantage, 6),
                 )
-                for rollout, count in zip(group.rollouts, measures.counts, strict=True)
+                for rollout, count, advantage in zip(group.rollouts, measures.counts, advantages, strict=True)
             ]
         ),
     )

@@ -119,7 +119,7 @@ class Recorder:
             self._bytes_given += size
 
     def note_unsent(self, number: int) -> None:
-        """Count groups that a worker dropped and did not send."""
+        """Count groups that were dropped and of which no head came."""
         if self._groups is not None:
             self._groups.segments.note_lost("unsent", number)
 

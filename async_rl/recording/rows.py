@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from async_rl.recording.events import compact_json
 
+Numbers = tuple[float | None, str, int, int, int, float | None]
 TRAINED = "trained"
 """The fate of a group that trained a step; every other fate is the reason of a drop."""
 
@@ -28,6 +29,8 @@ class RolloutRow:
     """Number of tokens, prompts and observations included."""
     turns: int
     """Number of answers."""
+    advantage: float | None
+    """None: it has none, or none is recorded."""
 
     @property
     def id(self) -> str:
@@ -44,7 +47,8 @@ class GroupRow:
     at: float
     """When it was recorded, in seconds since 1970 on the learner's clock."""
     fate: str
-    """`trained`, or the reason why it was dropped: no_signal, failed, abandoned, detached, lease_lost, quarantined."""
+    """`trained`, or the reason why it was dropped: no_signal, stale, failed, abandoned, detached, lease_lost,
+    quarantined."""
     step: int | None
     """The step that it first trained; None: dropped."""
     age: int | None
@@ -58,8 +62,8 @@ class GroupRow:
     length: int
     checksum: int
     """zlib.crc32 of the record."""
-    numbers: tuple[tuple[float | None, str, int, int, int], ...]
-    """Reward, status, sampled tokens, tokens and turns of each rollout."""
+    numbers: tuple[Numbers, ...]
+    """Reward, status, sampled tokens, tokens, turns and advantage of each rollout."""
 
     @property
     def rollouts(self) -> tuple[RolloutRow, ...]:
@@ -136,6 +140,6 @@ def read_row(line: bytes) -> GroupRow | None:
 
 
 def _numbers(
-    reward: float | None, status: str, sampled: int, tokens: int, turns: int
-) -> tuple[float | None, str, int, int, int]:
-    return reward, status, sampled, tokens, turns
+    reward: float | None, status: str, sampled: int, tokens: int, turns: int, advantage: float | None = None
+) -> Numbers:
+    return reward, status, sampled, tokens, turns, advantage

@@ -33,8 +33,8 @@ class LetGo:
     deleted_until: float = 0.0
     """Time of the newest deleted one, in seconds since 1970; 0: none was deleted."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Never written: the disk refused them (`refused`), they came faster than they were written (`late`), or a worker had
-    more than it may send (`unsent`)."""
+    """Never written: the disk refused them (`refused`), they came faster than they were written (`late`), or they were
+    dropped and more than may be sent (`unsent`)."""
 
     @property
     def is_everything_kept(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Generic, TypeVar
 
 import msgpack
@@ -13,7 +14,7 @@ import torch
 
 from async_rl.config.learner import TooLong
 from async_rl.types import TakenGroup
-from learner.advantages.rollouts import assign_credit
+from learner.advantages.rollouts import RolloutCredit, assign_credit
 from learner.batches.packed_rows import PackedRow, TrainedSample, fill, from_buffers, to_buffers
 from learner.batches.too_long import num_too_long, within
 from learner.losses.aggregation import StepCounts
@@ -50,6 +51,8 @@ class PackedBatch:
     """`batch/...` metrics: trained tokens, fill and balance of the rows."""
     magnitudes: tuple[float, ...]
     """Mean |advantage| of each group's rollouts."""
+    advantages: tuple[tuple[float | None, ...], ...]
+    """Of each rollout of each group, None where it is not trained. Empty if a rollout has no single one."""
 
     @property
     def num_shards(self) -> int:
@@ -108,7 +111,19 @@ def pack_batch(
     owners = np.array([place for place, _ in rollouts], np.int64)
     magnitudes = tuple(float(np.abs(credit.advantages[owners == place]).mean()) for place in range(len(groups)))
     metrics = {**_describe(credit.advantages, made, capacity, cost), "batch/too_long": float(num_over)}
-    return PackedBatch(minibatches=made, metrics=metrics, magnitudes=magnitudes)
+    return PackedBatch(
+        minibatches=made, metrics=metrics, magnitudes=magnitudes, advantages=_per_group(groups, credit, objective)
+    )
+
+
+def _per_group(
+    groups: Sequence[TakenGroup], credit: RolloutCredit, objective: Objective
+) -> tuple[tuple[float | None, ...], ...]:
+    if not objective.has_rollout_advantages:
+        return ((),) * len(groups)
+    advantages = iter(np.where(credit.is_trained, credit.advantages, np.nan).tolist())
+    each = ([next(advantages) for _ in taken.group.rollouts] for taken in groups)
+    return tuple(tuple(None if isnan(advantage) else advantage for advantage in group) for group in each)
 
 
 def _count(sources: Sequence[TrainedSample]) -> StepCounts:

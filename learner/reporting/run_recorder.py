@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 import structlog
 
@@ -17,7 +18,7 @@ from async_rl.payloads.codec import BadPayload, decode
 from async_rl.protocols import Board
 from async_rl.recording.clocks import WorkerClocks
 from async_rl.recording.ledger import fates_event
-from async_rl.recording.recorded import GroupFacts
+from async_rl.recording.recorded import GroupFacts, head_of
 from async_rl.recording.recorder import Recorder
 from async_rl.replay_protocol import BufferStats
 from async_rl.types import RolloutGroup, TakenGroup
@@ -29,6 +30,7 @@ from learner.versions.publish import CompletedPush
 
 IDS_REMEMBERED = 100_000
 """Groups that are recorded once, however often they train."""
+STALE_REMEMBERED = 1000
 LANES = 64
 """With more workers than this, each worker's load is recorded less often, so that as many events come from a large fleet."""
 PUSHES_REMEMBERED = 16
@@ -42,6 +44,8 @@ class RunRecorder:
         self._clocks = WorkerClocks()
         self._recorded: dict[str, None] = {}
         """Ids of recorded groups, oldest first."""
+        self._stale: dict[str, None] = {}
+        """Ids of recorded stale groups that the buffer has not said to have dropped yet."""
         self._loads: dict[str, tuple[float, float]] = {}
         """Worker -> when its load was last recorded, and its counter of tokens then."""
         self._heard: dict[str, float] = {}
@@ -90,9 +94,10 @@ class RunRecorder:
         )
         self.counted(stats, batch.step)
         self._note_silent()
-        for taken in batch.groups:
+        for taken, advantages in zip(batch.groups, batch.packed.advantages, strict=True):
             if self._is_new(taken.group.id):
-                self._recorder.group(self._facts(taken, batch.step, batch.taken_at, began, ended), taken.group, taken.payload)
+                facts = self._facts(taken, batch.step, batch.taken_at, began, ended)
+                self._recorder.group(replace(facts, advantages=advantages), taken.group, taken.payload)
 
     def _note_silent(self) -> None:
         """Record workers that have stopped reporting; they may have ended, on a machine that nothing else tells of."""
@@ -180,6 +185,31 @@ class RunRecorder:
                 reason = what.removeprefix("dropped:")
                 if reason != what or what == "quarantined":
                     self._recorder.event("drop", group=ticket, reason=reason)
+                if reason == "stale" and ticket not in self._stale:
+                    self._recorder.note_unsent(1)
+                self._stale.pop(ticket, None)
+
+    def went_stale(self, stale: TakenGroup) -> None:
+        """Record the head of a group that the buffer is about to drop."""
+        group = stale.group
+        if group.id in self._stale:
+            return
+        self._stale[group.id] = None
+        if len(self._stale) > STALE_REMEMBERED:
+            del self._stale[next(iter(self._stale))]
+        head, counts = head_of(group)
+        reserved_at, ready_at = self._rolled_out(group)
+        facts = GroupFacts(
+            fate="stale",
+            task_index=stale.task_index,
+            attempt=stale.attempt,
+            version_at_commit=stale.version_at_commit,
+            reserved_at=reserved_at,
+            ready_at=ready_at,
+            is_head=True,
+            counts=counts,
+        )
+        self._recorder.group(facts, head)
 
     def _add(self, record: WorkerRecord) -> None:
         offset = self._clocks.offset(record.worker)

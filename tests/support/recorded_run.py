@@ -111,6 +111,7 @@ def record_run(folder: Path, groups: int = 30) -> None:
                     taken_at=began + 4,
                     trained_from=began + 5,
                     trained_at=began + 6,
+                    advantages=(-1.0, 0.0, 1.0, None),
                 )
                 recorder.group(facts, made)
             else:

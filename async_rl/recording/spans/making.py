@@ -258,6 +258,7 @@ def _about_rollout(rollout: RecordedRollout) -> Mapping[str, Value]:
         "rollout": rollout.id,
         "status": rollout.content.status.value,
         "reward": rollout.reward,
+        "advantage": rollout.advantage,
         "sampled": rollout.num_sampled,
         "tokens": rollout.num_tokens,
         "turns": int(rollout.content.metrics.get("turns", 1)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -33,14 +34,16 @@ def record_demo(folder: Path, *, steps: int, ended: float, draw: random.Random) 
                     facts = GroupFacts(fate="no_signal", reserved_at=at - 3.0, ready_at=at - 1.5, is_head=True, counts=counts)
                     recorder.group(facts, head)
                 else:
-                    recorder.group(_trained(step, at), group)
+                    recorder.group(_trained(step, at, group), group)
             idle = {"idle/no_groups": 0.1, "idle/pushing": 0.03, "idle/checkpoint": 0.01, "idle/other": 0.02}
             recorder.event("step", at=at - 0.5, seconds=0.5, step=step, version=step, wait_s=0.1, idle=idle)
             recorder.event("push", at=at, seconds=0.05, version=step, step=step, bytes=400_000, staged=["w-0", "w-1"])
         recorder.add(Event(kind="fates", at=ended, fields=_fates(steps)))
 
 
-def _trained(step: int, at: float) -> GroupFacts:
+def _trained(step: int, at: float, group: RolloutGroup) -> GroupFacts:
+    rewards = [rollout.reward for rollout in group.rollouts]
+    mean, spread = fmean(rewards), pstdev(rewards)
     return GroupFacts(
         fate="trained",
         task_index=step,
@@ -52,6 +55,7 @@ def _trained(step: int, at: float) -> GroupFacts:
         taken_at=at - 1.0,
         trained_from=at - 0.5,
         trained_at=at,
+        advantages=tuple((reward - mean) / (spread + 1e-6) for reward in rewards),
     )
 
 

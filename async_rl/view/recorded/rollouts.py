@@ -110,6 +110,7 @@ class RolloutBrowser:
             "status": content.status.value,
             "failure": asdict(content.failure) if content.failure is not None else None,
             "reward": rollout.reward,
+            "advantage": rollout.advantage,
             "group_mean": fmean(rewards) if rewards else None,
             "reward_parts": dict(content.reward_parts),
             "metrics": dict(content.metrics),
@@ -250,6 +251,7 @@ def _row(row: RolloutRow) -> dict[str, Any]:
         "sampled": row.sampled,
         "tokens": row.tokens,
         "turns": row.turns,
+        "advantage": row.advantage,
     }
 
 
@@ -276,6 +278,7 @@ def _sibling(rollout: RecordedRollout) -> dict[str, Any]:
         "sibling": rollout.sibling,
         "status": rollout.content.status.value,
         "reward": rollout.reward,
+        "advantage": rollout.advantage,
         "sampled": rollout.num_sampled,
         "samples": len(rollout.content.samples),
     }
@@ -330,6 +333,8 @@ def _missing(group: RecordedGroup, life: Life) -> Iterator[str]:
         yield "when the learner took it"
     if not facts.trained_at:
         yield "when its step was trained"
+    if not facts.advantages:
+        yield "an advantage: its objective has no single one per rollout, or an older release recorded it"
     if life.checkpoint_step is None:
         yield "a checkpoint: none contains its step yet, or its event is no longer kept"
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from math import floor
 
+import numpy as np
 import pytest
 
 from async_rl.cli.main import dispatch
@@ -99,6 +100,10 @@ def test_the_recording_shows_the_life_of_every_group_and_process(run: tuple[Conf
     group = recording.group(trained.rows[0].group.id)
     assert group is not None
     assert group.facts.reserved_at <= group.facts.ready_at <= group.facts.taken_at <= group.facts.trained_at
+    rewards = np.array([rollout.content.reward for rollout in group.rollouts])
+    advantages = np.array([rollout.advantage for rollout in group.rollouts], np.float64)
+    assert np.all((advantages > 0) == (rewards > rewards.mean()))
+    assert [row.advantage for row in trained.rows if row.group.id == group.id] == pytest.approx(advantages.tolist(), abs=1e-5)
     life = recording.life(group)
     assert life.checkpoint_step == steps
     (queue, inference, reward) = (

@@ -85,6 +85,17 @@ def test_failed_rollouts_are_out_and_masked_ones_only_in_the_baseline() -> None:
     assert [(row["token_ids"][0], row["advantages"][0]) for row in sequences(batch)] == [(10, -3), (20, 0)]
 
 
+def test_each_rollout_has_its_advantage_unless_it_is_not_trained_or_has_one_per_token() -> None:
+    each = sample([1, 2, 3], [0, 1, 1])
+    groups = [
+        taken(rollout(each, reward=3.0), rollout(each, status=Status.FAILED), rollout(each, reward=1.0)),
+        taken(rollout(each, reward=5.0), rollout(each, reward=5.0)),
+    ]
+    assert pack_batch(groups, objective=PLAIN, capacity=64).advantages == ((1.0, None, -1.0), (0.0, 0.0))
+    per_token = Objective.model_validate({"advantages": {"type": "returns"}})
+    assert pack_batch(groups, objective=per_token, capacity=64).advantages == ((), ())
+
+
 def test_the_counts_are_those_of_the_whole_step() -> None:
     groups = [
         taken(rollout(sample([1, 2, 3], [0, 1, 1]), sample([4, 5], [0, 1])), rollout(sample([6, 7], [0, 0]))),

@@ -30,7 +30,7 @@ function chosen(given, otherwise, group) {
 
 function table(group) {
   const parts = [...new Set(group.siblings.flatMap((sibling) => Object.keys(sibling.parts)))].sort();
-  const head = ["rollout", "status", "reward", ...parts, "sampled", "ends with"];
+  const head = ["rollout", "status", "reward", "advantage", ...parts, "sampled", "ends with"];
   const rows = group.siblings.map((sibling) =>
     el(
       "tr",
@@ -38,6 +38,7 @@ function table(group) {
       el("td", {}, el("a", { href: address(sibling.id) }, sibling.sibling), sibling.sibling === group.best ? " best" : sibling.sibling === group.worst ? " worst" : ""),
       el("td", {}, sibling.status),
       el("td", { class: "number" }, score(sibling.reward)),
+      el("td", { class: "number" }, score(sibling.advantage)),
       ...parts.map((part) => el("td", { class: "number" }, score(sibling.parts[part]))),
       el("td", { class: "number" }, count(sibling.sampled)),
       el("td", { class: "wide end" }, sibling.ends.slice(-200)),
@@ -69,6 +70,11 @@ function choice(group, sibling, name, other) {
   return el("label", {}, `rollout `, el("select", { onchange: change }, ...options));
 }
 
+function scored({ reward, status, advantage }) {
+  if (reward === null) return status;
+  return advantage === null ? `reward ${score(reward)}` : `reward ${score(reward)}, advantage ${score(advantage)}`;
+}
+
 // What is compared: tokens; characters of the last message where no tokens are recorded.
 async function unitsOf(group, sibling) {
   if (sibling.samples) {
@@ -89,7 +95,7 @@ function column(sibling, units, differs, prefix) {
   return el(
     "div",
     { class: "column" },
-    el("h4", {}, el("a", { href: address(sibling.id) }, `rollout ${sibling.sibling}`), `: ${sibling.reward === null ? sibling.status : `reward ${score(sibling.reward)}`}`),
+    el("h4", {}, el("a", { href: address(sibling.id) }, `rollout ${sibling.sibling}`), `: ${scored(sibling)}`),
     el("div", { class: "token-row" }, ...shown),
     units.rest ? el("p", { class: "dim" }, `${count(units.rest)} further tokens are not compared`) : null,
   );

@@ -17,6 +17,21 @@ export async function showList(query) {
   return { place, list: { ...found, query: wanted } };
 }
 
+// Replaces the rows, not the filters, which may be in use; the focused row keeps the focus. Returns the list, or null if it is gone.
+export async function renewList(place, query) {
+  const wanted = Object.fromEntries(query);
+  const found = await ask("rollouts", wanted);
+  const rows = place.querySelector("table.list");
+  if (!rows) return null;
+  const focused = rows.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  place.querySelector(".summary").replaceWith(summary(found));
+  place.querySelector(".pages").replaceWith(pages(wanted, found));
+  const renewed = table(found.rows);
+  rows.replaceWith(renewed);
+  if (focused) [...renewed.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
+  return { ...found, query: wanted };
+}
+
 function filters(wanted, found) {
   const form = el("form", { class: "filters", onsubmit: apply, onchange: apply });
   const fates = Object.entries(found.fates).sort((a, b) => b[1] - a[1]);
@@ -59,7 +74,7 @@ function summary(found) {
 }
 
 function table(rows) {
-  const head = ["rollout", "environment", "task", "status", "reward", "fate", "age", "sampled", "turns", "worker"];
+  const head = ["rollout", "environment", "task", "status", "reward", "advantage", "fate", "age", "sampled", "turns", "worker"];
   const body = rows.map((row) =>
     el(
       "tr",
@@ -69,6 +84,7 @@ function table(rows) {
       el("td", { class: "end" }, row.task),
       el("td", {}, row.status),
       el("td", { class: "number" }, score(row.reward)),
+      el("td", { class: "number" }, score(row.advantage)),
       el("td", {}, fateOf(row)),
       el("td", { class: "number" }, row.age ?? "–"),
       el("td", { class: "number" }, count(row.sampled)),

@@ -35,14 +35,15 @@ function siblings(rollout) {
 
 function facts(rollout) {
   const parts = Object.entries(rollout.reward_parts).map(([name, value]) => `${name} ${score(value)}`);
-  const advantage = rollout.reward !== null && rollout.group_mean !== null ? rollout.reward - rollout.group_mean : null;
+  const above = rollout.reward !== null && rollout.group_mean !== null ? rollout.reward - rollout.group_mean : null;
   const rows = {
     fate: fateOf(rollout),
     status: rollout.status + (rollout.status === "truncated" ? ": a length limit cut it" : ""),
     failure: rollout.failure && `${rollout.failure.boundary}, ${rollout.failure.kind}: ${rollout.failure.message}`,
     reward: rollout.reward === null ? "none" : score(rollout.reward),
     "reward parts": parts.join(", "),
-    "reward above its group's mean": advantage === null ? "" : score(advantage),
+    "reward above its group's mean": above === null ? "" : score(above),
+    advantage: rollout.advantage === null ? "" : score(rollout.advantage),
     age: rollout.age === null ? "" : `${rollout.age}: trained version ${rollout.version_at_take}, committed at version ${rollout.version_at_commit}`,
     environment: rollout.environment,
     task: `${rollout.task}, attempt ${rollout.attempt}`,

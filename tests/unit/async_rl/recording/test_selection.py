@@ -26,7 +26,7 @@ def groups(number: int, siblings: int) -> list[GroupRow]:
             length=1,
             checksum=0,
             numbers=tuple(
-                (None, "failed", 0, 5, 1) if sibling == 2 else (chance.random(), "ok", chance.randrange(100), 150, 1)
+                (None, "failed", 0, 5, 1, None) if sibling == 2 else (chance.random(), "ok", chance.randrange(100), 150, 1, 0.5)
                 for sibling in range(siblings)
             ),
         )

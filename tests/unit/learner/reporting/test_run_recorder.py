@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +18,7 @@ from async_rl.recording import Recording, RolloutFilter
 from async_rl.recording.recorder import Recorder
 from async_rl.telemetry import WORKER_METRICS
 from async_rl.transport.sending.sender import PushReport
-from async_rl.types import EpisodeSpan, GroupTimes, Message, Ticket, VersionRecord
+from async_rl.types import EpisodeSpan, GroupTimes, Message, TakenGroup, Ticket, VersionRecord
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.reporting.fleet_metrics import FleetMetrics
@@ -80,6 +82,41 @@ async def test_times_of_a_worker_are_put_on_the_learners_clock(tmp_path: Path) -
     assert swap.at == pytest.approx(now, abs=1.5)
     assert [event.fields["dropped"] for event in recording.events(kinds=("push",))] == [{"x": "gone"}]
     assert [event.fields["tokens"] for event in recording.events(kinds=("engine",))] == [0.0], "one a second"
+
+
+async def test_stale_groups_have_heads_and_those_that_were_not_seen_are_counted(tmp_path: Path) -> None:
+    seen, unseen = "t000000001", "t000000002"
+
+    @asynccontextmanager
+    async def events() -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
+        async def dropped() -> AsyncIterator[tuple[str, str]]:
+            for ticket in (seen, unseen):
+                yield "dropped:stale", ticket
+
+        yield dropped()
+
+    with Recorder(tmp_path, "learner", events_bytes=10**6, rollouts_bytes=10**6) as kept:
+        record = RunRecorder(kept, MemoryBoard(MemoryBuffer()))
+        times = GroupTimes(reserved_at=time.time() - 2.0, seconds=1.5, spans=())
+        stale = TakenGroup(
+            group=replace(group(seen, (3, 4)), times=times), version_at_commit=5, version_at_take=9, task_index=4, attempt=2
+        )
+        record.went_stale(stale)
+        record.went_stale(stale)  # the learner waits, and asks again before they are dropped
+        await record.run_drops(events())
+    recording = Recording(tmp_path)
+    page = recording.rollouts(RolloutFilter(fate="stale"))
+    assert [(row.id, row.reward, row.sampled, row.group.attempt) for row in page.rows] == [
+        (f"{seen}/0", 1.0, 2, 2),
+        (f"{seen}/1", 2.0, 2, 2),
+    ]
+    assert page.let_go.lost == {"unsent": 1}
+    found = recording.group(seen)
+    assert found is not None
+    assert [span.what for span in recording.life(found).spans] == ["rolled out"]
+    assert [event.fields for event in recording.events(kinds=("drop",))] == [
+        {"group": ticket, "reason": "stale"} for ticket in (seen, unseen)
+    ]
 
 
 def test_values_of_user_code_that_cannot_be_recorded_are_counted() -> None:
