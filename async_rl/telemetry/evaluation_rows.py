@@ -64,9 +64,14 @@ def read_evaluation(row: Mapping[str, float]) -> EvaluationRow | None:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """All evaluations of a run, ordered by step; the last one of each step."""
-    rows = [read_evaluation(line) for line in read_lines(path)] if path.exists() else []
-    return sorted({row.step: row for row in rows if row is not None}.values(), key=lambda row: row.step)
+    """All evaluations of a run, ordered by step; the last one of each step, without those of weights that are gone."""
+    found: dict[int, EvaluationRow] = {}
+    for line in read_lines(path) if path.exists() else ():
+        if (resumed_after := line.get("resumed_after")) is not None:
+            found = {step: row for step, row in found.items() if step <= resumed_after}
+        elif (row := read_evaluation(line)) is not None:
+            found[row.step] = row
+    return [found[step] for step in sorted(found)]
 
 
 OTHERS = ("tasks", "failed", "truncated", "length")

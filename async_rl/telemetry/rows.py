@@ -151,6 +151,12 @@ def rows_from(path: Path, offset: int) -> tuple[list[bytes], int]:
 
 
 def read_last_evaluation(path: Path) -> dict[str, float] | None:
-    """The last row that contains an evaluation; None if there is none."""
-    found = (line for line in read_backwards(path) if b'"eval/step"' in line)
-    return next(map(_numbers, _objects(found)), None)
+    """The last row that contains an evaluation, but for those of weights that are gone; None if there is none."""
+    resumed_after = math.inf
+    lines = (line for line in read_backwards(path) if b'"eval/step"' in line or b'"resumed_after"' in line)
+    for row in map(_numbers, _objects(lines)):
+        if "resumed_after" in row:
+            resumed_after = min(resumed_after, row["resumed_after"])
+        elif row.get("eval/step", math.inf) <= resumed_after:
+            return row
+    return None

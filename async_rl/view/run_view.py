@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any, cast
 
 from async_rl.config.tree import Config
 from async_rl.recording import Recording
+from async_rl.run_folders.state import RunStatus, read_state
+from async_rl.telemetry.durations import ago
 from async_rl.telemetry.evaluation_rows import read_evaluation
 from async_rl.telemetry.table import find_metric
 from async_rl.telemetry.warning_file import WarningCause, read_warnings
@@ -27,8 +30,6 @@ from async_rl.view.recorded.slowdown import Slowdowns
 
 MOST_CAUSES, LONGEST_CAUSE = 50, 300
 """Logged warnings that are sent, the most recent ones, and characters of each."""
-QUIET_S = 60.0
-"""A run whose processes cannot be seen counts as running if its last row is younger than this."""
 
 
 class RunView:
@@ -45,6 +46,8 @@ class RunView:
         self._slowdowns = Slowdowns(self._recording, config)
         self._evaluations: dict[int, tuple[int, dict[str, Any]]] = {}
         """Evaluated step -> the file's row, and the evaluation."""
+        self._resumed_at = 0
+        """The file's row of the last resume: evaluations of later steps were of weights that are gone."""
         self._id = secrets.token_hex(8)
         """Of this server: positions of another one mean nothing."""
 
@@ -63,6 +66,9 @@ class RunView:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.columns.add(row)
+        if (resumed_after := row.get("resumed_after")) is not None:
+            self._evaluations = {step: each for step, each in self._evaluations.items() if step <= resumed_after}
+            self._resumed_at = self.columns.num_rows
         if (found := read_evaluation({name: value for name, value in row.items() if value is not None})) is not None:
             self._evaluations[found.step] = self.columns.num_rows, asdict(found)
 
@@ -82,14 +88,15 @@ class RunView:
         self._slowdowns.refresh()
         config, latest = self.folder.config, self.columns.latest()
         processes = local_processes(self.folder.path)
-        is_running, sentence = self._status(processes, live)
+        status = self._status(live)
         return {
             "run": self.folder.name,
             "folder": str(self.folder.path),
             "now": time.time(),
-            "is_running": is_running,
-            "sentence": sentence,
-            "waits_for": live.waits_for if isinstance(live, LiveState) and is_running else "",
+            "kind": status.kind,
+            "is_running": status.is_running,
+            "sentence": self._sentence(status, processes),
+            "waits_for": live.waits_for if isinstance(live, LiveState) and status.is_running else "",
             "slowest_part": slowest_part(latest),
             "slowdowns": [asdict(each) for each in self._slowdowns.causes],
             "processes": [asdict(process) for process in processes],
@@ -108,9 +115,9 @@ class RunView:
         }
 
     def lanes(self, seconds: float) -> dict[str, Any]:
-        """What every process did in the last seconds of the run: until now, or until its last step."""
+        """What every process did in the last seconds of the run: until now, or until its last row."""
         last = self.columns.last_time
-        end = time.time() if last is None or time.time() - last < QUIET_S else last
+        end = time.time() if last is None or self._status("").is_running else last
         return read_lanes(self._recording, end=end, seconds=seconds)
 
     def series(self, patterns: Sequence[str], *, points: int, since: int, server: str) -> dict[str, Any]:
@@ -120,6 +127,7 @@ class RunView:
         """
         known = since if server == self._id else 0
         changed = self.columns.first_changed(known) if known else -1
+        has_resumed = self._resumed_at > known
         found = self.columns.series(
             patterns if changed is not None else (),
             points=points,
@@ -133,23 +141,30 @@ class RunView:
             "times": found.times if changed is not None else [],
             "values": found.values,
             "about": {} if known else {name: _about(name) for name in found.values},
-            "evaluations": [evaluation for row, evaluation in self._evaluations.values() if row > known],
+            "evaluations": [evaluation for row, evaluation in self._evaluations.values() if row > known or has_resumed],
+            "evaluations_begin_anew": has_resumed,
         }
 
-    def _status(self, processes: Sequence[ProcessState], live: LiveState | str) -> tuple[bool, str]:
+    def _status(self, live: LiveState | str) -> RunStatus:
+        config, last = self.folder.config, self.columns.last_time
+        status = read_state(
+            self.folder.path,
+            step=self.columns.steps[-1] if self.columns.steps else None,
+            last_row=last if last is not None and math.isfinite(last) else None,
+            steps=config.learner.steps if config is not None else None,
+        )
+        if not status.is_running and isinstance(live, LiveState) and live.learner:
+            return RunStatus(kind="running", how="its Redis says that a learner has it")
+        return status
+
+    def _sentence(self, status: RunStatus, processes: Sequence[ProcessState]) -> str:
+        if not status.is_running:
+            return f"{status.kind.capitalize()}: {status.how}."
         dead = [process.name for process in processes if not process.is_alive]
+        without = f", without {', '.join(dead)}" if dead and len(dead) < len(processes) else ""
         last = self.columns.last_time
-        quiet = "it has written no row yet" if last is None else f"its last row is {_ago(time.time() - last)} old"
-        learner = live.learner if isinstance(live, LiveState) else ""
-        if processes and len(dead) == len(processes) and not learner:
-            return False, f"The run does not live: none of its processes is there; {quiet}."
-        if dead:
-            return True, f"The run lives, without {', '.join(dead)}; {quiet}."
-        if processes or learner:
-            return True, f"The run lives; {quiet}."
-        if last is not None and time.time() - last < QUIET_S:
-            return True, f"The run seems to live: {quiet}; its processes are not on this machine."
-        return False, f"The run does not live, as far as can be seen here: {quiet}."
+        quiet = "it has written no row yet" if last is None else f"its last row is {ago(last)} old"
+        return f"Running: {status.how}{without}; {quiet}."
 
     def _let_go(self) -> list[str]:
         """What these pages cannot show because it is no longer there."""
@@ -167,10 +182,3 @@ def _logged(cause: WarningCause) -> dict[str, Any]:
 def _about(name: str) -> dict[str, str]:
     metric = find_metric(name)
     return {"unit": metric.unit, "help": metric.help} if metric is not None else {"unit": "", "help": ""}
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

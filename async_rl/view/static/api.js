@@ -42,7 +42,7 @@ export class RunStore {
       this.values[name] = before.concat(series.values[name] || new Array(series.steps.length).fill(null));
     }
     const newer = new Set(series.evaluations.map((each) => each.step));
-    const older = begins ? [] : this.evaluations.filter((each) => !newer.has(each.step));
+    const older = begins || series.evaluations_begin_anew ? [] : this.evaluations.filter((each) => !newer.has(each.step));
     this.evaluations = older.concat(series.evaluations).sort((left, right) => left.step - right.step);
     if (this.steps.length > MOST_POINTS) this.position = { since: 0, server: "" };
   }

@@ -9,6 +9,7 @@ import { RunStore } from "./api.js";
  * `context`: {rest: words after the page's name in the address, query: URLSearchParams, go(hash)}.
  */
 const PAGES = ["overview", "staleness", "learner", "fleet", "rollouts", "compare", "config"];
+const GRAVE = ["failed", "lost"];
 const UPDATE_MS = 2000;
 
 let page = {};
@@ -61,12 +62,12 @@ async function update() {
 }
 
 function showAlive(problem = "") {
-  const { is_running: isRunning, step, steps, last_row: lastRow, now } = store.state;
+  const { is_running: isRunning, kind, step, steps, last_row: lastRow, now } = store.state;
   const where = step === null || step === undefined ? "no step yet" : `step ${step}${steps ? ` of ${steps}` : ""}`;
-  const said = problem || `${isRunning ? "● running" : "■ not running"} · ${where}${lastRow ? ` · ${ago(now - lastRow)} ago` : ""}`;
+  const said = problem || `${isRunning ? "●" : "■"} ${kind} · ${where}${lastRow ? ` · ${ago(now - lastRow)} ago` : ""}`;
   const shown = document.getElementById("alive");
   shown.textContent = isPaused ? `paused · ${said}` : said;
-  shown.className = problem ? "bad" : isRunning ? "good" : "dim";
+  shown.className = problem ? "bad" : isRunning ? "good" : GRAVE.includes(kind) ? "bad" : "dim";
 }
 
 function switchTheme() {

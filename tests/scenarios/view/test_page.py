@@ -17,7 +17,7 @@ MOST_BYTES, MOST_REQUESTS = 1_000_000, 10
 SCRIPT = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 HOSTILE = f"{SCRIPT} \x1b[31m\x07 \u202egnp.exe"
 CONTENT = {
-    "overview": ("does not live", "Warnings", "What became of the tokens", "groups dropped: stale", SCRIPT),
+    "overview": ("Finished: trained all 10000 steps", "Warnings", "What became of the tokens", "groups dropped: stale", SCRIPT),
     "staleness": ("Groups of the step by age", "Slots", "trained", "dropped: stale", "tokens of ended rollouts"),
     "learner": ("Gradient norm", "Effective sample size by age", "Packing", "Seconds of a step"),
     "fleet": (
@@ -138,7 +138,7 @@ def test_a_browser_follows_a_run_that_lives(tmp_path: Path):
     with program(tmp_path, "run", "@", path) as running:
         until(lambda: (read_config(path).run_folder / "metrics.jsonl").exists(), "a step has ended", while_alive=running)
         with viewed(tmp_path, "@", path) as view, open_page(view.url) as opened:
-            opened.page.get_by_text("The run lives").wait_for()
+            opened.page.get_by_text("Running: its supervisor runs on this machine").wait_for()
             opened.page.get_by_text("● running").wait_for()
             opened.page.keyboard.press("4")
             opened.page.get_by_text("is live; the learner is").wait_for()
@@ -146,5 +146,6 @@ def test_a_browser_follows_a_run_that_lives(tmp_path: Path):
             assert running.exit_code() == 0, running.output
             opened.page.get_by_text("Redis is not running").wait_for()
             opened.page.keyboard.press("1")
-            opened.page.get_by_text("none of its processes is there").wait_for()
+            opened.page.get_by_text("Stopped: was stopped after step").wait_for()
+            opened.page.get_by_text("■ stopped").wait_for()
             assert opened.problems == []

@@ -8,8 +8,10 @@ from pathlib import Path
 import yaml
 from playwright.sync_api import Page, expect
 
+from async_rl.recording.recorded import GroupFacts
+from async_rl.recording.recorder import Recorder
 from tests.support.browser import open_page
-from tests.support.recorded_run import ALPHABET, HOSTILE, record_run
+from tests.support.recorded_run import ALPHABET, HOSTILE, group, record_run
 from tests.support.view_client import Viewed, viewed
 
 CONFIG = {
@@ -32,9 +34,10 @@ def test_rollouts_are_found_opened_and_compared(tmp_path: Path):
         siblings_are_compared(page)
         hostile_text_stays_text(page)
         the_ledger_adds_up(page)
+        new_groups_are_listed_by_themselves(page, run)
         assert [problem for problem in opened.problems if "ERR_ABORTED" not in problem] == []  # a reload aborts requests
         show(page, "#/rollouts/t000000029/<script>")
-        expect(page.locator(".bad")).to_contain_text("is not recorded")
+        expect(page.locator("p.bad")).to_contain_text("is not recorded")
 
 
 def wrong_requests_are_answered_in_a_sentence(view: Viewed) -> None:
@@ -102,6 +105,7 @@ def a_link_leads_to_a_token(page: Page, url: str) -> None:
 def siblings_are_compared(page: Page) -> None:
     page.get_by_role("link", name="group side by side").click()
     expect(page.locator(".comparison")).to_contain_text("The first 17 tokens are the same")
+    expect(page.locator(".column h4").first).to_have_text("rollout 2: reward 1, advantage 1")
     expect(page.locator(".column").nth(0).locator(".differs")).to_have_text(["8"])
     expect(page.locator(".column").nth(1).locator(".differs")).to_have_text(["1", "2"])
     page.locator(".comparison select").nth(1).select_option("1")
@@ -121,6 +125,20 @@ def hostile_text_stays_text(page: Page) -> None:
     show(page, "#/rollouts/t000000029")
     expect(page.locator("table.rows")).to_contain_text("no such tool <script>")
     assert page.evaluate("window.hacked") is None
+
+
+def new_groups_are_listed_by_themselves(page: Page, run: Path) -> None:
+    """With each step; the filters stay as they are, and so does the focus."""
+    show(page, "#/rollouts?environment=sums")
+    expect(page.locator(".summary")).to_contain_text("80 of 120")
+    page.locator("table.list a").nth(1).focus()
+    with Recorder(run, "learner", events_bytes=2**20, rollouts_bytes=2**26) as recorder:
+        recorder.group(GroupFacts(fate="trained", step=7, version_at_take=8, advantages=(0.0, 0.5, -0.25, None)), group(31))
+    (run / "metrics.jsonl").write_text('{"step": 7, "time": 1.0, "reward/mean": 0.5}\n')
+    expect(page.locator(".summary")).to_contain_text("84 of 124")
+    expect(page.locator("table.list a").first).to_have_text("t000000031/0")
+    expect(page.locator("table.list a").nth(5)).to_be_focused()
+    expect(page.locator("table.list tbody tr").nth(2)).to_contain_text("-0.25")
 
 
 def the_ledger_adds_up(page: Page) -> None:

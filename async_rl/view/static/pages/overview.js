@@ -39,7 +39,7 @@ export function open() {
 function sentences(state) {
   const line = (text, kind = "") => (text ? el("p", { class: `sentence ${kind}` }, text) : null);
   return [
-    line(state.sentence, state.is_running ? "good" : "bad"),
+    line(state.sentence, { running: "good", failed: "bad", lost: "bad" }[state.kind]),
     line(state.waits_for ? `Waits: ${state.waits_for}.` : ""),
     ...(state.slowdowns.length ? state.slowdowns.map(slowdown) : [line(state.slowest_part)]),
     ...state.let_go.map((text) => el("div", { class: "banner" }, text)),

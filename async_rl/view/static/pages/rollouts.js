@@ -5,7 +5,7 @@ import { el, fill } from "../dom.js";
 import { address, ask } from "../rollouts/ask.js";
 import { showGroup } from "../rollouts/group.js";
 import { showLedger } from "../rollouts/ledger.js";
-import { showList } from "../rollouts/list.js";
+import { renewList, showList } from "../rollouts/list.js";
 import { showRollout } from "../rollouts/rollout.js";
 
 let list = { query: {}, rows: [], offset: 0, total: 0 }; // what was listed last: next and previous follow it
@@ -14,6 +14,14 @@ export function open({ rest, query, go }) {
   const place = el("div", { class: "rollouts" }, el("p", { class: "dim" }, "reading …"));
   const element = el("div", {}, el("link", { rel: "stylesheet", href: "/static/rollouts.css" }), place);
   show(place, rest, query);
+  let shown; // the step that the list has
+  let next = 0; // a list that takes long is asked for less often
+  const update = ({ state }) => {
+    if (rest[0] || shown === state.step || Date.now() < next) return;
+    const begun = Date.now(), isFirst = shown === undefined; // then `show` has just asked for it
+    shown = state.step;
+    if (!isFirst) refresh(place, query).finally(() => { next = Date.now() + 10 * (Date.now() - begun); });
+  };
   const keys = {
     j: ["next rollout", () => neighbour(place, rest, go, 1)],
     k: ["previous rollout", () => neighbour(place, rest, go, -1)],
@@ -23,7 +31,19 @@ export function open({ rest, query, go }) {
     l: ["list of rollouts", () => go(address("", list.query))],
     "/": ["search for a text", () => place.querySelector("input[name=text]")?.focus()],
   };
-  return { element, keys };
+  return { element, keys, update };
+}
+
+/** List what was recorded meanwhile. A reader who is on a later page, or searches for a text, is left alone. */
+async function refresh(place, query) {
+  if (query.get("offset") || query.get("text")) return;
+  try {
+    const [found, ledger] = await Promise.all([renewList(place, query), showLedger()]);
+    if (found) list = found;
+    place.querySelector(".ledger")?.replaceWith(ledger);
+  } catch {
+    // The frame of the page says that the server does not answer.
+  }
 }
 
 async function show(place, rest, query) {
