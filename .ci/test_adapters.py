@@ -53,6 +53,7 @@ ADAPTERS = (
     Adapter(name="envs", examples=("reasoning_gym", "gymnasium", "textarena"), tests=("test_envs.py",)),
     Adapter(name="mcp", examples=("mcp_tools",), tests=("test_mcp.py",)),
     Adapter(name="trackers", examples=(), extras=("trackio", "mlflow"), tests=("test_trackers.py",)),
+    Adapter(name="ray", examples=(), extras=("ray",), tests=("test_ray.py",)),
     Adapter(name="openenv", examples=("openenv",), tests=("test_openenv.py",), is_apart=True),
     Adapter(name="verifiers", examples=("verifiers",), tests=("test_verifiers.py",)),
 )

@@ -14,6 +14,7 @@ from async_rl.cli import (
     config,
     env,
     eval,
+    launch,
     metrics_page,
     model,
     rehearse,
@@ -33,6 +34,7 @@ from async_rl.launch.package_guard import guard
 
 VERBS = (
     *run.VERBS,
+    *launch.VERBS,
     *rehearse.VERBS,
     *top.VERBS,
     *runs.VERBS,

@@ -1,4 +1,4 @@
-"""The sections of every run, of `async-rl run` and of `async-rl train`: `run`, `model`, `metrics` and `supervision`."""
+"""Sections of every run: `run`, `model`, `metrics` and `supervision`, for `async-rl train` too; `recording` and `launch`."""
 
 from __future__ import annotations
 
@@ -203,3 +203,18 @@ class SupervisionConfig(Section):
     @property
     def policy(self) -> RestartPolicy:
         return RestartPolicy(limit=self.restarts, window_s=self.window_s, backoff_s=self.backoff_s, silence_s=self.silence_s)
+
+
+Resources = dict[str, NonNegativeFloat]
+
+
+class LaunchConfig(Section):
+    """Machines and resources of a run that `async-rl launch` places (docs/launch/ray.md). Other verbs ignore it."""
+
+    learner_nodes: PositiveInt = 1
+    """Machines that the learner's ranks are divided over, in equal parts."""
+    learner_resources: Resources = Field(default={}, examples=[{"GPU": 8, "h200": 1}])
+    """What the learner's ranks on one machine need, by the cluster's names. Without `GPU`: one for each of these ranks if the
+    cluster has GPUs. Without `CPU`: 1."""
+    worker_resources: Resources = Field(default={}, examples=[{"GPU": 1, "l40s": 1}])
+    """What one worker needs. Without `GPU`: one for each GPU of its engines if the cluster has GPUs. Without `CPU`: 1."""

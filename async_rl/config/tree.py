@@ -14,7 +14,7 @@ from async_rl.config.buffer import LeaseConfig, RedisConfig, ReplayConfig, Reten
 from async_rl.config.evaluation import EvaluationConfig, PolicyConfig
 from async_rl.config.learner import BatchConfig, LearnerConfig, WireConfig
 from async_rl.config.rollout import EnvironmentConfig, SamplingConfig, WorkerConfig
-from async_rl.config.run import MetricsConfig, ModelConfig, RecordingConfig, RunConfig, SupervisionConfig
+from async_rl.config.run import LaunchConfig, MetricsConfig, ModelConfig, RecordingConfig, RunConfig, SupervisionConfig
 from async_rl.config.section import Section
 from async_rl.config.tokenizer import CharacterTokenizer, TokenizerConfig, with_own_tokenizer
 from async_rl.imports.references import absolute_reference
@@ -47,6 +47,7 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     recording: RecordingConfig = RecordingConfig()
     supervision: SupervisionConfig = SupervisionConfig()
+    launch: LaunchConfig = LaunchConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models compute. `auto`: CUDA if an NVIDIA driver is loaded, else the CPU."""
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from async_rl.supervision.processes.ranks import RankRange
+
 if TYPE_CHECKING:
     from async_rl.config.training import AnyRun
 
@@ -45,10 +47,13 @@ def command(role: Role, args: Sequence[str]) -> list[str]:
     return [*_PYTHON, "-m", role, *args]
 
 
-def ranks_command(role: Literal["learner", "learner.training"], args: Sequence[str], config: AnyRun) -> list[str]:
-    """The command that starts all ranks of learner.parallel on this machine."""
-    ranks = config.learner.parallel.ranks
-    if ranks == 1:
+def ranks_command(
+    role: Literal["learner", "learner.training"], args: Sequence[str], config: AnyRun, ranks: RankRange | None = None
+) -> list[str]:
+    """The command that starts ranks on this machine: all of learner.parallel, or these."""
+    if ranks is None:
+        ranks = RankRange(count=config.learner.parallel.ranks, world=config.learner.parallel.ranks)
+    if ranks.world == 1:
         return command(role, args)
     return [*_PYTHON, "-m", "async_rl.supervision.processes.ranks", str(ranks), str(config.run_folder / "logs"), role, *args]
 

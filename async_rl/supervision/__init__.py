@@ -11,8 +11,6 @@ from async_rl.supervision.liveness.work import working as working
 from async_rl.supervision.processes.children import PREDECESSOR as PREDECESSOR
 from async_rl.supervision.processes.children import Child as Child
 from async_rl.supervision.processes.children import ChildSpec as ChildSpec
-from async_rl.supervision.processes.children import FatalExit as FatalExit
-from async_rl.supervision.processes.children import how_it_ended as how_it_ended
 from async_rl.supervision.processes.orphans import die_with_parent as die_with_parent
 from async_rl.supervision.processes.piped_process import PipedProcess as PipedProcess
 from async_rl.supervision.processes.piped_process import ProcessEnded as ProcessEnded
@@ -20,6 +18,9 @@ from async_rl.supervision.processes.process_tree import children_of as children_
 from async_rl.supervision.processes.process_tree import children_of_this_thread as children_of_this_thread
 from async_rl.supervision.processes.process_tree import descendants_of as descendants_of
 from async_rl.supervision.processes.process_tree import kill_each as kill_each
+from async_rl.supervision.processes.restarting import FatalExit as FatalExit
+from async_rl.supervision.processes.restarting import Restarted as Restarted
+from async_rl.supervision.processes.restarting import how_it_ended as how_it_ended
 from async_rl.supervision.processes.restarts import RestartPolicy as RestartPolicy
 from async_rl.supervision.processes.signals import Drain as Drain
 from async_rl.supervision.processes.signals import drain_flag as drain_flag

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, ClassVar
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
-from async_rl.supervision.processes.children import how_it_ended
 from async_rl.supervision.processes.orphans import adopt_orphans, die_with_parent
 from async_rl.supervision.processes.process_tree import kill_tree
+from async_rl.supervision.processes.restarting import how_it_ended
 
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")

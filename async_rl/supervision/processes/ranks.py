@@ -1,6 +1,7 @@
 """The parent of ranks that share one machine: python -m async_rl.supervision.processes.ranks RANKS LOGS MODULE ARGUMENTS...
 
-The ranks rendezvous over a file in memory, without a port. Rank 0 writes to the terminal, the others to LOGS. When one rank
+RANKS is their number, or 8+4/16: four of sixteen, from rank 8 on; the others are on other machines. Ranks that are all here
+rendezvous over a file in memory, without a port. The first rank writes to the terminal, the others to LOGS. When one rank
 ends, the others are ended too, and its exit code becomes the group's.
 """
 
@@ -11,12 +12,14 @@ import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from async_rl.durable.private_files import keep_files_private
 from async_rl.supervision.liveness.sign_of_life import signs_of_life
-from async_rl.supervision.processes.children import Child, ChildSpec, FatalExit, how_it_ended
+from async_rl.supervision.processes.children import Child, ChildSpec
+from async_rl.supervision.processes.restarting import FatalExit, how_it_ended
 from async_rl.supervision.processes.restarts import RestartPolicy
 from async_rl.supervision.processes.signals import drain_on_signals
 
@@ -32,6 +35,30 @@ TERMINATION_S = 5.0
 LINES_SHOWN = 30
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRange:
+    """The ranks that one machine starts, out of `world`."""
+
+    first: int = 0
+    count: int
+    world: int
+
+    @classmethod
+    def parse(cls, text: str) -> RankRange:
+        if "/" not in text:
+            return cls(count=int(text), world=int(text))
+        own, _, world = text.partition("/")
+        first, _, count = own.partition("+")
+        return cls(first=int(first), count=int(count), world=int(world))
+
+    def __str__(self) -> str:
+        return str(self.count) if self.is_whole else f"{self.first}+{self.count}/{self.world}"
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == self.world
 
 
 @contextmanager
@@ -53,21 +80,23 @@ def open_store() -> Generator[tuple[str, Sequence[int]]]:
 
 
 def specs(
-    command: Sequence[str], ranks: int, *, store: str, inherits: Sequence[int], logs: Path, inherited: Mapping[str, str]
+    command: Sequence[str], ranks: RankRange, *, store: str, inherits: Sequence[int], logs: Path, inherited: Mapping[str, str]
 ) -> list[ChildSpec]:
-    """One child process per rank."""
-    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_VARIABLE: store}
-    shared = {"GLOO_SOCKET_IFNAME": _LOOPBACK, **inherited, **group}
+    """One child process per rank. With ranks on other machines, they rendezvous elsewhere than in the file `store`."""
+    group = {"WORLD_SIZE": str(ranks.world), "LOCAL_WORLD_SIZE": str(ranks.count)}
+    shared = {**inherited, **group}
+    if ranks.is_whole:
+        shared = {"GLOO_SOCKET_IFNAME": _LOOPBACK, **shared, STORE_VARIABLE: store}
     return [
         ChildSpec(
             name=f"rank {rank}",
             command=command,
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            log=logs / f"rank-{rank}.log" if rank > 0 else None,
+            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(place)},
+            log=logs / f"rank-{rank}.log" if place > 0 else None,
             policy=RestartPolicy(limit=0),  # only the group as a whole is restarted, by its supervisor
             inherits=inherits,
         )
-        for rank in range(ranks)
+        for place, rank in enumerate(range(ranks.first, ranks.first + ranks.count))
     ]
 
 
@@ -126,7 +155,7 @@ class RankProcesses:
             print(f"The last lines of {child.spec.log}:", *(f"  {line}" for line in tail), sep="\n", file=sys.stderr)
 
 
-async def run(ranks: int, logs: Path, command: Sequence[str], inherited: Mapping[str, str]) -> int:
+async def run(ranks: RankRange, logs: Path, command: Sequence[str], inherited: Mapping[str, str]) -> int:
     keep_files_private()
     stop = drain_on_signals()
     with open_store() as (store, inherits):
@@ -138,4 +167,4 @@ async def run(ranks: int, logs: Path, command: Sequence[str], inherited: Mapping
 if __name__ == "__main__":
     _, how_many, where, *module = sys.argv
     with signs_of_life(os.environ):
-        sys.exit(asyncio.run(run(int(how_many), Path(where), [sys.executable, "-P", "-m", *module], os.environ)))
+        sys.exit(asyncio.run(run(RankRange.parse(how_many), Path(where), [sys.executable, "-P", "-m", *module], os.environ)))

@@ -22,7 +22,8 @@ import structlog
 
 from async_rl.durable import failpoints
 from async_rl.errors import CheckpointError, ConfigError, EnvironmentBlocked, RestartLimit, ServiceStopped, find_async_rl_error
-from async_rl.launch.local import LocalRun
+from async_rl.launch.local import children
+from async_rl.launch.run_supervisor import RunSupervisor
 from async_rl.supervision import (
     Child,
     ChildSpec,
@@ -288,7 +289,7 @@ def roles(folder: Path, learner: str) -> list[ChildSpec]:
 @asynccontextmanager
 async def local_run(specs: list[ChildSpec], folder: Path, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[int]]:
     async with asyncio.TaskGroup() as tasks:
-        yield tasks.create_task(LocalRun(specs, folder).run(stop))
+        yield tasks.create_task(RunSupervisor(children(specs), folder).run(stop))
 
 
 async def all_ready(folder: Path, *names: str) -> None:
@@ -621,7 +622,7 @@ async def test_a_run_goes_on_where_its_supervisor_cannot_write(tmp_path: Path, e
     failpoints.arm(f"whole_file.writing:1-9={error}")
     try:
         with structlog.testing.capture_logs() as said:
-            assert await LocalRun([learner], tmp_path).run(asyncio.Event()) == 0
+            assert await RunSupervisor(children([learner]), tmp_path).run(asyncio.Event()) == 0
     finally:
         failpoints.arm("")
     assert [

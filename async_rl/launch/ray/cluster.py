@@ -1,0 +1,122 @@
+"""The only door to Ray: connects to a cluster, places actors, and asks which machines there are. Ray's values are untyped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from async_rl.errors import ConfigError
+
+NAMESPACE = "async-rl"
+LOCAL = "local"
+
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""For a cluster of this machine alone: Ray then listens on the loopback interface, as it does on desktops. Whoever reaches
+Ray's ports can run code."""
+
+Actor = Any
+"""A handle of an actor; its methods have `remote`, which returns an awaitable."""
+
+
+class Cluster:
+    """A connection to a Ray cluster, which ends with this process or with `close`; actors that it has made end with it."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: HOST:PORT of the cluster's head; `auto`: of the cluster that this machine belongs to; `local`: start one
+        here. Raises ConfigError."""
+        if address == LOCAL:
+            os.environ.update({name: value for name, value in _LOOPBACK_ONLY.items() if name not in os.environ})
+        try:
+            self._ray: Any = import_module("ray")
+        except ImportError as error:
+            raise ConfigError(f"Ray is not installed here ({error}); install it with: pip install 'async-rl[ray]'") from error
+        try:
+            self._ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=True,
+                logging_level="warning",
+                **({"include_dashboard": False} if address == LOCAL else {}),
+            )
+        except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one (`ray start --head`), or use "
+                "--address local for this machine alone"
+            ) from error
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def place(self, kind: type, *arguments: object, resources: Mapping[str, float], group: Any = None, index: int = 0) -> Actor:
+        """Start an actor where its resources are free, or in a place of a group. It waits until they are."""
+        special = {"CPU": "num_cpus", "GPU": "num_gpus"}
+        options: dict[str, Any] = {special[name]: value for name, value in resources.items() if name in special}
+        options["resources"] = {name: value for name, value in resources.items() if name not in special}
+        if group is not None:
+            strategies: Any = import_module("ray.util.scheduling_strategies")
+            options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, index)
+        return self._ray.remote(kind).options(max_restarts=0, **options).remote(*arguments)
+
+    def named(self, kind: type, name: str, *arguments: object) -> Actor:
+        """Start an actor that `find` finds, which needs no resources. Raises ConfigError if there is one of this name."""
+        try:
+            return self._ray.remote(kind).options(name=name, num_cpus=0, max_restarts=0).remote(*arguments)
+        except ValueError as error:
+            raise ConfigError(f"this Ray cluster already has {name}: {str(error).splitlines()[0]}") from error
+
+    def find(self, name: str) -> Actor | None:
+        try:
+            return self._ray.get_actor(name)
+        except ValueError:
+            return None
+
+    def reserve(self, bundles: Sequence[Mapping[str, float]]) -> Any:
+        """Ask for a place on a different machine for each bundle, all at once. Returns the group."""
+        return self._ray.util.placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_SPREAD")
+
+    def release(self, group: Any) -> None:
+        self._ray.util.remove_placement_group(group)
+
+    def kill(self, actor: Actor) -> None:
+        self._ray.kill(actor)
+
+    def wait(self, answer: Any) -> Any:
+        """Block until an actor has answered. Raises what it raised."""
+        return self._ray.get(answer)
+
+    async def answer(self, answer: Any) -> Any:
+        """What an actor's method returned; None if the actor has ended, or its machine."""
+        try:
+            return await asyncio.wrap_future(answer.future())
+        except self._ray.exceptions.RayActorError:
+            return None
+
+    def machines(self) -> list[Mapping[str, Any]]:
+        """The machines that live: NodeID, NodeManagerAddress, Resources, ..."""
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def addresses(self) -> set[str]:
+        return {str(node["NodeManagerAddress"]) for node in self.machines()}
+
+    def draining(self) -> set[str]:
+        """Ids of machines that will be taken away, as a preemption notice or `ray drain-node` has told the cluster."""
+        return set(self._ray._private.state.state.get_draining_nodes())
+
+    @property
+    def has_gpus(self) -> bool:
+        return self._ray.cluster_resources().get("GPU", 0) > 0
+
+
+def this_machine() -> tuple[str, str]:
+    """Inside an actor: Ray's id of the machine, and its address on the cluster's network."""
+    ray: Any = import_module("ray")
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

@@ -1,0 +1,86 @@
+"""An actor that runs one process of a fleet on the machine where Ray placed it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from async_rl.config import Config
+from async_rl.config.loading import load_file
+from async_rl.durable.private_files import keep_files_private
+from async_rl.launch.commands import command, environment, ranks_command
+from async_rl.launch.ray.cluster import this_machine
+from async_rl.launch.ray.plan import MemberPlan
+from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy
+from async_rl.supervision.processes.ranks import RANK_VARIABLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPlace:
+    machine: str
+    """Ray's id of the machine."""
+    host: str
+    address: str
+    """On the network of the cluster."""
+    pid: int
+    """Process id of the actor."""
+
+
+class Member:
+    """Starts the process once, and ends with it. It is the actor's child: the kernel ends it if the actor dies."""
+
+    def __init__(self, plan: MemberPlan, config_yaml: str, secrets: Mapping[str, str], is_one_of_several: bool) -> None:
+        """`config_yaml`: the run's configuration. `secrets`: environment variables that are not in it. `is_one_of_several`: the
+        fleet is on several machines."""
+        keep_files_private()
+        self._plan, self._config_yaml, self._secrets, self._is_one_of_several = plan, config_yaml, secrets, is_one_of_several
+        self._child: Child | None = None
+        self._is_asked_to_end = False
+
+    def __repr__(self) -> str:
+        """Ray puts this before every line that the process prints."""
+        return self._plan.name
+
+    async def place(self) -> MemberPlace:
+        machine, address = this_machine()
+        return MemberPlace(machine=machine, address=address, host=socket.gethostname(), pid=os.getpid())
+
+    async def run(self) -> int:
+        """Return the exit code of the process, negative for a signal."""
+        with TemporaryDirectory(prefix="async-rl-") as folder:  # of mode 0700
+            path = Path(folder) / "config.yaml"
+            path.write_text(self._config_yaml)
+            config = load_file(Config, path)
+            words = [*self._plan.words, "@", str(path)]
+            if self._plan.role == "learner" and self._is_one_of_several:
+                words += ["--wire.host", this_machine()[1]]
+            self._child = Child(self._spec(config, words), on_start=lambda _name, _pid: None)
+            if self._is_asked_to_end:
+                return 0
+            try:
+                return await self._child.supervise()
+            except FatalExit as fatal:
+                return fatal.status
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the process: it hands back what it holds, or writes a checkpoint, and ends."""
+        self._is_asked_to_end = True
+        if self._child is not None:
+            self._child.terminate()
+
+    def _spec(self, config: Config, words: list[str]) -> ChildSpec:
+        plan = self._plan
+        inherited = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        return ChildSpec(
+            name=plan.name,
+            command=ranks_command("learner", words, config, plan.ranks)
+            if plan.role == "learner"
+            else command(plan.role, words),
+            environment=environment(config, {**inherited, **self._secrets}),
+            log=config.run_folder / "logs" / f"{plan.name}.log" if plan.has_log else None,
+            policy=RestartPolicy(limit=0, silence_s=config.supervision.policy.silence_s),  # the fleet restarts it
+        )

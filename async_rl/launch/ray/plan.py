@@ -1,0 +1,91 @@
+"""Pure: which processes a fleet has, and what each needs of the machine that it is placed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from async_rl.config import Config
+from async_rl.config.run import Resources
+from async_rl.errors import ConfigError
+from async_rl.launch.commands import SCHEDULED, Role
+from async_rl.launch.local import CHECKPOINT_GRACE_S, DRAIN_GRACE_S
+from async_rl.supervision.processes.ranks import RankRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPlan:
+    """One process of a fleet, with its child processes."""
+
+    name: str
+    role: Role
+    words: tuple[str, ...] = ()
+    """Arguments before those that name the configuration."""
+    ranks: RankRange | None = None
+    """The learner's ranks that it starts."""
+    resources: Mapping[str, float]
+    has_log: bool = True
+    """Whether its output goes to the run's folder, not to the terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangPlan:
+    """Members that start and end together, each on a machine of its own."""
+
+    name: str
+    members: tuple[MemberPlan, ...]
+    grace_s: float
+
+
+def learner(config: Config, *, has_gpus: bool) -> GangPlan:
+    """The learner: a member for each of `launch.learner_nodes`. Raises ConfigError if its ranks cannot be divided over them."""
+    ranks, nodes = config.learner.parallel.ranks, config.launch.learner_nodes
+    if ranks % nodes:
+        raise ConfigError(
+            f"launch.learner_nodes ({nodes}) must divide the learner's {ranks} ranks (learner.parallel), so that every machine "
+            "gets as many"
+        )
+    each = ranks // nodes
+    resources = _needs(config.launch.learner_resources, gpus=each if has_gpus else 0)
+    members = tuple(
+        MemberPlan(
+            name="learner" if node == 0 else f"learner-{node}",
+            role="learner",
+            ranks=RankRange(first=node * each, count=each, world=ranks),
+            resources=resources,
+            has_log=node > 0,
+        )
+        for node in range(nodes)
+    )
+    return GangPlan(name="learner", members=members, grace_s=CHECKPOINT_GRACE_S)
+
+
+def worker(config: Config, index: int, *, has_gpus: bool) -> GangPlan:
+    gpus = config.worker.engines * config.worker.tensor if has_gpus else 0
+    resources = _needs(config.launch.worker_resources, gpus=gpus)
+    return _single(f"worker-{index}", "rollout_workers", resources, grace_s=config.worker.drain_s + DRAIN_GRACE_S)
+
+
+def evaluator(config: Config, *, has_gpus: bool) -> GangPlan:
+    """The process that evaluates live weights, which needs what a worker needs."""
+    resources = _needs(config.launch.worker_resources, gpus=1 if has_gpus else 0)
+    return _single("evaluator", "rollout_workers.evaluation", resources, (SCHEDULED,), grace_s=DRAIN_GRACE_S)
+
+
+def buffer() -> GangPlan:
+    """The embedded Redis server, for a fleet on one machine."""
+    return _single("buffer", "buffer", {"CPU": 0}, ("serve",), grace_s=60.0)
+
+
+def worker_index(name: str) -> int | None:
+    """The index of the worker of this name; None: it is no worker."""
+    kind, _, index = name.partition("-")
+    return int(index) if kind == "worker" and index.isdecimal() else None
+
+
+def _single(name: str, role: Role, resources: Resources, words: tuple[str, ...] = (), *, grace_s: float) -> GangPlan:
+    return GangPlan(name=name, members=(MemberPlan(name=name, role=role, words=words, resources=resources),), grace_s=grace_s)
+
+
+def _needs(given: Resources, *, gpus: int) -> Resources:
+    return {"CPU": 1, "GPU": gpus, **given}

@@ -1,0 +1,168 @@
+"""Fleets on a real Ray cluster of several machines, which are raylets on this one: lost, added and taken away in mid-run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.run_folders.folder import RunFolder
+from tests.support.run_processes import Program, audit, finished, program, read_config, write_config
+from tests.support.waiting import until
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # on loopback only; read when Ray is imported
+pytest.importorskip("ray")
+from ray.cluster_utils import Cluster
+
+STEPS_S = 300.0
+"""For some steps after processes were started anew, on a busy machine."""
+
+
+@contextmanager
+def cluster(**machines: dict[str, float]) -> Iterator[tuple[Cluster, dict[str, Any]]]:
+    """A cluster whose head holds no process, and machines with these resources, by name."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield made, {name: add(made, needs) for name, needs in machines.items()}
+    finally:
+        made.shutdown()
+
+
+def add(made: Cluster, resources: dict[str, float]) -> Any:
+    return made.add_node(num_cpus=4, resources=resources)
+
+
+@contextmanager
+def fleet(made: Cluster, path: Path, workers: int) -> Iterator[Program]:
+    """The command that places the processes of a run, gone at the end."""
+    with program(
+        path.parent, "launch", "ray", "@", path, "--workers", workers, "--address", made.address, warm=False
+    ) as command:
+        yield command
+
+
+def fleet_run(folder: Path, *, parallel: dict[str, int] | None = None, **sections: dict[str, Any]) -> tuple[Path, Config]:
+    learner = {"steps": 400, "checkpoint_every": 2, "optimizer": {"learning_rate": 1e-3}, "parallel": parallel or {}}
+    launch = {"learner_resources": {"learner": 1}, "worker_resources": {"worker": 1}}
+    path = write_config(folder, "fleet", learner=learner, **{"launch": launch, **sections})
+    return path, read_config(path)
+
+
+def steps_of(config: Config) -> int:
+    row = RunFolder(path=config.run_folder).last_row()
+    return 0 if row is None else row.step
+
+
+def until_steps(config: Config, command: Program, more: int) -> None:
+    before = steps_of(config)
+    until(lambda: steps_of(config) >= before + more, f"{more} more steps", while_alive=command, within_s=STEPS_S)
+
+
+def ask(path: Path, made: Cluster, *words: object) -> str:
+    said = finished(path.parent, "fleet", *words, "@", path, "--address", made.address, warm=False)
+    assert said.returncode == 0, said.stderr
+    return said.stdout
+
+
+def processes_of(config: Config) -> list[int]:
+    """Processes whose command line or configuration belongs to the run."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if (
+            entry.name.isdecimal()
+            and "-m" in words
+            and any(str(config.run_folder) in word or "async-rl-" in word for word in words)
+        ):
+            found.append(int(entry.name))
+    return found
+
+
+def test_a_fleet_loses_workers_and_learner_with_their_machines_grows_and_ends_by_itself(tmp_path: Path) -> None:
+    path, config = fleet_run(tmp_path)
+    with cluster(first={"learner": 1}, second={"worker": 1}, third={"worker": 1}) as (made, machines):
+        with fleet(made, path, workers=2) as command:
+            until_steps(config, command, 2)
+            assert ask(path, made, "ls").count("worker-") == 2
+
+            made.remove_node(machines["second"], allow_graceful=False)
+            until_steps(config, command, 3)  # the other one works on
+
+            made.remove_node(machines["first"], allow_graceful=False)
+            command.until_says("learner was ended by SIGKILL")
+            add(made, {"learner": 1, "worker": 2})
+            until_steps(config, command, 3)  # resumed from the checkpoint; the lost worker is back as well
+            assert ask(path, made, "scale", 3) == "3 workers, 2 before\n"
+            until(lambda: "waits for" not in ask(path, made, "ls"), "three workers have machines", while_alive=command)
+            assert ask(path, made, "scale", 1) == "1 workers, 3 before\n"
+            until_steps(config, command, 2)
+
+            assert ask(path, made, "stop") == "the fleet drains\n"
+            assert command.exit_code() == 0, command.output
+        assert audit(path)["clean"]
+        until(lambda: not processes_of(config), "no process of the run is left")
+
+
+def test_a_fleet_whose_head_dies_leaves_no_process(tmp_path: Path) -> None:
+    path, config = fleet_run(tmp_path)
+    with cluster(only={"learner": 1, "worker": 1}) as (made, _), fleet(made, path, workers=1) as command:
+        until_steps(config, command, 1)
+        command.signal(signal.SIGKILL)  # the launcher; the actors are its own
+        until(lambda: not processes_of(config), "no process of the run is left")
+
+
+def test_ranks_on_two_machines_end_and_begin_together_and_processes_leave_a_machine_that_is_taken_away(tmp_path: Path) -> None:
+    path, config = fleet_run(
+        tmp_path,
+        launch={"learner_nodes": 2, "learner_resources": {"learner": 1}, "worker_resources": {"worker": 1}},
+        parallel={"processes": 2},
+    )
+    with cluster(first={"learner": 1}, second={"learner": 1}, third={"worker": 1}) as (made, machines):
+        with fleet(made, path, workers=1) as command:
+            until_steps(config, command, 2)
+            (learners,) = [line for line in ask(path, made, "ls").splitlines() if line.startswith("learner")]
+            assert learners.count("127.0.0.1") == 2
+
+            made.remove_node(machines["second"], allow_graceful=False)
+            command.until_says("learner was ended by SIGKILL")
+            command.until_says("learner waits for a machine")
+            add(made, {"learner": 1})
+            until_steps(config, command, 3)
+
+            add(made, {"worker": 1})
+            drain(made, machines["third"])
+            command.until_says("worker-0 leaves")
+            until_steps(config, command, 3)
+            assert "waits" not in ask(path, made, "ls")
+            assert ask(path, made, "stop") == "the fleet drains\n"
+            assert command.exit_code() == 0, command.output
+        assert audit(path)["clean"]
+
+
+def test_a_worker_that_cannot_start_is_tried_again_later_and_the_last_one_ends_the_fleet(tmp_path: Path) -> None:
+    path, config = fleet_run(tmp_path, supervision={"restarts": 1, "backoff_s": 0.1})
+    changed = path.read_text().replace("Paced", "NoSuchThing")
+    with cluster(only={"learner": 1, "worker": 1}) as (made, _):
+        path.write_text(changed)
+        with fleet(made, path, workers=1) as command:
+            assert command.exit_code() == 2, command.output
+            assert "NoSuchThing" in command.output
+        until(lambda: not processes_of(config), "no process of the run is left")
+
+
+def drain(made: Cluster, machine: Any) -> None:
+    """Tell the cluster that a machine will be taken away in a minute, as its provider would."""
+    told = "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot --deadline-remaining-seconds 60"
+    words = ["drain-node", "--address", made.address, "--node-id", machine.node_id, *told.split()]
+    subprocess.run([Path(sys.executable).with_name("ray"), *words], check=True, capture_output=True)

@@ -1,0 +1,1 @@
+"""Messages between processes: environments attached to a run and their mix."""
