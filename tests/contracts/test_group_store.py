@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,6 +31,7 @@ from tests.support.private_server import (
     server_on,
     servers_to_test,
 )
+from tests.support.warm_processes import run_ranks
 
 CLUSTER = "cluster"
 BUNDLED = binaries()["bundled"]
@@ -193,50 +191,7 @@ async def test_users_of_the_run_may_use_it_unless_they_only_look(redis_server: s
         assert await asyncio.to_thread(use) == 1
 
 
-RANK = """
-import sys
-import torch, torch.distributed as dist
-from async_rl.config import Config
-from buffer import open_group_stores
-
-url, run, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-config = Config.model_validate(
-    {
-        "run": {"name": run},
-        "model": {"size": {"hidden": 8, "layers": 1, "heads": 1, "ffn": 8}},
-        "redis": {"url": url},
-        "environments": [{"type": "even_digits"}],
-    }
-)
-with open_group_stores(config) as stores:
-    dist.init_process_group("gloo", store=stores.open("ranks"), rank=rank, world_size=2)
-    total = torch.tensor([rank + 1.0])
-    dist.all_reduce(total)
-    both, alone = dist.new_group([0, 1]), dist.new_group([1])
-    dist.all_reduce(total, group=both)
-    dist.barrier()
-    dist.monitored_barrier()
-    print(total.item())
-    dist.destroy_process_group()
-"""
-
-
-def test_processes_form_groups_over_it(redis_server: str, run_name: str):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with ExitStack() as ending:
-        ranks = [
-            ending.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-W", "error", "-c", RANK, redis_server, run_name, str(rank)],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
-        for rank in ranks:
-            ending.callback(rank.kill)
-        told = [rank.communicate(timeout=120) for rank in ranks]
-    assert [(out, error) for out, error in told] == [("6.0\n", "")] * 2, told
+def test_processes_form_groups_over_it(redis_server: str, run_name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    ranks = run_ranks("tests.contracts.group_rank", redis_server, run_name)
+    assert [(rank.returncode, rank.stderr) for rank in ranks] == [(0, "6.0\n")] * 2, ranks

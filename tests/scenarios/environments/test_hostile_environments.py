@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.repository import module_command, module_environment
+from tests.support.repository import module_environment
+from tests.support.run_processes import finished_module
 
 CAUSES = {
     "TimeoutError": "deadline",
@@ -25,16 +26,10 @@ CAUSES = {
 }
 
 
-def work(*arguments: object) -> tuple[dict[str, Any], str]:
+def work(folder: Path, *arguments: object) -> tuple[dict[str, Any], str]:
     """What the worker found, and its log."""
-    done = subprocess.run(
-        module_command("tests.scenarios.environments.hostile_worker", *arguments),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=module_environment(PYTHONWARNINGS="ignore"),
-    )
+    environment = module_environment(PYTHONWARNINGS="ignore")
+    done = finished_module(folder, "tests.scenarios.environments.hostile_worker", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -43,8 +38,10 @@ def work(*arguments: object) -> tuple[dict[str, Any], str]:
     ("engine", "tasks", "episodes", "deadline_s"),
     [("scripted", 128, 200, 4), pytest.param("megatron", 4, 16, 8, marks=pytest.mark.slow)],
 )
-def test_a_worker_lives_with_hostile_environments(engine: str, tasks: int, episodes: int, deadline_s: int) -> None:
-    found, log = work(engine, tasks, episodes, deadline_s)
+def test_a_worker_lives_with_hostile_environments(
+    tmp_path: Path, engine: str, tasks: int, episodes: int, deadline_s: int
+) -> None:
+    found, log = work(tmp_path, engine, tasks, episodes, deadline_s)
     clean, hostile = found["clean"], found["hostile"]
     rate, beside_slow = hostile["groups_per_s"], clean["groups_per_s"]
     print(f"{engine}: {rate:.1f} good groups/s beside hostile ones, {beside_slow:.1f} beside slow: {rate / beside_slow:.2f}")

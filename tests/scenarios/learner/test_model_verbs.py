@@ -27,6 +27,7 @@ from learner.ranks.rank_group import RankGroup
 from tests.support.full_parameters import gather_full
 from tests.support.full_weights import weights_of
 from tests.support.learner_rank import OBJECTIVE, config, shape
+from tests.support.run_processes import finished
 from tests.support.small_models import write_folder
 
 
@@ -132,11 +133,8 @@ def test_a_run_is_exported_in_parts_and_in_another_precision(tmp_path: Path) -> 
     words = ["--model", size, "--tokenizer.alphabet", alphabet, "--environments", "[{type: counting}]"]
     words += ["--run.folder", str(tmp_path / "runs"), "--run.name", "made-up"]
     written = tmp_path / "written"
-    command = [sys.executable, "-P", "-c", "from async_rl.cli.main import main; main()", "model", "export", *words]
-    ended = subprocess.run(
-        [*command, "--to", str(written), "--dtype", "bfloat16", "--max-shard-size", "20kB"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words += ["--to", str(written), "--dtype", "bfloat16", "--max-shard-size", "20kB"]
+    ended = finished(tmp_path, "model", "export", *words)
     assert ended.returncode == 0, ended.stderr
     assert "step 3 as llama" in ended.stdout
     assert len(list(written.glob("model-*-of-*.safetensors"))) > 1

@@ -104,8 +104,8 @@ def deployment(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, war
         with ExitStack() as started:
             running = started.enter_context(program(folder, "run", "--view", "@", path, warm=warm))
             servers = (
-                started.enter_context(program(folder, "env", "serve", "counting", warm=False)),
-                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=False)),
+                started.enter_context(program(folder, "env", "serve", "counting", warm=warm)),
+                started.enter_context(program(folder, "reward", "serve", "@", trained_reward_model(folder), warm=warm)),
             )
             view = view_of(running)
             for server in servers:

@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from async_rl.cli.buffer import BUFFER_VERBS, FAMILY, find
 from async_rl.cli.grammar import read
 from buffer.__main__ import main
 from buffer.tools.verbs import ON_A_RUN, ON_FILES
+from tests.support.run_processes import finished_module
 
 CONFIG = """
 run: {{name: cli, folder: {folder}}}
@@ -25,6 +28,7 @@ redis: {{connect_timeout_s: {patience}}}
 model: {{size: {{hidden: 8, layers: 1, heads: 1}}}}
 environments: [{{type: even_digits}}]
 """
+Verb = Callable[..., subprocess.CompletedProcess[str]]
 DONE_HERE = (*env.MIX_VERBS, *weights.VERBS, *BUFFER_VERBS)
 
 
@@ -35,12 +39,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def buffer(*words: object, **more) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "buffer", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+@pytest.fixture
+def buffer(tmp_path: Path) -> Verb:
+    return partial(finished_module, tmp_path, "buffer")
 
 
-def test_serve_stats_audit_and_a_clean_end(config: Path):
+def test_serve_stats_audit_and_a_clean_end(config: Path, buffer: Verb):
     serve = subprocess.Popen([sys.executable, "-P", "-m", "buffer", "serve", "@", config], stdout=subprocess.PIPE, text=True)
     try:
         assert serve.stdout is not None
@@ -74,14 +78,14 @@ def test_the_server_dies_with_a_killed_supervisor_and_the_next_one_takes_over(co
     ("words", "family"),
     [("stat @ x.yaml", "buffer"), ("stats @ missing.yaml", "buffer"), ("weights status @ missing.yaml", "weights")],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(words: str, family: str):
+def test_a_mistake_is_one_sentence_and_exit_code_2(words: str, family: str, buffer: Verb):
     result = buffer(*words.split())
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith(f"{family}: ")
 
 
-def test_every_verb_is_listed_and_explains_itself():
+def test_every_verb_is_listed_and_explains_itself(buffer: Verb):
     listed = buffer("--help").stdout
     assert all(verb.words.removeprefix(FAMILY) in listed and verb.help in listed for verb in BUFFER_VERBS)
     for verb in DONE_HERE:
@@ -110,14 +114,14 @@ def test_words_for_the_configuration_and_words_for_the_verb(words, config, opera
     assert (list(line.config), list(line.operands), line.chosen) == (config, operands, chosen)
 
 
-def test_no_server_is_exit_code_6(config: Path):
+def test_no_server_is_exit_code_6(config: Path, buffer: Verb):
     result = buffer("stats", "@", config, "--redis.url", "unix:///nowhere/redis.sock", "--redis.connect_timeout_s", "0.2")
     assert result.returncode == 6
     assert "/nowhere/redis.sock" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_run_that_does_not_exist_is_a_mistake(config: Path):
+def test_a_run_that_does_not_exist_is_a_mistake(config: Path, buffer: Verb):
     result = buffer("audit", "@", config)
     assert result.returncode == 2
     assert "there is no run in" in result.stderr
