@@ -26,6 +26,7 @@ from async_rl.transport.packed_source import PackedParcel, PackedSource
 from async_rl.transport.parcel_transfer import benefits_from_deltas, deltas_are_compiled, receive_parcel
 from async_rl.transport.plan import CHUNK_BYTES, WireLayout, describe_mismatch
 from async_rl.transport.receiving.received_weights import ReceivedWeights
+from async_rl.transport.wire.gpus import takes_turns
 from async_rl.transport.wire.process_group import GroupPlace, LinkPool, OnReceived
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.transport.wire.shared_memory import MappedMemory
@@ -152,16 +153,18 @@ class ParcelReceiver:
                     on_received=on_received,
                 )
 
-        return self.fetch(expected, fetch_parcel)
+        return self.fetch(expected, fetch_parcel, in_turn=takes_turns(begin.backend))
 
-    def fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel) -> ReceivedVersion:
-        """Receive all parcels concurrently, verifying each as it arrives. `fetch_parcel` fetches those not read in place.
+    def fetch(self, expected: ExpectedVersion, fetch_parcel: FetchParcel, *, in_turn: bool = False) -> ReceivedVersion:
+        """Receive all parcels, verifying each as it arrives. `fetch_parcel` fetches those not read in place: concurrently, or
+        one after the other by number.
 
         Raises WireError.
         """
         self._held = None
         own: dict[int, torch.Tensor] = {}
         work: list[Callable[[], None]] = []
+        fetches: list[Callable[[], None]] = []
         readers = max(1, _READERS // max(1, len(expected.mapped)))
         for number in range(len(expected.packed)):
             if number in expected.mapped:
@@ -172,7 +175,8 @@ class ParcelReceiver:
             else:
                 data = own[number] = self._memory(number, expected.layout)
                 check = _ChunkVerifier(expected, number, data)
-                work.append(lambda number=number, data=data, check=check: fetch_parcel(number, data, check.verify_up_to))
+                fetches.append(partial(fetch_parcel, number, data, check.verify_up_to))
+        work += [partial(_do_all, fetches)] if in_turn else fetches
         # Daemon threads do not keep the process alive while they hang. A failure is raised once all have ended.
         running = [start_daemon_thread(one, name="weight-parcel") for one in work]
         wait(running)
@@ -228,6 +232,11 @@ class ParcelReceiver:
         if spare is not None and len(spare) == num_bytes:  # it may be from another learner, with other parcels
             return spare
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+def _do_all(work: Sequence[Callable[[], None]]) -> None:
+    for one in work:
+        one()
 
 
 def _check_digest(record: VersionRecord, layout: WireLayout, packed: Sequence[PackedParcel]) -> None:

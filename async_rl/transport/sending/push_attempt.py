@@ -34,7 +34,7 @@ from async_rl.transport.sending.parcel_groups import ParcelGroups
 from async_rl.transport.sending.rank_orders import SendParcel
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.replies import Replies
-from async_rl.transport.wire.gpus import backend_among, gpu_of
+from async_rl.transport.wire.gpus import backend_among, gpu_of, takes_turns
 from async_rl.types import VersionRecord
 
 _GRACE_S = 0.5
@@ -163,7 +163,10 @@ class PushAttempt:
                 # Members that read in place cannot break the transfer for others.
                 watch = both.create_task(self._raise_when_broken(grouped), name="weight-push-failures")
                 if orders:
-                    await in_daemon_thread(lambda: parts.rank_sender.run_orders(orders, abandoned), name="weight-delivery")
+                    in_turn = takes_turns(backend)
+                    await in_daemon_thread(
+                        lambda: parts.rank_sender.run_orders(orders, abandoned, in_turn=in_turn), name="weight-delivery"
+                    )
                 # All parcels are sent; the members still verify digests.
                 await self._replies.wait_until(lambda: self._replies.all_reported(members), parts.wire.operation_timeout_s)
                 watch.cancel()

@@ -113,8 +113,15 @@ class RankSender:
         except OSError as error:
             raise WireError(f"cannot write to {self.snapshots}: {error.strerror}") from error
 
-    def run_orders(self, orders: Sequence[WireOrder], abandoned: Event) -> None:
-        """Carry out orders on all ranks concurrently; blocks until all are done. Raises WireError when one failed."""
+    def run_orders(self, orders: Sequence[WireOrder], abandoned: Event, *, in_turn: bool = False) -> None:
+        """Carry out orders on all ranks, concurrently or one after the other; blocks until all are done.
+
+        Raises WireError when one failed; `in_turn`, those after it are not begun.
+        """
+        for together in [[order] for order in orders] if in_turn else [orders]:
+            self._run_together(together, abandoned)
+
+    def _run_together(self, orders: Sequence[WireOrder], abandoned: Event) -> None:
         others = [order for order in orders if self._sender(order) != 0]
         number = self._orders.post(others) if others else -1
         for order in orders:

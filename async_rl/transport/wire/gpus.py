@@ -1,4 +1,6 @@
-"""Identifies GPUs across processes: device numbers depend on what each process may see, UUIDs do not."""
+"""Identifies GPUs across processes, for process groups among them: device numbers depend on what each process may see, UUIDs do
+not.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +22,12 @@ def gpu_of(device: torch.device) -> str:
 def backend_among(gpus: Sequence[str]) -> Backend:
     """The backend for ranks with these GPUs: NCCL refuses two ranks on one GPU, and ranks without a GPU."""
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def takes_turns(backend: Backend) -> bool:
+    """Whether parcels are sent one after the other, in the order of their numbers.
+
+    Each parcel has a group of its own. NCCL may hang when a GPU takes part in several groups and not all of their members run
+    the operations in the same order.
+    """
+    return backend == "nccl"

@@ -10,25 +10,27 @@ never registered: the process's default group belongs to Megatron. Everything he
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
+import structlog
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where torch's own type stubs have it
+from torch._C._distributed_c10d import PrefixStore  # where torch's own type stubs have it
 from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroupGloo, Work
 
 from async_rl.config import WireConfig
+from async_rl.errors import WireError
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.supervision.processes.descriptors import many_descriptors
 from async_rl.transport.messages import Backend
-from async_rl.transport.wire import gloo
+from async_rl.transport.wire import gloo, nccl
 from async_rl.transport.wire.rendezvous import WireRendezvous, as_wire_error
 
 _DEPTH = 3
@@ -39,8 +41,10 @@ _SMALL = 8
 can be sent, and a broadcast tree uses the whole bandwidth anyway.
 """
 
-_WATCHDOG = timedelta(days=1)
-"""NCCL's own watchdog takes the whole process down when it fires; our deadlines are shorter and abort only the group."""
+_ABORT_S = 5.0
+"""Wait for NCCL to stop the kernels of an aborted group, at most; then they and the memory that they use are left behind."""
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class Link:
         """Set once no caller waits for the result; pending NCCL operations then fail at once."""
         self.bytes_per_s = 0.0
         """Speed of the last whole parcel; 0 before the first."""
+        self._under_way: dict[int, tuple[Work, torch.Tensor]] = {}
+        """Operations that have begun, by identity: NCCL uses their tensors until they are complete or the group is aborted."""
 
     @classmethod
     def open(cls, rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig, abandoned: Event) -> Link:
@@ -76,7 +82,11 @@ class Link:
             group = _nccl(rendezvous, place, wire) if place.backend == "nccl" else _gloo(rendezvous, place, wire)
         link = cls(group, place, wire, abandoned)
         if place.backend == "nccl":  # it builds its communicator at the first operation
-            link.wait(link.begin_barrier(wire.rendezvous_timeout_s), wire.rendezvous_timeout_s)
+            try:
+                link.wait(link.begin_barrier(wire.rendezvous_timeout_s), wire.rendezvous_timeout_s)
+            except WireError:
+                link.abort()
+                raise
         return link
 
     def scalar(self, value: int) -> torch.Tensor:
@@ -88,27 +98,46 @@ class Link:
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._operation_s)
         with as_wire_error("broadcast"):
-            return self._group.broadcast([data], options)
+            return self._begun(self._group.broadcast([data], options), data)
 
     def wait(self, work: Work, within_s: float | None = None) -> None:
         with as_wire_error("transfer"):
             if self._place.backend == "nccl":
                 self._wait_on_host(work, within_s if within_s is not None else self._operation_s)
             work.wait()
+        del self._under_way[id(work)]
 
     def begin_barrier(self, within_s: float | None = None) -> Work:
         """Start an all-reduce that completes once every rank has called this."""
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=within_s if within_s is not None else self._operation_s)
         where = self._place.device if self._place.backend == "nccl" else "cpu"
+        ticks = torch.zeros(1, dtype=torch.int32, device=where)
         with as_wire_error("all-reduce"):
-            return self._group.allreduce([torch.zeros(1, dtype=torch.int32, device=where)], options)
+            return self._begun(self._group.allreduce([ticks], options), ticks)
 
-    def abort(self) -> None:
-        self._group.abort()
+    def abort(self, within_s: float = _ABORT_S) -> None:
+        """End the group and the operations under way. Returns after `within_s` at the latest, and raises nothing."""
+        # Stopping NCCL's kernels may take long. Meanwhile the thread keeps this link, and with it the tensors that they use.
+        wait([start_daemon_thread(self._abort, name="weight-abort")], within_s)
 
     def close(self) -> None:
-        self._group.shutdown()
+        """End an idle group. Raises WireError when that fails; then no thread of this process uses it either."""
+        if self._place.backend == "nccl":  # its shutdown would wait for members that may be dead
+            self.abort()
+            return
+        with as_wire_error("a process group cannot be closed"):
+            self._group.shutdown()
+
+    def _begun(self, work: Work, data: torch.Tensor) -> Work:
+        self._under_way[id(work)] = work, data
+        return work
+
+    def _abort(self) -> None:
+        try:
+            self._group.abort()
+        except RuntimeError as error:
+            _log.warning("a process group could not be aborted", group=self._place.group, reason=str(error).partition("\n")[0])
 
     def _wait_on_host(self, work: Work, within_s: float) -> None:
         # NCCL's wait() returns once the operation is queued; only the host can give up on one that never ends.
@@ -142,7 +171,10 @@ class LinkPool:
 
     def keep_only(self, groups: Collection[str]) -> None:
         for name in self._idle.keys() - set(groups):
-            self._idle.pop(name).close()
+            try:
+                self._idle.pop(name).close()
+            except WireError as error:  # the group is not used again in any case
+                _log.info("a process group was left behind", group=name, reason=str(error))
 
     def close(self) -> None:
         self.keep_only(())
@@ -198,31 +230,5 @@ def _gloo(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> Pr
 
 
 def _nccl(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
-
-    torch.cuda.set_device(place.device)  # the current device belongs to the thread
-    options = ProcessGroupNCCL.Options()
-    options._timeout = _WATCHDOG
-    options.config.blocking = 0
-    return ProcessGroupNCCL(_store_for_nccl(rendezvous, place, wire), place.rank, place.size, options)
-
-
-def _store_for_nccl(rendezvous: WireRendezvous, place: GroupPlace, wire: WireConfig) -> Store:
-    """A TCPStore for this group alone: NCCL's threads use it from C++ for as long as the group lives.
-
-    The sender hosts it, at an address that the others read from the run's Redis. It has no password, like NCCL's own
-    sockets: see docs/weights.md. Not tested on GPUs since the wire's other keys are in Redis.
-    """
-    where, wait = f"{place.group}/nccl", timedelta(seconds=wire.rendezvous_timeout_s)
-    if place.rank > 0:
-        rendezvous.store.wait([where], wait)
-        host, _, port = rendezvous.store.get(where).decode().rpartition(" ")
-        return TCPStore(host, int(port), wait_for_workers=False, timeout=wait)
-    family = socket.getaddrinfo(rendezvous.address, 0, type=socket.SOCK_STREAM)[0][0]
-    listening = socket.create_server((rendezvous.address, 0), family=family)  # torch would listen at every interface
-    port = listening.getsockname()[1]
-    store = TCPStore(
-        rendezvous.address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listening.detach()
-    )
-    rendezvous.store.set(where, f"{rendezvous.address} {port}")
-    return store
+    timeout = timedelta(seconds=wire.rendezvous_timeout_s)
+    return nccl.connect(rendezvous, place.group, place.rank, place.size, device=place.device, timeout=timeout)

@@ -38,12 +38,12 @@ class Learner:
     """Two ranks: one has the upper rows of the matrix, the other the lower rows and the bias."""
 
     def __init__(self, wire: WireConfig, snapshots: Path) -> None:
-        self.store, orders_store = HashStore(), HashStore()
+        self.store, self.orders = HashStore(), HashStore()
         layout = plan_layout(SPECS, dict(enumerate(map(list, HELD))))
         self.rank_senders = [
             RankSender(
                 WireRendezvous.listening_at(wire.host, self.store),
-                WireOrders(orders_store, rank, fence=1),
+                WireOrders(self.orders, rank, fence=1),
                 layout,
                 rank,
                 CPU,
