@@ -4,7 +4,7 @@
 
 Learner and workers are processes; the compared methods alternate in the same ones, and every ratio is the median over rounds of
 two times measured one after the other. Messages go over pipes, not Redis, so that only the wire is measured. A push is timed
-from the offer until every worker holds every byte verified; packing and the engine's copy are reported separately.
+from the offer until every worker holds every byte verified; packing, hashing and the engine's copy are reported separately.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def speed_figures(mib: int, workers: int, rounds: int) -> Figures:
     for name, each in (("gloo", gloo), ("memory", memory), ("small", small), ("many_small", many)):
         figures[f"{name}_push_gb_s"] = median(each, lambda one: one.num_bytes / one.push_s / 1e9)
         figures[f"{name}_pack_gb_s"] = median(each, lambda one: one.num_bytes / one.pack_s / 1e9)
+        figures[f"{name}_digest_gb_s"] = median(each, lambda one: one.num_bytes / one.digest_s / 1e9)
         figures[f"{name}_swap_gb_s"] = median(each, lambda one: one.num_bytes / one.swap_s / 1e9)
     return figures
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,14 +26,13 @@ from async_rl.config.learner import LearnerConfig
 from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import Diverged
 from async_rl.replay_protocol import ReplayBuffer
-from async_rl.types import VersionRecord
 from learner.batches.batch import PackedBatch
 from learner.checkpoints.schedule import CheckpointSaver, CheckpointSchedule, SavedCheckpoint
 from learner.prefetch import Prefetcher, StepBatch
 from learner.progress import Progress
 from learner.step import StepResult
 from learner.step_clock import StepClock
-from learner.versions.publish import Publisher, Rollback
+from learner.versions.publish import PackedVersion, Publisher, Rollback
 
 define("learner.trained", "learner.issued", "learner.recorded", "learner.offered")
 
@@ -44,11 +44,11 @@ class LearnerRanks(CheckpointSaver, Protocol):
 
     async def step(self, batch: PackedBatch) -> StepResult: ...
 
-    async def pack_version(self, version: int, keep: Collection[int]) -> str:
-        """Pack the current weights, keeping the versions `keep`; returns their digest."""
+    async def pack_version(self, version: int, keep: Collection[int]) -> Future[str]:
+        """Copy the current weights, keeping the versions `keep`; returns their digest, which is computed meanwhile."""
         ...
 
-    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> Future[str] | None:
         """Pack the weights of a checkpoint. Returns None if the checkpoint cannot be read."""
         ...
 
@@ -82,7 +82,7 @@ class Loop:
         publisher: Publisher,
         config: LearnerConfig,
         record: Callable[[Progress, StepBatch], Awaitable[None]],
-        record_rollback: Callable[[VersionRecord, int], Awaitable[None]],
+        record_rollback: Callable[[PackedVersion, int], Awaitable[None]],
         report: Callable[[FinishedStep], Awaitable[None]],
         make_room: Callable[[], Awaitable[None]],
         stop: asyncio.Event,
@@ -228,8 +228,8 @@ class Loop:
         if self._publisher.may_offer:
             with self._clock.during("pushing"):
                 digest = await self._ranks.pack_version(progress.version, self._publisher.versions_in_use)
-            record = VersionRecord(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
-            self._publisher.offer(record, releases=progress.step)
+            packed = PackedVersion(version=progress.version, timeline=progress.timeline, step=progress.step, digest=digest)
+            self._publisher.offer(packed, releases=progress.step)
 
     async def _handle_request(self, progress: Progress) -> Progress:
         """Handle a pending operator request: push now, pin or roll back."""
@@ -251,10 +251,10 @@ class Loop:
             log.error(f"{wanted.checkpoint} cannot be read, so there is no rollback to it; the weights stay pinned")
             return progress
         renumbered = replace(progress, version=await self._buffer.issue(self._fence, after=version))
-        record = VersionRecord(version=version, timeline=progress.timeline, step=wanted.step, digest=digest)
-        await self._record_rollback(record, renumbered.version)  # before the version can be seen, as for every version
+        packed = PackedVersion(version=version, timeline=progress.timeline, step=wanted.step, digest=digest)
+        await self._record_rollback(packed, renumbered.version)  # before the version can be seen, as for every version
         # The weights trained from here on are one version newer, so the slots of all but the last step are released.
-        self._publisher.offer(record, releases=progress.step - 1)
+        self._publisher.offer(packed, releases=progress.step - 1)
         return renumbered
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import xxhash
@@ -32,27 +33,15 @@ def version_digest(layout: str, chunks: Sequence[Sequence[str]]) -> str:
     return xxhash.xxh3_128_hexdigest("\n".join([layout, *(" ".join(parcel) for parcel in chunks)]).encode())
 
 
-class ChunkHasher:
-    """Digests of the chunks of flat bytes that are written in order; each part is hashed as soon as it is written."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self._data = data
-        self._chunk = xxhash.xxh3_64()
-        self.num_hashed = 0
-        self.digests: list[str] = []
-
-    def hash_up_to(self, written: int) -> None:
-        while self.num_hashed < written:
-            end = min(written, (self.num_hashed // CHUNK_BYTES + 1) * CHUNK_BYTES)
-            self._chunk.update(self._data[self.num_hashed : end].cpu().numpy().data)
-            self.num_hashed = end
-            if end % CHUNK_BYTES == 0 or end == len(self._data):
-                self.digests.append(self._chunk.hexdigest())
-                self._chunk.reset()
+def chunks_of(data: torch.Tensor, numbers: Iterable[int] | None = None) -> Iterator[torch.Tensor]:
+    """The chunks of flat bytes: all, or those with these numbers."""
+    for number in numbers if numbers is not None else range(math.ceil(len(data) / CHUNK_BYTES)):
+        yield data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
 
 def chunk_digest(data: torch.Tensor) -> str:
-    return xxhash.xxh3_64_hexdigest(data.cpu().numpy().data)
+    """Digest of bytes in host memory."""
+    return xxhash.xxh3_64_hexdigest(data.numpy().data)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

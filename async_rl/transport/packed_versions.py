@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 
 from async_rl.errors import WireError
-from async_rl.transport.digest import ChunkHasher
-from async_rl.transport.plan import Box, Parcel, Slice, WireLayout
+from async_rl.transport.bulk_copy import copy_all
+from async_rl.transport.digest import chunk_digest, chunks_of
+from async_rl.transport.gpu_stream import on_host, queued_so_far, transport_stream
+from async_rl.transport.plan import Box, Parcel, WireLayout
 from async_rl.transport.wire.shared_memory import ParcelMemory
 
 HeldBoxes = Mapping[Box, torch.Tensor]
 """The boxes that a rank holds, each with a tensor of the box's shape."""
 
-_PIECE_BYTES = 256 << 10
-"""Small enough to be in a core's cache when it is hashed, large enough that the calls cost nothing."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Packed:
+    memory: ParcelMemory
+    wait: Callable[[], None]
+    """Blocks until the copy is complete: on a GPU it is only queued at first."""
 
 
 class PackedVersions:
@@ -29,28 +37,44 @@ class PackedVersions:
         self._layout, self._parcel = layout, parcel
         self._device = device
         self._shared = shared
-        self._versions: dict[int, ParcelMemory] = {}
+        self._versions: dict[int, _Packed] = {}
         self._free: list[ParcelMemory] = []
         self._lock = Lock()
         self._num_readers: Counter[ParcelMemory] = Counter()
         """Reading threads of this process; readers in other processes hold the memory's file lock."""
+        self._places = WeakKeyDictionary[ParcelMemory, list[torch.Tensor]]()
+        """The parcel's slices in each memory, as tensors."""
+        self._sources: Sequence[tuple[Box, int]] = ()
+        """For each slice of the parcel the box that holds it, and the row in which it begins."""
 
-    def add(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> tuple[tuple[str, ...], str]:
+    def add(self, version: int, held: HeldBoxes, *, keep: Collection[int]) -> None:
         """Copy this rank's parcel of a version, and drop versions that are not in `keep`.
 
-        Returns the digests of its chunks, and the address under which processes of this machine open its memory.
+        On a GPU the copies are queued on this thread's stream; what is queued there afterwards may change the weights.
         """
         with self._lock:
             for other in self._versions.keys() - set(keep):
-                self._free.append(self._versions.pop(other))
+                self._free.append(self._versions.pop(other).memory)
         memory = self._take_free_memory()
-        chunks = _pack_into(memory.data, self._layout, self._parcel, held)
+        copy_all(self._slices_of(memory), self._held_parts(held))
         memory.unlock()
-        self._versions[version] = memory
-        return chunks, memory.address
+        self._versions[version] = _Packed(memory=memory, wait=queued_so_far(self._device))
+
+    def describe(self, version: int) -> tuple[tuple[str, ...], str]:
+        """The digests of the version's chunks, and the address under which processes of this machine open its memory.
+
+        Blocks. Raises WireError when the version was dropped, also meanwhile.
+        """
+        digests: list[str] = []
+        with self._reading(version) as packed, transport_stream(self._device):
+            for part in on_host(chunks_of(packed.memory.data)):
+                if not self.has(version):
+                    raise _gone(version)
+                digests.append(chunk_digest(part))
+            return tuple(digests), packed.memory.address
 
     def parcel(self, version: int) -> torch.Tensor:
-        return self._versions[version].data
+        return self._versions[version].memory.data
 
     def has(self, version: int) -> bool:
         return version in self._versions
@@ -58,15 +82,21 @@ class PackedVersions:
     @contextmanager
     def open_version(self, version: int) -> Generator[torch.Tensor]:
         """The version's parcel, not overwritten inside the context. Raises WireError when the version was dropped."""
+        with self._reading(version) as packed:
+            yield packed.memory.data
+
+    @contextmanager
+    def _reading(self, version: int) -> Generator[_Packed]:
         with self._lock:
-            if (memory := self._versions.get(version)) is None:
-                raise WireError(f"version {version} has been given up for newer ones")
-            self._num_readers[memory] += 1
+            if (packed := self._versions.get(version)) is None:
+                raise _gone(version)
+            self._num_readers[packed.memory] += 1
         try:
-            yield memory.data
+            packed.wait()
+            yield packed
         finally:
             with self._lock:
-                self._num_readers -= Counter([memory])
+                self._num_readers -= Counter([packed.memory])
 
     def _take_free_memory(self) -> ParcelMemory:
         for number, memory in enumerate(self._free):
@@ -78,41 +108,42 @@ class PackedVersions:
         memory.lock_exclusively()
         return memory
 
+    def _slices_of(self, memory: ParcelMemory) -> list[torch.Tensor]:
+        if (known := self._places.get(memory)) is not None:
+            return known
+        places = self._places[memory] = [
+            memory.data[each.offset : each.offset + each.num_bytes].view(_dtype(self._layout, each.box)).view(each.box.shape)
+            for each in self._parcel.slices
+        ]
+        return places
 
-def _pack_into(data: torch.Tensor, layout: WireLayout, parcel: Parcel, held: HeldBoxes) -> tuple[str, ...]:
-    """Copy what the rank holds into its flat parcel, hashing each piece while it is in the cache.
+    def _held_parts(self, held: HeldBoxes) -> list[torch.Tensor]:
+        if not self._sources or any(box not in held for box, _ in self._sources):
+            self._sources = _sources_of([each.box for each in self._parcel.slices], held)
+        return [
+            held[box][row : row + each.box.rows] if each.box.shape else held[box]
+            for each, (box, row) in zip(self._parcel.slices, self._sources, strict=True)
+        ]
 
-    Returns the digests of the parcel's chunks.
-    """
+
+def _sources_of(wanted: Sequence[Box], held: Collection[Box]) -> list[tuple[Box, int]]:
+    """For each box that is wanted one that contains it, and its row therein."""
     by_name: dict[str, list[Box]] = defaultdict(list)
     for box in held:
         by_name[box.name].append(box)
-    hasher = ChunkHasher(data)
-    for each in parcel.slices:
-        dtype: torch.dtype = getattr(torch, layout.spec_of[each.box.name].dtype)
-        place = data[each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)
-        for copied in _copy(_rows_of(each.box, by_name[each.box.name], held), place, each):
-            if copied - hasher.num_hashed >= _PIECE_BYTES:
-                hasher.hash_up_to(copied)
-    hasher.hash_up_to(len(data))
-    return tuple(hasher.digests)
+    return [_source_of(box, by_name[box.name]) for box in wanted]
 
 
-def _copy(source: torch.Tensor, place: torch.Tensor, into: Slice) -> Iterator[int]:
-    """Copy piece by piece; yields the end of what is copied, as an offset in the parcel."""
-    rows = into.box.rows
-    at_once = max(1, rows * _PIECE_BYTES // max(1, into.num_bytes))
-    if at_once >= rows or place.device.type != "cpu":
-        place.copy_(source)
-    else:
-        for row in range(0, rows, at_once):
-            place[row : row + at_once].copy_(source[row : row + at_once])
-            yield into.offset + min(row + at_once, rows) * (into.num_bytes // rows)
-    yield into.offset + into.num_bytes
-
-
-def _rows_of(wanted: Box, boxes: Sequence[Box], held: HeldBoxes) -> torch.Tensor:
+def _source_of(wanted: Box, boxes: Sequence[Box]) -> tuple[Box, int]:
     for box in boxes:
         if (row := wanted.row_within(box)) is not None:
-            return held[box][row : row + wanted.rows] if wanted.shape else held[box]
+            return box, row
     raise LookupError(f"this rank does not hold {wanted}")
+
+
+def _dtype(layout: WireLayout, box: Box) -> torch.dtype:
+    return getattr(torch, layout.spec_of[box.name].dtype)
+
+
+def _gone(version: int) -> WireError:
+    return WireError(f"version {version} has been given up for newer ones")

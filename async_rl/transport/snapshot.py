@@ -23,6 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from async_rl.durable.whole_file import sync_folder, write_all, write_whole
 from async_rl.errors import WireError
+from async_rl.transport.digest import chunks_of
+from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.plan import CHUNK_BYTES, WIRE_DTYPES, Parcel, Slice, WireLayout
 from async_rl.types import VersionRecord
 
@@ -81,8 +83,9 @@ def write_parcel(draft: Path, number: int, layout: WireLayout, data: torch.Tenso
     """Write one parcel; it is durable when this returns."""
     with file_of(draft, number).open("wb", buffering=0) as file:
         write_all(file.fileno(), memoryview(_header(layout, layout.parcels[number])))
-        for start in range(0, len(data), CHUNK_BYTES):
-            write_all(file.fileno(), data[start : start + CHUNK_BYTES].cpu().numpy().data)
+        with transport_stream(data.device):
+            for part in on_host(chunks_of(data)):
+                write_all(file.fileno(), part.numpy().data)
         os.fsync(file.fileno())
 
 

@@ -63,6 +63,7 @@ class OneRank:
         watch.ends("optimizer")
         self._version += 1
         self._sender.pack_parcel(self._version, self._policy.held())
+        self._sender.begin_digest(self._version)  # as in a run: beside the next step
         watch.ends("weights")
         return {phase: watch.seconds[phase] for phase in PHASES}
 

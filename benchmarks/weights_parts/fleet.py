@@ -44,6 +44,7 @@ class Way:
 class Round:
     num_bytes: int
     pack_s: float
+    digest_s: float
     push_s: float
     swap_s: float
     """The slowest worker's copy of the staged version into its engine."""
@@ -68,7 +69,14 @@ class Lane:
             self._position = served[-1][0] if served else self._position
         rival_s = await asyncio.to_thread(getattr(self._rivals, self._way.rival), self._weights) if self._way.rival else 0.0
         size = num_bytes(self._weights)
-        return Round(num_bytes=size, pack_s=pushed.pack_s, push_s=pushed.push_s, swap_s=max(swaps), rival_s=rival_s)
+        return Round(
+            num_bytes=size,
+            pack_s=pushed.pack_s,
+            digest_s=pushed.digest_s,
+            push_s=pushed.push_s,
+            swap_s=max(swaps),
+            rival_s=rival_s,
+        )
 
 
 @asynccontextmanager

@@ -27,7 +27,9 @@ class Pushed:
     record: VersionRecord
     workers: tuple[str, ...]
     pack_s: float
-    """Learner time for copying and hashing what it sends."""
+    """Learner time for copying what it sends: training waits for it."""
+    digest_s: float
+    """Time for hashing the copy, beside training."""
     push_s: float
     """From the offer until all workers hold it staged and verified."""
 
@@ -44,13 +46,14 @@ class Learner:
         while len(await self._sender.wait_for_members_behind(self._version)) < workers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         started = time.perf_counter()
-        packed = self._rank_sender.pack_parcel(self._version, held(weights), keep=())
+        self._rank_sender.pack_parcel(self._version, held(weights), keep=())
         pack_s = time.perf_counter() - started
-        digest = self._rank_sender.register_version(self._version, [packed])
+        digest = await asyncio.wrap_future(self._rank_sender.begin_digest(self._version))
+        digest_s = time.perf_counter() - started - pack_s
         record = VersionRecord(version=self._version, timeline="", step=self._version, digest=digest)
         report = await self._sender.push(record)
         assert len(report.staged) == workers, report
-        return Pushed(record=record, workers=report.staged, pack_s=pack_s, push_s=report.seconds)
+        return Pushed(record=record, workers=report.staged, pack_s=pack_s, digest_s=digest_s, push_s=report.seconds)
 
     async def flip(self, pushed: Pushed) -> None:
         await self._sender.flip(pushed.record)

@@ -22,7 +22,6 @@ from async_rl.errors import CheckpointError
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.parameters.full_parameters import specs
 from async_rl.models.shape import ModelShape
-from async_rl.transport.packed_source import PackedParcel
 from async_rl.transport.plan import Box, WireLayout, plan_layout, wire_specs
 from async_rl.transport.sending.rank_orders import WIRE_ORDERS, WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
@@ -38,7 +37,6 @@ log = structlog.get_logger()
 
 T_co = TypeVar("T_co", covariant=True)
 _HELD = TypeAdapter(list[Box])
-_PACKED: TypeAdapter[PackedParcel | None] = TypeAdapter(PackedParcel | None)
 _RANK_0 = {"rank_0": True}
 """Metadata of fields that are not broadcast: ranks above 0 use the default."""
 
@@ -82,35 +80,36 @@ class OpenSender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackVersion:
-    """Copy the current weights to be sent as `version`; training may continue. Returns the digest, empty on ranks above 0."""
+    """Copy the current weights to be sent as `version`; training may continue. Returns RankSender.begin_digest's future."""
 
     version: int
     keep: Sequence[int]
     """Versions that stay packed."""
 
-    def apply(self, rank: Rank) -> str:
+    def apply(self, rank: Rank) -> Future[str]:
         assert rank.sender is not None
-        return _complete(rank, self, rank.sender.pack_parcel(self.version, rank.model.held(), keep=self.keep))
+        rank.sender.pack_parcel(self.version, rank.model.held(), keep=self.keep)
+        return rank.sender.begin_digest(self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackCheckpoint:
-    """Pack the weights of a checkpoint as `version`. Returns the digest, or None if the checkpoint cannot be read."""
+    """Pack the weights of a checkpoint as `version`. Returns as PackVersion does, or None if the checkpoint cannot be read."""
 
     version: int
     keep: Sequence[int]
     checkpoint: str
 
-    def apply(self, rank: Rank) -> str | None:
+    def apply(self, rank: Rank) -> Future[str] | None:
         assert rank.sender is not None
-        packed, is_readable = None, True
+        is_readable = True
         try:
             with stored_weights(Path(self.checkpoint), _served_shape(rank), rank.model) as held:
-                packed = rank.sender.pack_parcel(self.version, held, keep=self.keep)
+                rank.sender.pack_parcel(self.version, held, keep=self.keep)
         except (DamagedCheckpoint, CheckpointError) as error:
             is_readable = False
             log.warning(f"a checkpoint cannot be served: {error}")
-        return _complete(rank, self, packed) if true_on_all(is_readable) else None
+        return rank.sender.begin_digest(self.version) if true_on_all(is_readable) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,13 +182,6 @@ def _wire_layout(rank: Rank) -> WireLayout:
     layout = plan_layout(wanted, dict(enumerate(held)))
     broadcast_bytes(layout.to_json())
     return layout
-
-
-def _complete(rank: Rank, order: PackVersion | PackCheckpoint, packed: PackedParcel | None) -> str:
-    """Gather the parcels of all ranks on rank 0 and return the digest there, an empty string elsewhere. Collective."""
-    assert rank.sender is not None
-    parcels = [_PACKED.validate_json(parcel) for parcel in gather_bytes(_PACKED.dump_json(packed))]
-    return rank.sender.register_version(order.version, parcels, keep=order.keep) if dist.get_rank() == 0 else ""
 
 
 def _served_shape(rank: Rank) -> ModelShape:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,11 @@ class RankGroupThread:
         """Prepare all ranks to send weights; return rank 0's sender."""
         return await self._call(self._rank_group.run, OpenSender(fence=self._life))
 
-    async def pack_version(self, version: int, keep: Collection[int]) -> str:
-        """Copy the current weights to be sent, keeping the versions `keep`. Returns the digest."""
+    async def pack_version(self, version: int, keep: Collection[int]) -> Future[str]:
+        """Copy the current weights to be sent, keeping the versions `keep`. Returns the digest, which is computed meanwhile."""
         return await self._call(self._rank_group.run, PackVersion(version=version, keep=sorted(keep)))
 
-    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> Future[str] | None:
         """Pack the weights of a checkpoint instead. Returns None if it cannot be read."""
         order = PackCheckpoint(version=version, keep=sorted(keep), checkpoint=str(checkpoint))
         return await self._call(self._rank_group.run, order)

@@ -28,9 +28,9 @@ from async_rl.durable.best_effort import explain_write_error
 from async_rl.durable.row_file import RowFile, rows_backwards
 from async_rl.errors import CheckpointError
 from async_rl.supervision import working
-from async_rl.types import VersionRecord
 from learner.prefetch import StepBatch
 from learner.progress import Progress
+from learner.versions.publish import PackedVersion
 
 NAME = "trained.jsonl"
 RETRY_S = 1.0
@@ -81,7 +81,7 @@ class Journal:
         ]
         await self._append({"step": progress.step, **self._at(progress), "groups": groups})
 
-    async def add_rollback(self, served: VersionRecord, version: int) -> None:
+    async def add_rollback(self, served: PackedVersion, version: int) -> None:
         """Record a rollback. `version`: the version of the weights being trained from here on."""
         at = {"version": version, "timeline": served.timeline, "fence": self._fence}
         await self._append({"rolled_back_to": served.step, "served_as": served.version, **at})

@@ -1,11 +1,11 @@
 """Decides when a version is pushed, and makes it live once its push is over.
 
-    offer(version) ──▶ push to the members behind ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
+    offer(version) ──▶ its digest ──▶ push to the members behind ──▶ buffer.publish ──▶ flip ──▶ buffer.release(slots)
 
 A push is over when each member has staged the version or was dropped; dropped members delay nothing, they catch up.
-The loop reports which weights the learner holds, packs those that are due (push_policy.py) and offers them; pushing happens
-during the next step. When pushes are slower than steps, versions in between are skipped: the age bound still holds, because
-slots return only with the version that goes live.
+The loop reports which weights the learner holds, packs those that are due (push_policy.py) and offers them; hashing and pushing
+happen during the next step. When pushes are slower than steps, versions in between are skipped: the age bound still holds,
+because slots return only with the version that goes live.
 
 Operators may request a push, pin the live version, or have a checkpoint served instead (requests.py in this folder). A request
 that needs the loop, because it packs between two steps, is pending until the loop takes it: `PushNow` or `Rollback`.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,25 @@ from learner.versions.push_policy import PushPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedVersion:
+    """A version whose weights are copied. Its digest is computed while training goes on (RankSender.begin_digest)."""
+
+    version: int
+    timeline: str
+    step: int
+    digest: Future[str]
+
+    async def record(self) -> VersionRecord:
+        """Wait for the digest. Raises WireError when a rank could not compute its part."""
+        digest = await asyncio.wrap_future(self.digest)
+        return VersionRecord(version=self.version, timeline=self.timeline, step=self.step, digest=digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPush:
     """A packed version to be pushed."""
 
-    record: VersionRecord
+    packed: PackedVersion
     releases: int
     """The step up to which slots return when it goes live."""
     at: float
@@ -43,7 +59,7 @@ class CompletedPush:
     record: VersionRecord
     report: PushReport
     waited_s: float
-    """Time from its offer until its push began."""
+    """Time from its offer until its push began, its digest included."""
     at: float
     """Seconds since 1970."""
 
@@ -99,7 +115,7 @@ class Publisher:
     @property
     def versions_in_use(self) -> set[int]:
         """The versions that may still be sent: the newest, the one being pushed, and the live one to workers that join."""
-        return {self.live_version, *(pending.record.version for pending in (self._newest, self._sent) if pending is not None)}
+        return {self.live_version, *(pending.packed.version for pending in (self._newest, self._sent) if pending is not None)}
 
     @property
     def remark(self) -> str:
@@ -122,13 +138,13 @@ class Publisher:
         steps, seconds = self.progress.step - self._newest.releases, self._now() - self._newest.at
         return self._policy.is_due(steps=steps, seconds=seconds)
 
-    def offer(self, record: VersionRecord, *, releases: int) -> None:
+    def offer(self, packed: PackedVersion, *, releases: int) -> None:
         """Push a packed version next. It replaces an offered version whose push has not begun."""
         if self._newest is not self._sent:
             self.num_coalesced += 1
         if isinstance(self._pending, PushNow):
             self._pending = None
-        self._newest = PendingPush(record=record, releases=releases, at=self._now())
+        self._newest = PendingPush(packed=packed, releases=releases, at=self._now())
         self._is_offered.set()
 
     def take_rollback(self) -> Rollback | None:
@@ -146,7 +162,7 @@ class Publisher:
             return self.live_version >= version
 
     def _was_offered(self, version: int) -> bool:
-        return self._newest is not None and self._newest.record.version >= version
+        return self._newest is not None and self._newest.packed.version >= version
 
     # -- operators' requests -------------------------------------------------------------------------------------------
 
@@ -154,12 +170,12 @@ class Publisher:
         """Have the loop push the weights that it holds after the current step, whatever the policy says."""
         self._request(PushNow())
 
-    async def pin(self, why: str) -> VersionRecord | None:
+    async def pin(self, why: str) -> PackedVersion | None:
         """Push nothing newer than the version that is live or being pushed. Returns this version, if there is one."""
         async with self._changed:
             self.pinned, self._newest = why, self._sent
             self._changed.notify_all()
-        return self._sent.record if self._sent is not None else None
+        return self._sent.packed if self._sent is not None else None
 
     def unpin(self) -> None:
         """End the pin and push the newest weights; a pending rollback is dropped."""
@@ -199,8 +215,9 @@ class Publisher:
                 one.cancel()
 
     async def _push(self, pending: PendingPush) -> None:
-        self._sent, began = pending, self._now()
-        record, is_new = pending.record, pending.record.version > self.live_version
+        self._sent = pending
+        record = await pending.packed.record()
+        began, is_new = self._now(), record.version > self.live_version
         report = await self._sender.push(record)
         if is_new:
             await self._buffer.publish(self._fence, record)

@@ -17,7 +17,7 @@ from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.sending.sender import PushReport, WeightSender
 from async_rl.transport.wire.rendezvous import WIRE_STORE, WireRendezvous
 from async_rl.types import VersionRecord
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.wire_board import StageBoard
 
 Weights = dict[str, torch.Tensor]
@@ -51,9 +51,8 @@ class Sender:
 
     def pack(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         keep = [*self.records]
-        digest = self.rank_sender.register_version(
-            version, [self.rank_sender.pack_parcel(version, held(tensors), keep=keep)], keep=keep
-        )
+        self.rank_sender.pack_parcel(version, held(tensors), keep=keep)
+        digest = self.rank_sender.begin_digest(version).result(PATIENCE_S)
         self.records[version] = VersionRecord(version=version, timeline=self._timeline, step=version, digest=digest)
 
     def flip_a_bit(self, version: int) -> None:

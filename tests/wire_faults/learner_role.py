@@ -14,7 +14,7 @@ from async_rl.transport.sending.sender import WeightSender
 from async_rl.types import VersionRecord
 from buffer import open_buffer
 from buffer.redis_buffer import RedisBuffer
-from learner.versions.publish import Publisher
+from learner.versions.publish import PackedVersion, Publisher
 from learner.versions.push_policy import PushPolicy
 from tests.support.wire_board import board_of, config_of
 from tests.support.wire_weights import held, open_rank_sender, weights
@@ -101,11 +101,10 @@ async def _train(
         tensors = weights(seed=version, rows=ROWS)
         tell(name, "packs", version=version, digest=digest_of(tensors))
         keep = publisher.versions_in_use
-        packed = await asyncio.to_thread(rank_sender.pack_parcel, version, held(tensors), keep=keep)
-        digest = rank_sender.register_version(version, [packed], keep=keep)
-        record = VersionRecord(version=version, timeline=f"t{fence}", step=version, digest=digest)
+        await asyncio.to_thread(rank_sender.pack_parcel, version, held(tensors), keep=keep)
+        packed = PackedVersion(version=version, timeline=f"t{fence}", step=version, digest=rank_sender.begin_digest(version))
         offered, late = time.monotonic(), lateness.seconds
-        publisher.offer(record, releases=version)
+        publisher.offer(packed, releases=version)
         await publisher.until_live(version)
         pushed = publisher.last_push
         assert pushed is not None

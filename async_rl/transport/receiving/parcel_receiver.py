@@ -20,7 +20,8 @@ from async_rl.errors import FleetMismatch, WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.transport.delta.parcel_delta import DeltaPiece, split_parcel
-from async_rl.transport.digest import chunk_digest, version_digest
+from async_rl.transport.digest import chunk_digest, chunks_of, version_digest
+from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.messages import PushBegin
 from async_rl.transport.packed_source import PackedParcel, PackedSource
 from async_rl.transport.parcel_transfer import benefits_from_deltas, deltas_are_compiled, receive_parcel
@@ -169,21 +170,25 @@ class ParcelReceiver:
         for number in range(len(expected.packed)):
             if number in expected.mapped:
                 data = expected.mapped[number].data
-                work += [
-                    partial(_ChunkVerifier(expected, number, data).verify_share, first, readers) for first in range(readers)
-                ]
+                if data.device.type == "cpu":  # a GPU's memory is the very memory whose digests were computed
+                    check = _ChunkVerifier(expected, number, data)
+                    work += [partial(check.verify_share, first, readers) for first in range(readers)]
             else:
                 data = own[number] = self._memory(number, expected.layout)
                 check = _ChunkVerifier(expected, number, data)
                 fetches.append(partial(fetch_parcel, number, data, check.verify_up_to))
         work += [partial(_do_all, fetches)] if in_turn else fetches
         # Daemon threads do not keep the process alive while they hang. A failure is raised once all have ended.
-        running = [start_daemon_thread(one, name="weight-parcel") for one in work]
+        running = [start_daemon_thread(partial(self._on_stream, one), name="weight-parcel") for one in work]
         wait(running)
         for each in running:
             each.result()
         parcels = [own[number] if number in own else expected.mapped[number].data for number in range(len(expected.packed))]
         return ReceivedVersion(expected=expected, weights=ReceivedWeights(expected.layout, parcels), own=own)
+
+    def _on_stream(self, work: Callable[[], None]) -> None:
+        with transport_stream(self._device):
+            work()
 
     def recycle(self, received: ReceivedVersion) -> None:
         """Return a version's memory once its weights are not read any more."""
@@ -231,7 +236,8 @@ class ParcelReceiver:
         spare = self._buffers.pop(number, None)
         if spare is not None and len(spare) == num_bytes:  # it may be from another learner, with other parcels
             return spare
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        with transport_stream(self._device):  # to whose memory it returns
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
 def _do_all(work: Sequence[Callable[[], None]]) -> None:
@@ -254,16 +260,15 @@ class _ChunkVerifier:
         self._checked = 0
 
     def verify_up_to(self, arrived: int) -> None:
-        while self._checked < len(self._chunks) and min((self._checked + 1) * CHUNK_BYTES, len(self._data)) <= arrived:
-            self._verify_chunk(self._checked)
-            self._checked += 1
+        first = self._checked
+        self._checked = arrived // CHUNK_BYTES if arrived < len(self._data) else len(self._chunks)
+        self._verify(range(first, self._checked))
 
     def verify_share(self, first: int, readers: int) -> None:
         """Verify every `readers`-th chunk of a complete parcel."""
-        for number in range(first, len(self._chunks), readers):
-            self._verify_chunk(number)
+        self._verify(range(first, len(self._chunks), readers))
 
-    def _verify_chunk(self, number: int) -> None:
-        found, packed = chunk_digest(self._data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]), self._chunks[number]
-        if found != packed:
-            raise WireError(f"chunk {number} of {self._what} has digest {found}, packed was {packed}")
+    def _verify(self, numbers: range) -> None:
+        for number, chunk in zip(numbers, on_host(chunks_of(self._data, numbers)), strict=True):
+            if (found := chunk_digest(chunk)) != (packed := self._chunks[number]):
+                raise WireError(f"chunk {number} of {self._what} has digest {found}, packed was {packed}")

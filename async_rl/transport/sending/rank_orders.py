@@ -3,11 +3,13 @@
 rank 0                                  the store                                  rank k
 post(orders) ─────────────────────────▶ FENCE/errands/N ─────────────────────────▶ follow
 wait_for_result ◀────────────────────── FENCE/done/N/k ◀────────────────────────── empty, or what failed
+wait_for_parcel ◀────────────────────── FENCE/packed/VERSION/k ◀────────────────── tell_parcel, without an order
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from async_rl.durable.failpoints import define, failpoint
 from async_rl.errors import WireError
 from async_rl.supervision import ServiceThread
 from async_rl.transport.messages import Backend
+from async_rl.transport.packed_source import PackedParcel
 from async_rl.transport.wire.rendezvous import as_wire_error
 
 define("wire.order")
@@ -35,6 +38,9 @@ _LOOK_UP = timedelta(seconds=2)
 
 _AGAIN_S = 0.1
 """Pause before an invalid order is read again: rank 0 overwrites what another process has written there."""
+
+_PARCELS: TypeAdapter[PackedParcel | str] = TypeAdapter(PackedParcel | str)
+"""A parcel that a rank has packed, or why it has none."""
 
 _log = structlog.get_logger(__name__)
 
@@ -95,7 +101,38 @@ class WireOrders:
         if problem:
             raise WireError(problem)
 
+    def wait_for_parcel(self, version: int, rank: int, is_wanted: Callable[[], bool]) -> PackedParcel:
+        """Block until the rank has hashed its parcel of a version. Raises WireError when it failed or `is_wanted` is False.
+
+        There is no time limit: a rank that died ends the learner at the next collective of all ranks.
+        """
+        key = self._parcel_key(version, rank)
+        while is_wanted():
+            try:
+                self._store.wait([key], _LOOK_UP)
+                text = self._store.get(key)
+            except Exception:  # not yet; or Redis is unreachable
+                time.sleep(_AGAIN_S)
+                continue
+            try:
+                parcel = _PARCELS.validate_json(text)
+            except ValidationError as error:
+                raise WireError(f"what learner rank {rank} says of version {version} is malformed: {error}") from error
+            if isinstance(parcel, str):
+                raise WireError(f"learner rank {rank}: {parcel}")
+            return parcel
+        raise WireError(f"version {version} has been given up for newer ones")
+
     # -- the others ----------------------------------------------------------------------------------------------------
+
+    def tell_parcel(self, version: int, parcel: PackedParcel | str, is_wanted: Callable[[], bool]) -> None:
+        """Tell rank 0 this rank's parcel of a version, or why there is none."""
+        while is_wanted():
+            try:
+                self._store.set(self._parcel_key(version, self._rank), _PARCELS.dump_json(parcel).decode())
+                return
+            except Exception:  # Redis is unreachable
+                time.sleep(_AGAIN_S)
 
     def follow(self, parcel: int | None, run: Callable[[WireOrder], None]) -> None:
         """Carry out the orders for this rank's parcel, on background threads, until `close`."""
@@ -154,6 +191,9 @@ class WireOrders:
 
     def _order_key(self, number: int) -> str:
         return f"{self._fence}/errands/{number}"
+
+    def _parcel_key(self, version: int, rank: int) -> str:
+        return f"{self._fence}/packed/{version}/{rank}"
 
     def _result_key(self, number: int, rank: int) -> str:
         return f"{self._fence}/done/{number}/{rank}"

@@ -2,26 +2,30 @@
 
     rank 0                                                        rank k
     pack_parcel                                                   pack_parcel
-    register_version ◀───── PackedParcel, gathered by the learner ─────┘
+    begin_digest ◀─────── PackedParcel, over the run's store ──── begin_digest
     run_orders, write_snapshot ── orders, over the run's store ──▶ follow_orders
 
-Packing happens on the model's thread between two steps; everything else on other threads, during training. Every rank also
-serves its packed parcels to workers that pull them (wire/http.py).
+Packing is a copy on the model's thread, between two steps; everything else happens on other threads, during training. Every
+rank also serves its packed parcels to workers that pull them (wire/http.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 import torch
 
 from async_rl.config import WireConfig
 from async_rl.errors import WireError
+from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from async_rl.transport import snapshot
 from async_rl.transport.delta.parcel_delta import split_parcel
 from async_rl.transport.digest import version_digest
+from async_rl.transport.gpu_stream import transport_stream
 from async_rl.transport.packed_source import PackedParcel
 from async_rl.transport.packed_versions import HeldBoxes, PackedVersions
 from async_rl.transport.parcel_transfer import ParcelSender
@@ -32,9 +36,12 @@ from async_rl.transport.wire.process_group import GroupPlace, LinkPool
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
 
+_CLOSE_S = 5.0
+"""Time for threads that talk to the other ranks to notice that the sender is closed."""
+
 
 class RankSender:
-    """Call `pack_parcel` and `register_version` on the thread that owns the model, everything else on others."""
+    """Call `pack_parcel` on the thread that owns the model."""
 
     def __init__(
         self,
@@ -48,7 +55,7 @@ class RankSender:
         snapshots: Path | None = None,
     ) -> None:
         self.layout = layout
-        self._rendezvous, self._orders = rendezvous, orders
+        self._rendezvous, self._orders, self._rank = rendezvous, orders, rank
         self._device = device
         self._wire = wire
         self._parcel_number = next((number for number, parcel in enumerate(layout.parcels) if parcel.sender == rank), None)
@@ -63,16 +70,26 @@ class RankSender:
         self._closed = Event()
         self.packed: Mapping[int, tuple[PackedParcel, ...]] = {}
         """For each version all parcels; filled on rank 0 only. Replaced, never changed: other threads read it."""
+        self._kept: frozenset[int] = frozenset()
+        """The versions that can be sent."""
+        self._registering = Lock()
+        self._digesting: set[Future[str]] = set()
 
-    def pack_parcel(self, version: int, held: HeldBoxes, *, keep: Collection[int] = ()) -> PackedParcel | None:
-        """Copy this rank's parcel of a version. Of earlier versions, only those in `keep` can still be sent.
+    def pack_parcel(self, version: int, held: HeldBoxes, *, keep: Collection[int] = ()) -> None:
+        """Copy this rank's parcel of a version. Of earlier versions, only those in `keep` can still be sent."""
+        self._kept = frozenset({version, *keep})
+        if self._versions is not None:
+            self._versions.add(version, held, keep=keep)
 
-        Returns what rank 0 needs for `register_version`; None on a rank that sends nothing.
+    def begin_digest(self, version: int) -> Future[str]:
+        """Hash this rank's parcel of a packed version on a thread. Call it on every rank.
+
+        Rank 0's future has the version's digest, for `VersionRecord.digest`, once the ranks have hashed all parcels; then the
+        version can be sent. Its exception is a WireError when a rank failed, or newer versions have replaced this one.
         """
-        if self._versions is None:
-            return None
-        chunks, address = self._versions.add(version, held, keep=keep)
-        return PackedParcel(chunks=chunks, address=address, url=self._server.url)
+        digesting = start_daemon_thread(lambda: self._digest(version), name="weight-digest")
+        self._digesting = {each for each in self._digesting if not each.done()} | {digesting}
+        return digesting
 
     def parcel(self, version: int) -> torch.Tensor:
         assert self._versions is not None
@@ -88,15 +105,6 @@ class RankSender:
         self._orders.follow(self._parcel_number, lambda order: self._run_order(order, self._closed))
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
-
-    def register_version(self, version: int, packed: Sequence[PackedParcel | None], *, keep: Collection[int] = ()) -> str:
-        """Make a version known that all ranks have packed; returns its digest, for `VersionRecord.digest`.
-
-        `packed`: what each rank's `pack_parcel` returned, in rank order.
-        """
-        parcels = tuple(each for each in packed if each is not None)
-        self.packed = {known: each for known, each in self.packed.items() if known in keep} | {version: parcels}
-        return version_digest(self.layout.digest, [each.chunks for each in parcels])
 
     def write_snapshot(self, record: VersionRecord) -> None:
         """Write a snapshot of a packed version, with the other ranks' help; blocks. Raises WireError when that fails."""
@@ -133,11 +141,35 @@ class RankSender:
     def close(self) -> None:
         self._closed.set()
         self._orders.close()
+        wait(self._digesting, _CLOSE_S)  # a process that ends while one of its threads uses the store is aborted
         if self._versions is not None:
             self._server.close()
         self._links.close()
 
     # -- every rank ----------------------------------------------------------------------------------------------------
+
+    def _is_wanted(self, version: int) -> bool:
+        return version in self._kept and not self._closed.is_set()
+
+    def _digest(self, version: int) -> str:
+        is_wanted = partial(self._is_wanted, version)
+        if self._rank > 0:
+            if self._versions is not None:
+                self._orders.tell_parcel(version, _or_problem(partial(self._describe, version, self._versions)), is_wanted)
+            return ""
+        own = self._describe(version, self._versions) if self._versions is not None else None
+        parcels = tuple(
+            own if own is not None and parcel.sender == 0 else self._orders.wait_for_parcel(version, parcel.sender, is_wanted)
+            for parcel in self.layout.parcels
+        )
+        with self._registering:
+            known = {**self.packed, version: parcels}
+            self.packed = {each: known[each] for each in known if each in self._kept}
+        return version_digest(self.layout.digest, [each.chunks for each in parcels])
+
+    def _describe(self, version: int, versions: PackedVersions) -> PackedParcel:
+        chunks, address = versions.describe(version)
+        return PackedParcel(chunks=chunks, address=address, url=self._server.url)
 
     def _run_order(self, order: WireOrder, abandoned: Event) -> None:
         if isinstance(order, WriteParcel):
@@ -145,7 +177,7 @@ class RankSender:
             return
         place = GroupPlace(group=order.group, rank=0, size=order.size, device=self._device, backend=order.backend)
         self._links.keep_only({order.group})
-        with self._links.use(self._rendezvous, place, abandoned) as link:
+        with transport_stream(self._device), self._links.use(self._rendezvous, place, abandoned) as link:
             self._parcel_sender.send(link, order.version, order.base)
 
     def _write_parcel(self, order: WriteParcel) -> None:
@@ -160,3 +192,10 @@ class RankSender:
 
     def _sender(self, order: WireOrder) -> int:
         return self.layout.parcels[order.parcel].sender
+
+
+def _or_problem(describe: Callable[[], PackedParcel]) -> PackedParcel | str:
+    try:
+        return describe()
+    except Exception as error:  # rank 0 raises it
+        return f"{type(error).__name__}: {error}"

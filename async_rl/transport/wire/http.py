@@ -29,6 +29,8 @@ import torch
 
 from async_rl.errors import WireError
 from async_rl.supervision import ServiceThread
+from async_rl.transport.digest import chunks_of
+from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.wire.rendezvous import as_wire_error
 
 Reading = Callable[[int], AbstractContextManager[torch.Tensor]]
@@ -145,7 +147,9 @@ class _ParcelRequestHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(stop - start))
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(parcel)}")
         self.end_headers()
-        self.wfile.write(parcel[start:stop].cpu().numpy().data)
+        with transport_stream(parcel.device):
+            for part in on_host(chunks_of(parcel[start:stop])):
+                self.wfile.write(part.numpy().data)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,13 @@ SKIPPED = 2
 STEPS = 5
 
 
+def known(digest: str) -> Future[str]:
+    """A digest that is computed already."""
+    future: Future[str] = Future()
+    future.set_result(digest)
+    return future
+
+
 class FakeRanks:
     """Trains nothing; its second step is not finite."""
 
@@ -47,11 +55,11 @@ class FakeRanks:
         self._steps += 1
         return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=self._steps == SKIPPED, metrics={})
 
-    async def pack_version(self, version: int, keep: Collection[int]) -> str:
-        return "digest"
+    async def pack_version(self, version: int, keep: Collection[int]) -> Future[str]:
+        return known("digest")
 
-    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
-        return f"digest of {checkpoint.name}"
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> Future[str] | None:
+        return known(f"digest of {checkpoint.name}")
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]
@@ -212,3 +220,31 @@ async def test_a_full_server_makes_the_loop_save_early():
     async with a_loop(buffer, []) as (loop, start):
         end = await loop.run(start)
     assert end.step == STEPS
+
+
+class SlowDigests(Sound):
+    """The digest of the version that the first step makes is known once the third step has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: Future[str] = Future()
+        self._num_packed = 0
+
+    async def step(self, batch: PackedBatch) -> StepResult:
+        result = await super().step(batch)
+        if self._steps == 3:
+            self._late.set_result("digest")
+        return result
+
+    async def pack_version(self, version: int, keep: Collection[int]) -> Future[str]:
+        self._num_packed += 1
+        return self._late if self._num_packed == 2 else await super().pack_version(version, keep)
+
+
+@pytest.mark.timeout(60)
+async def test_steps_do_not_wait_for_digests():
+    buffer, done = MemoryBuffer(), list[FinishedStep]()
+    async with a_loop(buffer, done, max_age=2, trainer=SlowDigests()) as (loop, start):
+        end = await loop.run(start)
+    assert (end.step, end.version) == (STEPS, start.version + STEPS)
+    assert (await buffer.audit()).is_clean

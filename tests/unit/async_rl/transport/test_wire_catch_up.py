@@ -23,6 +23,7 @@ from async_rl.transport.sending.rank_orders import WireOrders
 from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from async_rl.types import VersionRecord
+from tests.support.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 TENSORS = {"matrix": torch.arange(2_000_000.0).reshape(2000, 1000), "bias": torch.arange(9.0)}
@@ -59,11 +60,10 @@ class Learner:
     def pack(self, *, plus: float = 0.0) -> VersionRecord:
         """The next version, which takes the place of all before it."""
         version = next(self._versions)
-        packed = [
+        for rank_sender, held in zip(self.rank_senders, HELD, strict=True):
             rank_sender.pack_parcel(version, {box: tensor + plus for box, tensor in held.items()})
-            for rank_sender, held in zip(self.rank_senders, HELD, strict=True)
-        ]
-        digest = self.rank_senders[0].register_version(version, packed)
+        digests = [rank_sender.begin_digest(version) for rank_sender in self.rank_senders]
+        digest = digests[0].result(PATIENCE_S)
         return VersionRecord(version=version, timeline="a", step=version, digest=digest)
 
     @property

@@ -19,6 +19,7 @@ from async_rl.transport.sending.rank_sender import RankSender
 from async_rl.transport.wire.rendezvous import WireRendezvous
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
+from tests.support.waiting import PATIENCE_S
 
 LIMITS = Limits(groups_per_step=1, max_age=1, lease_s=60, max_attempts=1)
 
@@ -33,10 +34,8 @@ def test_a_long_run_remembers_what_it_still_needs() -> None:
         WireRendezvous.listening_at(wire.host, store), WireOrders(store, 0, fence=1), layout, 0, torch.device("cpu"), wire
     )
     for version in range(200):
-        digest = rank_sender.register_version(
-            version, [rank_sender.pack_parcel(version, held, keep=[7, version - 1])], keep=[7, version - 1]
-        )
-        assert len(digest) > 0
+        rank_sender.pack_parcel(version, held, keep=[7, version - 1])
+        assert len(rank_sender.begin_digest(version).result(PATIENCE_S)) > 0
     assert set(rank_sender.packed) == {7, 198, 199}, "7 is pinned"
     rank_sender.close()
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from async_rl.errors import WireError
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.transport import snapshot
-from async_rl.transport.digest import ChunkHasher, version_digest
+from async_rl.transport.digest import chunk_digest, chunks_of, version_digest
 from async_rl.transport.packed_versions import PackedVersions
 from async_rl.transport.plan import Box, plan_layout
 from async_rl.transport.snapshot import SnapshotManifest
@@ -38,9 +38,7 @@ def parcel(number: int) -> torch.Tensor:
 
 
 def digests(data: torch.Tensor) -> tuple[str, ...]:
-    hasher = ChunkHasher(data)
-    hasher.hash_up_to(len(data))
-    return tuple(hasher.digests)
+    return tuple(chunk_digest(part) for part in chunks_of(data))
 
 
 def manifest(version: int) -> SnapshotManifest:

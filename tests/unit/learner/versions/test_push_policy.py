@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from learner.step import StepResult
 from learner.versions.publish import Publisher, Rollback
 from learner.versions.push_policy import PushPolicy
 from tests.support.repository import ROOT
-from tests.unit.learner.test_loop import STEPS, FakeRanks, a_loop
+from tests.unit.learner.test_loop import STEPS, FakeRanks, a_loop, known
 
 EVERY_STEP = PushPolicy()
 
@@ -46,13 +47,13 @@ class Packer(FakeRanks):
         skipped = self._number in self._skips
         return StepResult(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=skipped, metrics={})
 
-    async def pack_version(self, version: int, keep: Collection[int]) -> str:
+    async def pack_version(self, version: int, keep: Collection[int]) -> Future[str]:
         self.packed.append(version)
-        return "digest"
+        return known("digest")
 
-    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> str | None:
+    async def pack_checkpoint(self, version: int, keep: Collection[int], checkpoint: Path) -> Future[str] | None:
         self.stored.append((version, checkpoint.name))
-        return None if checkpoint.name == "damaged" else "digest"
+        return None if checkpoint.name == "damaged" else known("digest")
 
     async def save(
         self, progress: Progress, position: BufferPosition, still_ours: Callable[[], Awaitable[None]]

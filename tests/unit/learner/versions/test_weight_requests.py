@@ -18,16 +18,15 @@ from async_rl.checkpoints.draft import Draft
 from async_rl.checkpoints.manifest import FORMAT, Layout, Manifest
 from async_rl.errors import ConfigError
 from async_rl.replay_protocol import Limits
-from async_rl.types import VersionRecord
 from buffer.__main__ import main
 from buffer.reference.memory_board import MemoryBoard
 from buffer.reference.memory_buffer import MemoryBuffer
 from learner.progress import Progress
 from learner.versions.pin_file import PinFile
-from learner.versions.publish import Publisher, Rollback
+from learner.versions.publish import PackedVersion, Publisher, Rollback
 from learner.versions.push_policy import PushPolicy
 from learner.versions.requests import WeightRequests
-from tests.unit.learner.test_loop import NoWorkers
+from tests.unit.learner.test_loop import NoWorkers, known
 
 SLOW = PushPolicy(every_steps=100, max_steps=100)
 
@@ -45,7 +44,7 @@ class Learner:
         self.publisher.progress = Progress(step=step, version=step, timeline="t")
 
     async def serves(self, step: int) -> None:
-        self.publisher.offer(VersionRecord(version=step, timeline="t", step=step, digest="d"), releases=step)
+        self.publisher.offer(PackedVersion(version=step, timeline="t", step=step, digest=known("d")), releases=step)
         await self.publisher.until_live(step)
 
     async def asked(self, action: WeightAction, **about: int) -> tuple[bool, str]:
