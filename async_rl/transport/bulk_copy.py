@@ -20,4 +20,4 @@ def copy_all(places: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) ->
         into.append(place)
         out_of.append(source)
     for into, out_of in alike.values():
-        torch._foreach_copy_(into, out_of)
+        torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
