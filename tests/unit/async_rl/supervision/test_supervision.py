@@ -609,6 +609,24 @@ async def test_a_loop_that_turns_is_left_alone() -> None:
     assert said.getvalue() == ""
 
 
+FORKS = """
+import os, threading
+from async_rl.supervision.liveness.watchdog import watched
+
+with watched(lambda: None, every_s=0.01):
+    if os.fork() == 0:
+        called = threading.Event()
+        with watched(called.set, every_s=0.01):
+            os._exit(0 if called.wait(30) else 1)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_fork_is_watched_for_itself() -> None:
+    line = [sys.executable, "-W", "ignore", "-c", FORKS]
+    assert subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout == "0\n"
+
+
 # -- disks ----------------------------------------------------------------------------------------------------------
 
 
