@@ -48,15 +48,16 @@ def section(found: griffe.Object) -> Iterator[str]:
 
 
 def declaration(found: griffe.Object) -> Iterator[str]:
+    """Yield its lines, quoted as the code is."""
     if isinstance(found, griffe.Class | griffe.Function):
         yield from (f"@{decorator.value}" for decorator in found.decorators)
     if isinstance(found, griffe.Class):
         yield f"class {found.name}" + (f"({', '.join(map(str, found.bases))})" if found.bases else "")
     elif isinstance(found, griffe.Function):
-        yield f"{'async ' if 'async' in found.labels else ''}def {found.signature()}"
+        yield f"{'async ' if 'async' in found.labels else ''}def {found.signature()}".replace("'", '"')
     elif isinstance(found, griffe.Attribute):
         annotation = f": {found.annotation}" if found.annotation else ""
-        yield f"{found.name}{annotation} = {found.value}" if found.value else f"{found.name}{annotation}"
+        yield (f"{found.name}{annotation} = {found.value}" if found.value else f"{found.name}{annotation}").replace("'", '"')
 
 
 def is_shown(member: griffe.Object) -> bool:

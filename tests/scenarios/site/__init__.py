@@ -1,1 +1,1 @@
-"""The documentation as `make docs` builds it, in a browser."""
+"""The documentation: the site that `make docs` builds, in a browser, and the commands of its pages."""
