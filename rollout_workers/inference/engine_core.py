@@ -47,7 +47,7 @@ class EngineCore:
         attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels)
         self._shape = shape
         self._device = device
-        self._sampler = BatchSampler(tokenizer, device=device, seed=seed)
+        self._sampler = BatchSampler(tokenizer, device=device, seed=seed, kernels=worker.kernels)
         self._recomputes = worker.kv_on_swap == "recompute"
         self._steps = 0
         self._busy_s = 0.0

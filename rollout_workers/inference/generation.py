@@ -79,6 +79,8 @@ class Generation:
     finish: Callable[[Completion], object]
     random: torch.Generator | None = None
     """Its own random generator if it has a seed."""
+    noise_seed: int | None = None
+    """Seed of its noise in the Triton kernel, which needs no generator: its own, or one drawn for its first token."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)

@@ -79,7 +79,7 @@ class HuggingFaceCore:
         self._prompt_tokens = worker.prompt_tokens_per_step
         self._model = empty_model(shape, device=device, dtype=dtype)
         self._weights = HuggingFaceWeights(self._model, shape)
-        self._sampler = BatchSampler(tokenizer, device=device, seed=seed)
+        self._sampler = BatchSampler(tokenizer, device=device, seed=seed, kernels=worker.kernels)
         self._waiting: deque[Generation] = deque()
         self._rows: list[Generation] = []
         """The generation of each row of the cache."""

@@ -12,7 +12,7 @@ from async_rl.protocols import GenerationArgs
 from tests.support.engine_stage import ENDLESS, engine, prompts, recomputed, weights
 
 WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, kernels="triton", prompt_tokens_per_step=10)
-BUDGETS = (7, 3, 5)
+BUDGETS, TOP_K = (7, 3, 5), (0, 4, 0)
 
 
 async def largest_difference() -> float:
@@ -22,13 +22,13 @@ async def largest_difference() -> float:
         await running.swap(0, weights(1))
         found = await asyncio.gather(
             *(
-                running.generate(prompt, GenerationArgs(max_tokens=budget))
-                for prompt, budget in zip(asked, BUDGETS, strict=True)
+                running.generate(prompt, GenerationArgs(max_tokens=budget, top_k=top_k))
+                for prompt, budget, top_k in zip(asked, BUDGETS, TOP_K, strict=True)
             )
         )
     return max(
-        float(np.abs(completion.logprobs - recomputed(weights(1), prompt, completion)).max())
-        for prompt, completion in zip(asked, found, strict=True)
+        float(np.abs(completion.logprobs - recomputed(weights(1), prompt, completion, top_k=top_k)).max())
+        for prompt, completion, top_k in zip(asked, found, TOP_K, strict=True)
     )
 
 
