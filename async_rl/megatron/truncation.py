@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS_AT_ONCE = 1024
-"""Limits the memory of sorting, which is several times that of its input."""
+BYTES_AT_ONCE = 2**25
+"""Limits the memory of sorting, which is about eight times that of its input."""
+ONE = 2**40
+"""Probabilities are summed as integers with this for 1: sums of floats depend on their order, which varies on a GPU, and torch
+refuses them if it is to be deterministic."""
 
 
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, *, always: Tensor | None = None) -> Tensor:
@@ -16,25 +19,26 @@ def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, *, always: Tensor | N
     the same logit as the last kept one are kept too, so that ties do not matter. `always` is a token per row that is kept in
     any case: a sampled token stays inside regardless of rounding.
     """
-    inside = logits >= _threshold(logits, top_k, top_p)
+    inside = logits >= thresholds(logits, top_k, top_p)[:, None]
     if always is not None:
         inside.scatter_(-1, always[:, None].long(), True)
     return logits.masked_fill(~inside, -torch.inf)
 
 
-def _threshold(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The logit of the last token that is kept, [rows, 1]."""
-    parts = zip(logits.split(ROWS_AT_ONCE), top_k.split(ROWS_AT_ONCE), top_p.split(ROWS_AT_ONCE), strict=True)
-    return torch.cat([_threshold_of(*part) for part in parts])
+def thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The logit of the last token that is kept in each row, [rows]."""
+    rows = max(BYTES_AT_ONCE // (logits.shape[-1] * logits.element_size()), 1)
+    parts = zip(logits.split(rows), top_k.split(rows), top_p.split(rows), strict=True)
+    return torch.cat([_thresholds(*part) for part in parts])
 
 
-def _threshold_of(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def _thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = logits.sort(dim=-1, descending=True).values
     rank = torch.arange(logits.shape[-1], device=logits.device)
     among_k = (rank < top_k[:, None]) | (top_k[:, None] == 0)
-    probability = ordered.masked_fill(~among_k, -torch.inf).softmax(dim=-1)
-    before = probability.cumsum(dim=-1) - probability
+    probability = ordered.masked_fill(~among_k, -torch.inf).softmax(dim=-1).mul_(ONE).long()
+    before = probability.cumsum(dim=-1).sub_(probability)
     # Rounding may make the sum exceed 1, which must not cut anything if top_p is 1.
-    among_p = (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    among_p = (before < (top_p.double() * ONE).long()[:, None]) | (top_p[:, None] >= 1)
     kept = (among_k & among_p).sum(dim=-1, keepdim=True)
-    return ordered.gather(-1, kept.clamp(min=1) - 1)
+    return ordered.gather(-1, kept.clamp(min=1) - 1)[:, 0]
