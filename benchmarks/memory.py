@@ -3,13 +3,14 @@
     python benchmarks/memory.py --json result.json
 
 Steps of the real learner on this CPU: with about 100 million parameters, where the process' memory is given beside that of its
-tensors; and with Qwen3-0.6B at full size without values (torch's FakeTensorMode).
+tensors; and with Qwen3-0.6B and 4B at full size without values (torch's FakeTensorMode).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ QWEN3 = ModelShape(
     rope_theta=1e6, qk_norm=True,
 )  # fmt: skip
 """Qwen3-0.6B."""
+QWEN3_4B = replace(QWEN3, hidden=2560, layers=36, heads=32, ffn=9728)
 
 
 def config(tokens: int, learner: dict[str, Any]) -> Config:
@@ -59,6 +61,7 @@ def compare(name: str, shape: ModelShape, tokens: int, learner: dict[str, Any], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a row of Qwen3-0.6B (4096)")
+    parser.add_argument("--many-tokens", type=int, default=32_768, help="tokens of a longer row, with recompute: full (32768)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--only", choices=("small", "full"), help="one of both models")
     args = parser.parse_args()
@@ -70,6 +73,14 @@ def main() -> None:
             learner = {"precision": "bfloat16", "recompute": recompute}
             rows[recompute] = compare(
                 f"Qwen3-0.6B, bfloat16, recompute {recompute}", QWEN3, args.tokens, learner, has_values=False
+            )
+        for name, shape in (("Qwen3-0.6B", QWEN3), ("Qwen3-4B", QWEN3_4B)):
+            rows[f"{name} {args.many_tokens}"] = compare(
+                f"{name}, bfloat16, recompute full, {args.many_tokens} tokens",
+                shape,
+                args.many_tokens,
+                learner,
+                has_values=False,
             )
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -48,7 +48,12 @@ def compute_options(learner: UpdatesConfig, device: torch.device, layer_spec: La
     if learner.precision == "fp8" and (device.type != "cuda" or layer_spec != "transformer_engine"):
         raise ConfigError("learner.precision: fp8 needs a GPU and model.layer_spec: transformer_engine; use auto or bfloat16")
     check_offload("learner.optimizer", learner.optimizer, device)
-    return ComputeOptions(sequence=learner.parallel.sequence, recompute=learner.recompute, fp8=learner.precision == "fp8")
+    return ComputeOptions(
+        sequence=learner.parallel.sequence,
+        recompute=learner.recompute,
+        fp8=learner.precision == "fp8",
+        logits_bytes=int(learner.logits_gb * 2**30),
+    )
 
 
 def check_sequence(shape: ModelShape, tensor: int, *, sequence: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from async_rl.megatron.value_head import split
+from async_rl.megatron.heads.packed_output import PackedOutput
 from learner.batches.device_rows import DeviceRow
 from learner.losses.aggregation import StepCounts
 from learner.losses.config import ValueLossConfig
@@ -17,15 +17,15 @@ from learner.losses.reports import VALUE
 from learner.losses.totals import TotalNames, Totals
 from learner.step import RowLoss
 
-ReadLogits = Callable[[DeviceRow, Tensor], tuple[Tensor, Tensor | None]]
-"""(row, logits) -> log-probabilities of the row's targets, and entropies of the whole distributions or None."""
+ReadPolicy = Callable[[DeviceRow, PackedOutput], tuple[Tensor, Tensor | None]]
+"""(row, output) -> log-probabilities of the row's targets, and entropies of the whole distributions or None."""
 
 
-def policy_row_loss(loss: Callable[..., Loss], counts: StepCounts, read: ReadLogits) -> RowLoss[DeviceRow]:
-    """Return the loss over logits. `loss` is called with the arguments of `policy_loss` after its config."""
+def policy_row_loss(loss: Callable[..., Loss], counts: StepCounts, read: ReadPolicy) -> RowLoss[DeviceRow]:
+    """Return the loss over log-probabilities. `loss` is called with the arguments of `policy_loss` after its config."""
 
-    def of_row(row: DeviceRow, logits: Tensor) -> Loss:
-        current, entropy = read(row, logits)
+    def of_row(row: DeviceRow, output: PackedOutput) -> Loss:
+        current, entropy = read(row, output)
         return loss(
             current=current,
             behaviour=row.behaviour,
@@ -45,14 +45,14 @@ def policy_row_loss(loss: Callable[..., Loss], counts: StepCounts, read: ReadLog
 
 
 def value_row_loss(config: ValueLossConfig, counts: StepCounts) -> RowLoss[DeviceRow]:
-    """Return the loss over values, [T]."""
+    """Return the loss over values."""
 
-    def of_row(row: DeviceRow, values: Tensor) -> Loss:
+    def of_row(row: DeviceRow, output: PackedOutput) -> Loss:
         assert row.values is not None
         assert row.returns is not None
         return value_loss(
             config,
-            values=values.view(-1).float(),
+            values=output.values(),
             old_values=row.values,
             returns=row.returns,
             mask=row.mask,
@@ -64,7 +64,7 @@ def value_row_loss(config: ValueLossConfig, counts: StepCounts) -> RowLoss[Devic
 
 
 def shared_row_loss(policy: RowLoss[DeviceRow], value: RowLoss[DeviceRow], *, coefficient: float) -> RowLoss[DeviceRow]:
-    """Return the loss over logits and values of one model: policy + coefficient * value."""
+    """Return the loss over log-probabilities and values of one model: policy + coefficient * value."""
 
     def describe(totals: Totals) -> dict[str, float]:
         first, middle = 1 + len(policy.names.sums), len(policy.names.maxima)
@@ -79,9 +79,8 @@ def shared_row_loss(policy: RowLoss[DeviceRow], value: RowLoss[DeviceRow], *, co
         describe=describe,
     )
 
-    def of_row(row: DeviceRow, output: Tensor) -> Loss:
-        logits, values = split(output, "both")
-        of_policy, of_value = policy.of_row(row, logits), value.of_row(row, values)
+    def of_row(row: DeviceRow, output: PackedOutput) -> Loss:
+        of_policy, of_value = policy.of_row(row, output), value.of_row(row, output)
         loss = of_policy.loss + coefficient * of_value.loss
         sums = torch.cat([loss.detach().double().view(1), of_policy.totals.sums, of_value.totals.sums])
         maxima = torch.cat([of_policy.totals.maxima, of_value.totals.maxima])

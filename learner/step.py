@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from async_rl.megatron import host
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.experts.routing import RoutingTotals
+from async_rl.megatron.heads.packed_output import PackedOutput
 from async_rl.megatron.model import forward_packed
 from learner.batches.device_rows import ModelRow
 from learner.losses.functions import Loss
@@ -39,8 +40,8 @@ RowT = TypeVar("RowT", bound=ModelRow)
 class RowLoss(Generic[RowT]):
     names: TotalNames
     """Of its totals; "loss" is among the sums."""
-    of_row: Callable[[RowT, Tensor], Loss]
-    """Returns the row's share of the update's loss, from the output of the last layer, on the ranks that hold that layer."""
+    of_row: Callable[[RowT, PackedOutput], Loss]
+    """Returns the row's share of the update's loss, on the ranks that hold the last layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +97,7 @@ def update(model: TrainingModel, loss: RowLoss[RowT], rows: Sequence[RowT]) -> U
     rows = _filled_up(rows, model.chunks)
     share = len(rows) * model.layout.data
 
-    def shared(row: RowT, output: Tensor) -> tuple[Tensor, Totals]:
+    def shared(row: RowT, output: PackedOutput) -> tuple[Tensor, Totals]:
         made = loss.of_row(row, output)
         return made.loss * share, made.totals
 
@@ -118,11 +119,11 @@ def evaluate_loss(chunks: nn.ModuleList, loss: RowLoss[RowT], rows: Sequence[Row
     return _over_all_ranks(map_outputs(chunks, rows, lambda row, output: loss.of_row(row, output).totals), loss.names)
 
 
-def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, Tensor], T]) -> list[T]:
+def map_outputs(chunks: nn.ModuleList, rows: Sequence[RowT], see: Callable[[RowT, PackedOutput], T]) -> list[T]:
     """Return `see(row, output)` for every row, without gradients; an empty list on ranks without the last layers."""
 
-    def seen(row: RowT, output: Tensor) -> tuple[Tensor, T]:
-        return output.new_zeros(()), see(row, output)
+    def seen(row: RowT, output: PackedOutput) -> tuple[Tensor, T]:
+        return output.hidden.new_zeros(()), see(row, output)
 
     with torch.no_grad():
         return _run(chunks, _filled_up(rows, chunks), seen, forward_only=True)[: len(rows)]
@@ -135,7 +136,11 @@ def _filled_up(rows: Sequence[RowT], chunks: nn.ModuleList) -> Sequence[RowT]:
 
 
 def _run(
-    chunks: nn.ModuleList, rows: Sequence[RowT], judged: Callable[[RowT, Tensor], tuple[Tensor, Any]], *, forward_only: bool
+    chunks: nn.ModuleList,
+    rows: Sequence[RowT],
+    judged: Callable[[RowT, PackedOutput], tuple[Tensor, Any]],
+    *,
+    forward_only: bool,
 ) -> list[Any]:
     """Run Megatron's schedule over the rows. Returns what `judged` reported for each, on the ranks with the last layers."""
 
@@ -143,7 +148,8 @@ def _run(
         row = next(rows)
         # only the schedule needs the CUDA stand-in (see host); the model runs without it, because it slows down every call
         with torch._C.DisableTorchFunction():
-            return forward_packed(module, row.token_ids, row.positions, row.packing), partial(judged, row)
+            output = forward_packed(module, row.token_ids, row.positions, row.packing)
+        return output.hidden, lambda _hidden: judged(row, output)
 
     longest = max(len(row.token_ids) for row in rows)
     with host.on_host():

@@ -176,6 +176,9 @@ class UpdatesConfig(Section):
     """Compute precision. `auto`: bfloat16 on CUDA, float32 on a CPU. `fp8` needs model.layer_spec: transformer_engine."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation recomputation: `selective` recomputes each layer's MLP in the backward pass, `full` whole layers."""
+    logits_gb: PositiveFloat = 2.0
+    """Memory for logits in float32 and their gradients, in GB. A row that needs more is computed in chunks of tokens, whose
+    logits are computed again in the backward pass."""
     deterministic: bool = False
     """Use deterministic algorithms: the same batches give identical weights, more slowly on CUDA. An operation
     without one ends the run."""

@@ -30,6 +30,7 @@ with host.importing():
     from megatron.core.tensor_parallel import (
         copy_to_tensor_model_parallel_region,
         gather_from_sequence_parallel_region,
+        gather_from_tensor_model_parallel_region,
         reduce_from_tensor_model_parallel_region,
     )
     from megatron.core.transformer import TransformerConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from async_rl.errors import ConfigError
-from async_rl.megatron import host, value_head
+from async_rl.megatron import host
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.attention.rotary import join_rotary
-from async_rl.megatron.attention.row_packing import RowPacking
-from async_rl.megatron.compat import GPTModel, TransformerConfig, parallel_state
+from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
 from async_rl.megatron.experts import options as experts
+from async_rl.megatron.heads import output_layer, value_head
+from async_rl.megatron.heads.packed_output import PackedOutput
 from async_rl.megatron.layers import LayerSpec, block_spec
 from async_rl.megatron.norms import attach_post_norms
 from async_rl.megatron.parallel import ModelParallelSizes, context_group, current_parallel_sizes
@@ -37,6 +38,8 @@ class ComputeOptions:
     """Sequence parallelism among tensor ranks."""
     recompute: Recompute = "none"
     fp8: bool = False
+    logits_bytes: int = 2**31
+    """Memory for logits in float32 and their gradients. A row that needs more is computed in chunks of tokens."""
 
 
 PLAIN = ComputeOptions()
@@ -74,6 +77,8 @@ def build_chunks(
     with host.quiet():
         config = transformer_config(shape, device=device, dtype=dtype, compute=compute, layer_spec=layer_spec)
     chunks = [_build_chunk(shape, config, place, device, layer_spec, attention) for place in _places()]
+    for chunk in chunks:
+        output_layer.attach(chunk, shape, bytes_at_once=compute.logits_bytes)
     for chunk in chunks:
         _cast_parameters(chunk, dtype)
     initialize_parameters(nn.ModuleList(chunks), shape, seed=seed)
@@ -217,33 +222,41 @@ _FP8: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 """Current (tensorwise) scaling has no history that checkpoints would have to contain."""
 
 
-def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> RowPacking:
+def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSeqParams:
     """Boundaries of a packed row: sequence i is [cu_seqlens[i], cu_seqlens[i + 1]). `max_length` avoids a device sync."""
     cu_seqlens = cu_seqlens.to(torch.int32)
     longest = max_length if max_length is not None else int(cu_seqlens.diff().max())
-    return RowPacking(
+    return PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens, max_seqlen_q=longest, max_seqlen_kv=longest
     )
 
 
-def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: RowPacking) -> Tensor:
-    """Logits [tokens, vocabulary part] of a packed row; on earlier pipeline stages, hidden states."""
+def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: PackedSeqParams) -> PackedOutput:
+    """Compute a packed row up to the last hidden states of this pipeline stage."""
     chunk = bare(model)
     # a row of one token trains nothing and only fills up a schedule, so routers do not count it
     is_padding = torch.full_like(token_ids, len(token_ids) == 1, dtype=torch.bool)
+    tokens, shards = len(token_ids), None
     if chunk.config.context_parallel_size > 1:
         own = divide(token_ids, packing, context_group(), multiple=_multiple(chunk.config))
-        own_ids, own_positions, divided, division = own
-        own_padding = division.shard(is_padding, filler=True)
-        output = model(own_ids[None], own_positions[None], None, packed_seq_params=divided, **_for_routers(chunk, own_padding))
-        return division.without_padding(output[0]) if chunk.post_process else output
-    missing = -len(token_ids) % _multiple(chunk.config)
-    if missing:
+        token_ids, positions, packing, shards = own
+        is_padding = shards.shard(is_padding, filler=True)
+    elif missing := -tokens % _multiple(chunk.config):
         token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
         is_padding = torch.cat([is_padding, is_padding.new_ones(missing)])
-    packing = replace(packing, positions=positions)  # a copy, so that its rotations last as long as this pass
-    output = model(token_ids[None], positions[None], None, packed_seq_params=packing, **_for_routers(chunk, is_padding))
-    return output[0, : output.shape[1] - missing] if chunk.post_process else output
+    given = {"packed_seq_params": packing, **_for_routers(chunk, is_padding)}
+    if not chunk.post_process:
+        return PackedOutput(hidden=model(token_ids[None], positions[None], None, **given), tokens=tokens)
+    with chunk.output_layer.skipped():
+        hidden = model(token_ids[None], positions[None], None, **given)[0]
+    return PackedOutput(
+        hidden=hidden,
+        tokens=tokens,
+        output_layer=chunk.output_layer,
+        weight=output_layer.weight_of(chunk),
+        value_head=value_head.of(chunk),
+        shards=shards,
+    )
 
 
 def _for_routers(chunk: GPTModel, is_padding: Tensor) -> dict[str, Tensor]:
@@ -257,7 +270,9 @@ def _multiple(config: TransformerConfig) -> int:
     return parts * (FP8_MULTIPLE if config.fp8 else 1)
 
 
-def _lengthened(token_ids: Tensor, positions: Tensor, packing: RowPacking, missing: int) -> tuple[Tensor, Tensor, RowPacking]:
+def _lengthened(
+    token_ids: Tensor, positions: Tensor, packing: PackedSeqParams, missing: int
+) -> tuple[Tensor, Tensor, PackedSeqParams]:
     """Append a sequence of padding, to which the others cannot attend."""
     filler = positions.new_zeros(missing)
     ends = packing.cu_seqlens_q
@@ -268,7 +283,7 @@ def _lengthened(token_ids: Tensor, positions: Tensor, packing: RowPacking, missi
     )
 
 
-def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, RowPacking]:
+def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
     """Concatenate sequences to a packed row: token ids, positions and boundaries."""
     lengths = [len(sequence) for sequence in sequences]
     device = sequences[0].device

@@ -18,8 +18,8 @@ What a layer keeps for its backward pass, in numbers per token (q = heads x head
 
 With context parallelism a rank keeps copies of all keys and values of its rows for its part of the queries.
 
-The highest moment is one of three: the gradient of the log-probabilities, with its copies of the logits in float32; the
-gradient of the output layer; or the backward pass of the last layer, highest in its MLP.
+The highest moment is one of three: the backward pass of the output layer, with a chunk of logits; that of the last layer,
+highest in its MLP; or that of the embedding.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from async_rl.config.learner import UpdatesConfig
 from async_rl.models.shape import ModelShape
 
 FLOAT = 4
+BUFFERS = 3
+"""For this many float32 numbers per entry of the vocabulary a chunk of logits is cut (heads/chunked_logits.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Activations:
     layers: float
     """What layers keep; and what a layer's backward pass takes, if that is the highest moment."""
     logits: float
-    """The logits with their probabilities and gradients; 0 if another moment is higher."""
+    """A chunk of logits with its gradients; 0 if another moment is higher."""
 
     @property
     def total(self) -> float:
@@ -82,24 +84,21 @@ def activations(shape: ModelShape, compute: Compute, *, stage: int) -> Activatio
     """Return the highest moment of an update on a rank of the pipeline stage."""
     parallel, recompute, element = compute.learner.parallel, compute.learner.recompute, compute.element
     own = -(-compute.tokens // parallel.context)
-    is_last = stage == parallel.pipeline - 1
     layers = [_layer(shape, number, compute) for number in range(shape.layers)]
     per_chunk = sum(layer.kept_with(recompute) for layer in layers) / (parallel.pipeline * parallel.virtual_stages)
-    kept = own * per_chunk * _rows_in_flight(compute, stage)
+    rows_in_flight = _rows_in_flight(compute, stage)
+    kept = own * per_chunk * rows_in_flight
     going_back = own * max(layer.highest(recompute) for layer in layers)
 
-    embedding = element * -(-shape.vocab_size // parallel.tensor) * shape.hidden
-    if is_last and shape.tied_embeddings:  # the output layer's gradient waits until the embedding has its own
-        going_back += embedding
-    if not is_last:
-        return Activations(layers=kept + going_back, logits=0.0)
-
-    last = own * (_norm(_width(shape, compute), compute) + element * _width(shape, compute))
-    return max(
-        Activations(layers=kept + going_back, logits=0.0),
-        Activations(layers=kept + last, logits=_logits(shape, compute)),
-        key=lambda moment: moment.total,
-    )
+    moments = [Activations(layers=kept + going_back, logits=0.0)]
+    if stage == 0:  # the gradient of the embedding, before it is added to the buffer in float32
+        embedding = element * -(-shape.vocab_size // parallel.tensor) * shape.hidden
+        others = own * per_chunk * (rows_in_flight - 1)
+        moments.append(Activations(layers=others + own * element * shape.hidden + embedding, logits=0.0))
+    if stage == parallel.pipeline - 1:
+        last = own * (_norm(_width(shape, compute), compute) + element * _width(shape, compute))
+        moments.append(Activations(layers=kept + last, logits=_logits(shape, compute)))
+    return max(moments, key=lambda moment: moment.total)
 
 
 def _rows_in_flight(compute: Compute, stage: int) -> int:
@@ -111,16 +110,20 @@ def _rows_in_flight(compute: Compute, stage: int) -> int:
 
 
 def _logits(shape: ModelShape, compute: Compute) -> float:
-    """Return the bytes of the output layer and the log-probabilities; every context rank computes those of whole rows."""
-    element = compute.element
+    """Return the bytes of the highest moment in the output layer's backward pass."""
+    element, own = compute.element, -(-compute.tokens // compute.learner.parallel.context)
     if shape.head == "scalar":
-        return compute.tokens * 2 * FLOAT * shape.hidden  # the value head computes in float32
+        return own * 2 * FLOAT * shape.hidden  # the value head computes in float32
     columns = -(-shape.vocab_size // compute.learner.parallel.tensor)
-    # probabilities, their gradient and its quotient in float32; in bfloat16 also the gradient of the logits
-    of_logprobs = 3 * FLOAT if element == FLOAT else 3 * FLOAT + element
-    of_output_layer = 2 * element
-    weights = element * columns * shape.hidden
-    return max(compute.tokens * columns * of_logprobs, compute.tokens * columns * of_output_layer + weights)
+    rows = max(int(compute.learner.logits_gb * 2**30 / (BUFFERS * FLOAT * columns)), 1)
+    of_an_entry = 2 * FLOAT  # logits and log-probabilities, or, where one chunk is kept, log-probabilities and gradients
+    gradient, weights = element * own * shape.hidden, element * columns * shape.hidden
+    if element != FLOAT and compute.on_cpu:  # which multiplies in float32
+        gradient = FLOAT * (2 * own + columns) * shape.hidden
+    elif element != FLOAT and own <= rows:
+        of_an_entry += element  # the gradient of the logits, rounded
+    # later a placeholder for the weights' gradient, which was added to the buffer in float32
+    return gradient + max(of_an_entry * columns * min(own, rows), 0.0 if shape.tied_embeddings else weights)
 
 
 def _width(shape: ModelShape, compute: Compute) -> float:

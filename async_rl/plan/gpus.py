@@ -90,10 +90,11 @@ def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
             "logits": "lower worker.groups_in_flight",
         }.get(largest.name, f"raise worker.tensor (now {worker.tensor}), and for experts worker.expert (now {worker.expert})")
     divide = f"raise learner.parallel.tensor (now {learner.parallel.tensor})"
-    if largest.name in ("activations", "logits"):
+    if largest.name == "logits":
+        return f"lower learner.logits_gb (now {learner.logits_gb:g})"
+    if largest.name == "activations":
         smaller_rows = f"lower batch.bin_tokens (now {config.batch.bin_tokens}) or {divide}"
-        can_recompute = largest.name == "activations" and learner.recompute != "full"
-        return f"set learner.recompute: full, or {smaller_rows}" if can_recompute else smaller_rows
+        return f"set learner.recompute: full, or {smaller_rows}" if learner.recompute != "full" else smaller_rows
     if largest.name == "optimizer" and not learner.optimizer.offload:
         return f"set learner.optimizer.offload: true, or {divide} or learner.parallel.processes"
     return f"{divide} or learner.parallel.pipeline"

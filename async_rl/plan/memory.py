@@ -13,7 +13,7 @@ from async_rl.config.rollout import WorkerConfig
 from async_rl.config.training import AnyRun, TrainingConfig
 from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
 from async_rl.models.shape import ModelShape
-from async_rl.plan.activations import FLOAT, Activations, Compute, activations
+from async_rl.plan.activations import BUFFERS, FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import held_by_stages
 
 BFLOAT16 = 2
@@ -94,9 +94,8 @@ def training_plan(
     trained = {POLICY: (shape.with_head(config.head), config.learner.optimizer)}
     tokens = config.batch.bin_tokens
     parts = _learner(config, tokens, trained, [each for each in (reference, teacher) if each is not None])
-    if teacher is not None:  # its logits of a row are compared with the model's
-        compute = Compute(learner=config.learner, element=weight_bytes(config), tokens=tokens, on_cpu=config.device == "cpu")
-        parts = (*parts, Part(name="teacher's logits", bytes=round(activations(teacher, compute, stage=0).logits)))
+    if teacher is not None:  # the third of a chunk's memory that is not needed otherwise
+        parts = (*parts, Part(name="teacher's logits", bytes=round(config.learner.logits_gb * 2**30 / BUFFERS)))
     ranks = config.learner.parallel.ranks
     return MemoryPlan(learner=parts, worker=(), host=(), learner_gpus=ranks, worker_gpus=0, workers=0, has_evaluator=False)
 

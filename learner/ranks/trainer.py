@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from async_rl.config import Config
 from async_rl.config.learner import SharedCritic
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.logprobs import token_logprobs, token_logprobs_and_entropies
+from async_rl.megatron.heads.logprobs import token_logprobs, token_logprobs_and_entropies
+from async_rl.megatron.heads.packed_output import PackedOutput
 from async_rl.megatron.parallel import data_group
-from async_rl.megatron.value_head import split
 from learner.batches.batch import RankMinibatch
 from learner.batches.device_rows import DeviceRow
 from learner.batches.packed_rows import PackedRow
@@ -32,7 +32,6 @@ class RankTrainer:
         self._epochs, self._critic = config.batch.epochs, config.learner.critic
         self._measures_entropy = config.learner.measure_entropy
         self._processing = config.sampling.model_dump(include={"temperature", "top_k", "top_p"})
-        self._processing["vocab_size"] = model_set.policy.shape.vocab_size
 
     def step(self, minibatches: Sequence[RankMinibatch[PackedRow]]) -> StepResult:
         """Run one update per minibatch and epoch. Collective over all ranks."""
@@ -62,22 +61,20 @@ class RankTrainer:
         model_set, is_shared = self._model_set, isinstance(self._critic, SharedCritic)
         wants_proximal = self._objective.needs_proximal and (num_updates > 1 or self._objective.compares_pairs)
 
-        def by_policy(row: DeviceRow, output: Tensor) -> DeviceRow:
-            logits, values = split(output, "both" if is_shared else "tokens")
-            return replace(
-                row, proximal=self._logprobs(row, logits) if wants_proximal else None, values=values if is_shared else None
-            )
+        def by_policy(row: DeviceRow, output: PackedOutput) -> DeviceRow:
+            proximal = self._logprobs(row, output) if wants_proximal else None
+            return replace(row, proximal=proximal, values=output.values() if is_shared else None)
 
         if wants_proximal or is_shared:
             rows = _mapped(model_set.policy.chunks, rows, by_policy)
         if model_set.critic is not None:
-            rows = _mapped(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.view(-1).float()))
+            rows = _mapped(model_set.critic.chunks, rows, lambda row, output: replace(row, values=output.values()))
         if model_set.reference is not None:
             with model_set.reference.evaluated() as chunks:
-                rows = _mapped(chunks, rows, lambda row, logits: replace(row, reference=self._logprobs(row, logits)))
+                rows = _mapped(chunks, rows, lambda row, output: replace(row, reference=self._logprobs(row, output)))
         if model_set.teacher is not None:
             rows = _mapped(
-                model_set.teacher.chunks, rows, lambda row, logits: replace(row, teacher=self._logprobs(row, logits))
+                model_set.teacher.chunks, rows, lambda row, output: replace(row, teacher=self._logprobs(row, output))
             )
         return rows
 
@@ -104,20 +101,22 @@ class RankTrainer:
         assert self._objective.value_loss is not None
         return value_row_loss(self._objective.value_loss, minibatch.counts)
 
-    def _logprobs(self, row: DeviceRow, logits: Tensor) -> Tensor:
+    def _logprobs(self, row: DeviceRow, output: PackedOutput) -> Tensor:
         """Return the log-probabilities of the row's targets under the sampler's temperature, top-k and top-p, [T]."""
-        return token_logprobs(logits, row.targets, **self._processing)
+        return token_logprobs(output, row.targets, **self._processing)
 
-    def _read(self, row: DeviceRow, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _read(self, row: DeviceRow, output: PackedOutput) -> tuple[Tensor, Tensor | None]:
         """Return `_logprobs`, and entropies if they are wanted; they have a gradient only if they are trained."""
         trains_entropy = self._objective.needs_entropy
         if not (trains_entropy or self._measures_entropy):
-            return self._logprobs(row, logits), None
-        current, entropy = token_logprobs_and_entropies(logits, row.targets, **self._processing)
+            return self._logprobs(row, output), None
+        current, entropy = token_logprobs_and_entropies(output, row.targets, **self._processing)
         return current, entropy if trains_entropy else entropy.detach()
 
 
-def _mapped(chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, Tensor], DeviceRow]) -> list[DeviceRow]:
+def _mapped(
+    chunks: nn.ModuleList, rows: list[DeviceRow], see: Callable[[DeviceRow, PackedOutput], DeviceRow]
+) -> list[DeviceRow]:
     found = map_outputs(chunks, rows, see)
     return found if parallel_state.is_pipeline_last_stage() else rows
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from async_rl.config.training import DistillSection, DpoConfig
-from async_rl.megatron.divergence import divergence
-from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.heads.divergence import divergence
+from async_rl.megatron.heads.logprobs import token_logprobs
+from async_rl.megatron.heads.packed_output import PackedOutput
 from learner.batches.device_rows import ModelRow
 from learner.losses.functions import Loss, dpo_loss, reward_model_loss, sequence_logprobs, sft_loss
 from learner.losses.reports import DPO, REWARD_MODEL, SFT
@@ -32,7 +33,7 @@ class Method(Protocol):
         """Return the rows with the outputs of other models. Collective."""
         return rows
 
-    def loss(self, row: ModelRow, output: Tensor, counts: ExampleCounts) -> Loss:
+    def loss(self, row: ModelRow, output: PackedOutput, counts: ExampleCounts) -> Loss:
         """Return the row's share of the loss of an update with these counts, from the output of the model's last layer."""
         ...
 
@@ -41,11 +42,10 @@ class Method(Protocol):
 class Supervised(Method):
     """Mean negative log-likelihood of the trained tokens."""
 
-    vocab_size: int
     names = SFT
 
-    def loss(self, row: ModelRow, output: Tensor, counts: ExampleCounts) -> Loss:
-        current = token_logprobs(output, row.targets, vocab_size=self.vocab_size)
+    def loss(self, row: ModelRow, output: PackedOutput, counts: ExampleCounts) -> Loss:
+        current = token_logprobs(output, row.targets)
         return sft_loss(current, row.mask, normaliser=counts.tokens)
 
 
@@ -55,9 +55,9 @@ class RewardModel(Method):
 
     names = REWARD_MODEL
 
-    def loss(self, row: ModelRow, output: Tensor, counts: ExampleCounts) -> Loss:
+    def loss(self, row: ModelRow, output: PackedOutput, counts: ExampleCounts) -> Loss:
         last = row.cu_seqlens[1:].long() - 1
-        chosen, rejected = _pairs(output[:, 0].float()[last])
+        chosen, rejected = _pairs(output.values()[last])
         return reward_model_loss(chosen, rejected, normaliser=counts.examples)
 
 
@@ -73,7 +73,7 @@ class Dpo(Method):
         # ranks without the last layers get no outputs and compute no loss
         return [replace(row, reference=each) for row, each in zip(rows, seen, strict=True)] if seen else rows
 
-    def loss(self, row: ModelRow, output: Tensor, counts: ExampleCounts) -> Loss:
+    def loss(self, row: ModelRow, output: PackedOutput, counts: ExampleCounts) -> Loss:
         assert row.reference is not None
         logprobs, lengths = sequence_logprobs(self._logprobs(row, output), row.mask, row.cu_seqlens)
         reference_logprobs, _ = sequence_logprobs(row.reference, row.mask, row.cu_seqlens)
@@ -90,8 +90,8 @@ class Dpo(Method):
             normaliser=counts.examples,
         )
 
-    def _logprobs(self, row: ModelRow, output: Tensor) -> Tensor:
-        return token_logprobs(output, row.targets, vocab_size=self.reference.shape.vocab_size)
+    def _logprobs(self, row: ModelRow, output: PackedOutput) -> Tensor:
+        return token_logprobs(output, row.targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,20 +102,13 @@ class Distill(Method):
     teacher: FrozenModel
     names = SFT
 
-    def loss(self, row: ModelRow, output: Tensor, counts: ExampleCounts) -> Loss:
-        # row by row, because the teacher's logits of a whole step would not fit in memory
-        (teacher_logits,) = map_outputs(self.teacher.chunks, [row], lambda _, logits: logits)
-        vocab_size, is_trained = self.teacher.shape.vocab_size, row.mask != 0
-        divergences = divergence(
-            output,
-            teacher_logits,
-            vocab_size=vocab_size,
-            direction=self.config.direction,
-            temperature=self.config.temperature,
-        )
+    def loss(self, row: ModelRow, output: PackedOutput, counts: ExampleCounts) -> Loss:
+        (of_teacher,) = map_outputs(self.teacher.chunks, [row], lambda _, found: found)
+        is_trained = row.mask != 0
+        divergences = divergence(output, of_teacher, direction=self.config.direction, temperature=self.config.temperature)
         loss = torch.where(is_trained, divergences, 0.0).sum() / max(counts.tokens, 1)
         with torch.no_grad():
-            logprobs = token_logprobs(output, row.targets, vocab_size=vocab_size)
+            logprobs = token_logprobs(output, row.targets)
         sums = {"loss": loss, "tokens": is_trained.sum(), "nll": -torch.where(is_trained, logprobs, 0.0).sum()}
         return Loss(loss=loss, totals=Totals.of(SFT, sums))
 

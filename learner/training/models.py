@@ -48,7 +48,7 @@ def build_models(
         case Distillation(distill=distill):
             method = Distill(config=distill, teacher=builder.frozen(_teacher(distill), shape))
         case _:
-            method = RewardModel() if config.head == "scalar" else Supervised(vocab_size=shape.vocab_size)
+            method = RewardModel() if config.head == "scalar" else Supervised()
     return model, method
 
 

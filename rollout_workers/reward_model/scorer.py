@@ -39,7 +39,7 @@ class Scorer:
     def scores(self, texts: Sequence[RenderedText]) -> list[float]:
         token_ids, positions, packing = pack([torch.tensor(text.token_ids, device=self._device) for text in texts])
         with torch.no_grad():
-            found = forward_packed(self._model, token_ids, positions, packing)[:, 0].float()
+            found = forward_packed(self._model, token_ids, positions, packing).values()
         return found[packing.cu_seqlens_q[1:].long() - 1].tolist()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import torch
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import GPTModel
-from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
@@ -24,6 +23,7 @@ from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.rollout_engine import EngineSetup
 from rollout_workers.inference.stepped_engine import SteppedEngine
 from tests.support.full_parameters import gather_full
+from tests.support.packed_outputs import completion_logprobs
 
 MEGATRON_SCHEDULES = importlib.util.find_spec("megatron.core.inference.config") is not None
 """Newer versions of megatron-core divide prompts and share prefixes in their own way."""
@@ -84,12 +84,17 @@ def plain_model() -> GPTModel:
     return build_model(SHAPE, device=CPU, dtype=torch.float32, seed=0)
 
 
-def logits_of(weights: Weights, row: Sequence[int]) -> torch.Tensor:
-    """One full forward pass, without engine, cache or pages. Newer versions of Megatron want no engine alive meanwhile."""
+def plain_model_with(weights: Weights) -> GPTModel:
     model = plain_model()
     load_full(model, SHAPE, weights)
+    return model
+
+
+def logits_of(weights: Weights, row: Sequence[int]) -> torch.Tensor:
+    """One full forward pass, without engine, cache or pages. Newer versions of Megatron want no engine alive meanwhile."""
+    model = plain_model_with(weights)
     with torch.no_grad():
-        return forward_packed(model, *pack([torch.tensor(row)]))
+        return forward_packed(model, *pack([torch.tensor(row)])).logits()
 
 
 def next_logits(weights: Weights, row: Sequence[int]) -> torch.Tensor:
@@ -105,11 +110,8 @@ def recomputed(
     top_p: float = 1.0,
 ) -> np.ndarray:
     """Log-probabilities of the completion's tokens, as the learner computes them."""
-    row = [*prompt, *completion.token_ids.tolist()]
-    logits, targets = logits_of(weights, row)[len(prompt) - 1 : -1], torch.tensor(row[len(prompt) :])
-    return token_logprobs(
-        logits, targets, vocab_size=SHAPE.vocab_size, temperature=temperature, top_k=top_k, top_p=top_p
-    ).numpy()
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    return completion_logprobs(plain_model_with(weights), prompt, completion.token_ids, **how)
 
 
 def engine(**changed: object) -> MegatronEngine:

@@ -53,7 +53,9 @@ def config(
     experts: int | None = None,
     clip_grad: float = 0.2,
     epochs: int = 1,
+    tied: bool = False,
     recompute: str = "none",
+    logits_gb: float = 2.0,
     precision: str = "auto",
     lora: dict[str, Any] | None = None,
     router: dict[str, float] | None = None,
@@ -68,7 +70,7 @@ def config(
         # well above rounding: Adam would blow up what layouts make of gradients that are almost 0
         "eps": 1e-4,
     }
-    size: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": 4, "kv_heads": 2, "ffn": 48}
+    size: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": 4, "kv_heads": 2, "ffn": 48, "tied_embeddings": tied}
     if experts is not None:
         size["experts"] = {"number": experts, "per_token": 2, "ffn": 16, "every": 2}
     learner = {
@@ -78,6 +80,7 @@ def config(
         "experts": router if router is not None else {},
         "parallel": parallel,
         "recompute": recompute,
+        "logits_gb": logits_gb,
         "precision": precision,
     }
     return Config.model_validate(

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from async_rl.megatron import parallel
-from async_rl.megatron.logprobs import token_logprobs
-from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.model import build_model
 from async_rl.models.shape import Experts
 from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion
 from tests.support import engine_stage
 from tests.support.engine_stage import CPU, engine, prompts
 from tests.support.full_parameters import gather_full
+from tests.support.packed_outputs import completion_logprobs
 
 SHAPE = replace(engine_stage.SHAPE, qk_norm=True, experts=Experts(number=6, per_token=2, ffn=40, layers=(1,)))
 
@@ -25,10 +25,7 @@ def learner(seed: int) -> torch.nn.Module:
 
 
 def recomputed(model: torch.nn.Module, prompt: list[int], completion: Completion) -> np.ndarray:
-    row = torch.tensor([*prompt, *completion.token_ids.tolist()])
-    with torch.no_grad():
-        logits = forward_packed(model, *pack([row]))[len(prompt) - 1 : -1]
-    return token_logprobs(logits, row[len(prompt) :], vocab_size=SHAPE.vocab_size).numpy()
+    return completion_logprobs(model, prompt, completion.token_ids)
 
 
 async def test_logprobs_are_those_of_the_learner() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from async_rl.config import Config
 from async_rl.megatron import parallel
 from async_rl.megatron.huggingface.tensors import load_folder
-from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.hf_config import read_shape
@@ -25,6 +24,7 @@ from learner.ranks.rank_group import RankGroup
 from tests.support.engine_stage import CPU, ENDLESS, engine, prompts
 from tests.support.full_weights import weights_of
 from tests.support.model_families import MODELS, write_model
+from tests.support.packed_outputs import completion_logprobs
 
 ONE_OF_EACH_FAMILY = {settings["model_type"]: name for name, settings in reversed(MODELS.items())}
 GREEDY, SAMPLED = (GenerationArgs(max_tokens=20, temperature=temperature) for temperature in (0.0, 1.0))
@@ -58,14 +58,13 @@ def check(shape: ModelShape, weights: Mapping[str, Tensor], found: Sequence[Sequ
     load_full(model, shape, weights)
     for prompt, completions in zip(PROMPTS, found, strict=True):
         for place, completion in enumerate(completions):
-            row = torch.tensor([*prompt, *completion.token_ids.tolist()])
-            with torch.no_grad():
-                logits = forward_packed(model, *pack([row]))[len(prompt) - 1 : -1]
             if place == 0:
-                assert completion.token_ids.tolist() == logits.argmax(dim=-1).tolist()
+                with torch.no_grad():
+                    logits = forward_packed(model, *pack([torch.tensor([*prompt, *completion.token_ids.tolist()])])).logits()
+                assert completion.token_ids.tolist() == logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
             else:
-                recomputed = token_logprobs(logits, row[len(prompt) :], vocab_size=shape.vocab_size)
-                np.testing.assert_allclose(completion.logprobs, recomputed.numpy(), atol=1e-4)
+                recomputed = completion_logprobs(model, prompt, completion.token_ids)
+                np.testing.assert_allclose(completion.logprobs, recomputed, atol=1e-4)
 
 
 def taken(prompt: Sequence[int], sampled: Sequence[Completion], reward: float) -> TakenGroup:

@@ -14,8 +14,7 @@ import torch
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.huggingface.tensors import load_folder
-from async_rl.megatron.logprobs import token_logprobs
-from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.hf_config import read_shape
 from async_rl.models.shape import ModelShape
@@ -23,6 +22,7 @@ from async_rl.protocols import GenerationArgs
 from async_rl.types import Completion, spans_of
 from tests.support.engine_stage import CPU, DEFAULTS, ENDLESS, SHAPE, Gate, engine_of, prompts, recomputed, weights
 from tests.support.model_families import MODELS, write_model
+from tests.support.packed_outputs import completion_logprobs
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -30,21 +30,12 @@ OLD, NEW = 3, 5
 
 
 def learner_logprobs(model: torch.nn.Module, prompt: list[int], completion: Completion, args: GenerationArgs) -> np.ndarray:
-    row = torch.tensor([*prompt, *completion.token_ids.tolist()])
-    with torch.no_grad():
-        logits = forward_packed(model, *pack([row]))[len(prompt) - 1 : -1]
     chosen = args.over(DEFAULTS)
     assert chosen.temperature is not None
     assert chosen.top_k is not None
     assert chosen.top_p is not None
-    return token_logprobs(
-        logits,
-        row[len(prompt) :],
-        vocab_size=int(logits.shape[-1]),
-        temperature=chosen.temperature,
-        top_k=chosen.top_k,
-        top_p=chosen.top_p,
-    ).numpy()
+    how = {"temperature": chosen.temperature, "top_k": chosen.top_k, "top_p": chosen.top_p}
+    return completion_logprobs(model, prompt, completion.token_ids, **how)
 
 
 async def greedy(backend: str, shape: ModelShape, full: Weights, asked: list[list[int]]) -> list[list[int]]:

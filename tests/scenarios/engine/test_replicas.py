@@ -17,8 +17,7 @@ from async_rl.config import CharacterTokenizer
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError, ServiceStopped
 from async_rl.megatron import parallel
-from async_rl.megatron.logprobs import token_logprobs
-from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import Experts, ModelShape
 from async_rl.protocols import ContextOverflow, GenerationArgs
@@ -27,6 +26,7 @@ from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
 from rollout_workers.inference.replicas import EngineFleet
 from tests.support.full_parameters import gather_full
+from tests.support.packed_outputs import completion_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -92,10 +92,7 @@ def recomputed(under: Weights, prompt: list[int], completion: Completion, top_k:
     parallel.initialize(device=CPU)
     model = build_model(SHAPE, device=CPU, dtype=torch.float32, seed=0)
     load_full(model, SHAPE, under)
-    row = torch.tensor([*prompt, *completion.token_ids.tolist()])
-    with torch.no_grad():
-        logits = forward_packed(model, *pack([row]))[:-1]
-    return token_logprobs(logits, row[1:], vocab_size=SHAPE.vocab_size, top_k=top_k)[len(prompt) - 1 :].numpy()
+    return completion_logprobs(model, prompt, completion.token_ids, top_k=top_k)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

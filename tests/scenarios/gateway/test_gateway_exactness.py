@@ -19,8 +19,7 @@ from aiohttp import ClientSession
 
 from async_rl.config.rollout import GatewayConfig, WorkerConfig
 from async_rl.megatron import parallel
-from async_rl.megatron.logprobs import token_logprobs
-from async_rl.megatron.model import build_model, forward_packed, pack
+from async_rl.megatron.model import build_model
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs, Prompt
@@ -30,6 +29,7 @@ from rollout_workers.chat.tool_calls import write
 from rollout_workers.gateway import HttpGateway, open_gateway
 from rollout_workers.inference.engine import MegatronEngine
 from tests.support.full_parameters import gather_full
+from tests.support.packed_outputs import completion_logprobs
 from tests.support.small_tokenizer import make_tokenizer
 
 CPU = torch.device("cpu")
@@ -189,9 +189,7 @@ def logprob_differences(shape: ModelShape, weights: Sequence[Weights], row: Samp
             continue
         model = build_model(shape, device=CPU, dtype=torch.float32, seed=0)
         load_full(model, shape, weights[span.version])
-        ids = torch.tensor(row.token_ids[: span.stop].astype(np.int64))
-        with torch.no_grad():
-            logits = forward_packed(model, *pack([ids]))[:-1]
-        found = token_logprobs(logits, ids[1:], vocab_size=shape.vocab_size, temperature=TEMPERATURE).numpy()
-        differences += np.abs(found[span.start - 1 :] - row.logprobs[span.start : span.stop]).tolist()
+        before, sampled = row.token_ids[: span.start].tolist(), row.token_ids[span.start : span.stop]
+        found = completion_logprobs(model, before, sampled, temperature=TEMPERATURE)
+        differences += np.abs(found - row.logprobs[span.start : span.stop]).tolist()
     return differences

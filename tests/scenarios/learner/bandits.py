@@ -46,7 +46,7 @@ class Bandits:
                 own[name].copy_(tensor)
 
     def _one_more(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = forward_packed(self._model, *pack(list(ids))).view(*ids.shape, -1)[:, -1, : self._vocabulary]
+        logits = forward_packed(self._model, *pack(list(ids))).logits().view(*ids.shape, -1)[:, -1, : self._vocabulary]
         log_p = (logits / 0.9).log_softmax(-1)
         chosen = torch.multinomial(log_p.exp(), 1, generator=self._random)
         return torch.cat([ids, chosen], dim=1), log_p.gather(1, chosen)[:, 0]

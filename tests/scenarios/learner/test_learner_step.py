@@ -31,9 +31,9 @@ def rank_group() -> Iterator[RankGroup]:
     made.stop()
 
 
-@pytest.fixture(params=[OBJECTIVE], ids=[""])
-def unclipped(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
-    made = RankGroup(config(clip_grad=0), request.param, shape(config()))
+@pytest.fixture
+def unclipped() -> Iterator[RankGroup]:
+    made = RankGroup(config(clip_grad=0), OBJECTIVE, shape(config()))
     yield made
     made.stop()
 
@@ -47,24 +47,28 @@ def gradients(rank_group: RankGroup, batch: PackedBatch) -> tuple[float, dict[st
     return result.loss, found
 
 
-@pytest.mark.parametrize("unclipped", [REINFORCE], ids=[""], indirect=True)
-def test_the_gradient_is_that_of_the_written_formula(unclipped: RankGroup) -> None:
+@pytest.mark.parametrize("tied", [False, True], ids=["own output layer", "the embedding's"])
+@pytest.mark.parametrize("logits_gb", [2.0, 1e-6], ids=["whole logits", "chunks of 4 tokens"])
+def test_the_gradient_is_that_of_the_written_formula(logits_gb: float, tied: bool) -> None:
     """Sequence by sequence, without packing, bins or our loss functions."""
+    under = config(clip_grad=0, tied=tied, logits_gb=logits_gb)
+    rank_group = RankGroup(under, REINFORCE, shape(under))
     groups = taken_groups(1)
-    loss, found = gradients(unclipped, pack_batch(groups, objective=REINFORCE, capacity=40))
+    loss, found = gradients(rank_group, pack_batch(groups, objective=REINFORCE, capacity=40))
 
-    gpt, total, rollouts = bare(unclipped.model.chunks[0]), torch.zeros(()), 0
+    gpt, total, rollouts = bare(rank_group.model.chunks[0]), torch.zeros(()), 0
     for taken in groups:
         mean = np.mean([rollout.reward for rollout in taken.group.rollouts])
         for rollout in taken.group.rollouts:
             [row] = rollout.samples
             ids = torch.from_numpy(row.token_ids).long()
-            logits = forward_packed(gpt, *pack([ids]))[:, :VOCABULARY] / 0.9
+            logits = forward_packed(gpt, *pack([ids])).logits()[:, :VOCABULARY] / 0.9
             logprobs = logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
             sampled = torch.from_numpy(row.loss_mask[1:]).bool()
             total = total - float(rollout.reward - mean) * logprobs[sampled].mean()
             rollouts += 1
     expected = torch.autograd.grad(total / rollouts, list(gpt.parameters()))
+    rank_group.stop()
     assert loss == pytest.approx(total.item() / rollouts, abs=1e-6)
     for (name, _), gradient in zip(gpt.named_parameters(), expected, strict=True):
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4, msg=name)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import bare
-from async_rl.megatron.value_head import split
 from learner.model import TrainingModel
 from learner.ranks.rank_group import RankGroup
 from tests.support.full_weights import weights_of, weights_of_model
@@ -37,7 +36,6 @@ def test_the_gradients_are_those_of_the_written_formulas(kind: str) -> None:
     for name, model in rank_group.models.items():
         model.load(before[name])
     policy_loss, value_loss = formulas(rank_group, build_model(shape(under), device=CPU, dtype=torch.float32, seed=0))
-    rank_group.stop()
 
     if kind == "own":
         expected = {"policy": (policy_loss, result.loss), "critic": (value_loss, result.metrics["value/loss"])}
@@ -50,6 +48,7 @@ def test_the_gradients_are_those_of_the_written_formulas(kind: str) -> None:
             parameters.items(), torch.autograd.grad(loss, list(parameters.values()), retain_graph=True), strict=True
         ):
             torch.testing.assert_close(found[name][parameter], gradient, atol=3e-6, rtol=1e-3, msg=f"{name} {parameter}")
+    rank_group.stop()
 
 
 def gradients(model: TrainingModel) -> dict[str, Tensor]:
@@ -64,11 +63,12 @@ def formulas(rank_group: RankGroup, reference: Any) -> tuple[Tensor, Tensor]:
             [sample] = rollout.samples
             ids = torch.from_numpy(sample.token_ids).long()
             output = forward_packed(gpt, *pack([ids]))
-            logits, values = split(output, rank_group.model.shape.head)
             if "critic" in rank_group.models:
-                values = forward_packed(bare(rank_group.models["critic"].chunks[0]), *pack([ids]))[:, 0]
-            log_p = (logits[:, :VOCABULARY].double() / 0.9).log_softmax(-1)
-            log_q = (forward_packed(reference, *pack([ids]))[:, :VOCABULARY].double() / 0.9).log_softmax(-1).detach()
+                values = forward_packed(bare(rank_group.models["critic"].chunks[0]), *pack([ids])).values()
+            else:
+                values = output.values()
+            log_p = (output.logits()[:, :VOCABULARY].double() / 0.9).log_softmax(-1)
+            log_q = (forward_packed(reference, *pack([ids])).logits()[:, :VOCABULARY].double() / 0.9).log_softmax(-1).detach()
             places = [place for place in range(len(ids) - 1) if sample.loss_mask[place + 1]]
             advantage = next_value = 0.0
             for place in reversed(places):

@@ -58,7 +58,7 @@ class Served:
 
 def alone(scorer: Scorer, tokenizer: Tokenizer, prompt: str, response: str) -> float:
     ids = torch.tensor(answered(tokenizer, prompt, response).token_ids)
-    return forward_packed(scorer._model, *pack([ids]))[-1, 0].item()
+    return forward_packed(scorer._model, *pack([ids])).values()[-1].item()
 
 
 async def test_many_ask_at_once_and_each_hears_its_own(trained: Scorer, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def texts(seed: int, number: int) -> list[RenderedText]:
 def logits(model: nn.Module, text: RenderedText) -> Tensor:
     """What predicts each token that is said."""
     ids = torch.tensor(text.token_ids)
-    return forward_packed(model, *pack([ids]))[:-1][torch.tensor(text.trained[1:])]
+    return forward_packed(model, *pack([ids])).logits()[:-1][torch.tensor(text.trained[1:])]
 
 
 def logprob(model: nn.Module, text: RenderedText) -> Tensor:
@@ -99,7 +99,7 @@ def ipo(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
 
 
 def rm(trained: nn.Module, texts: list[RenderedText]) -> Tensor:
-    scores = [forward_packed(trained, *pack([torch.tensor(text.token_ids)]))[-1, 0] for text in texts]
+    scores = [forward_packed(trained, *pack([torch.tensor(text.token_ids)])).values()[-1] for text in texts]
     return -torch.stack(
         [logsigmoid(chosen - rejected) for chosen, rejected in zip(scores[0::2], scores[1::2], strict=True)]
     ).mean()
@@ -124,7 +124,7 @@ def distilling(direction: Any) -> Callable[[], Learning]:
 
 SMOOTH = DpoConfig(beta=0.3, label_smoothing=0.1, nll_coefficient=0.5)
 METHODS: dict[str, tuple[Callable[[], Learning], Callable[[nn.Module, list[RenderedText]], Tensor]]] = {
-    "sft": (lambda: Supervised(vocab_size=VOCABULARY), sft),
+    "sft": (Supervised, sft),
     "dpo": (lambda: Dpo(config=SMOOTH, reference=frozen(1)), dpo),
     "ipo": (lambda: Dpo(config=DpoConfig(variant="ipo", beta=0.3), reference=frozen(1)), ipo),
     "rm": (RewardModel, rm),
@@ -158,10 +158,10 @@ def test_untrained_tokens_do_not_leak(name: str) -> None:
     counts = ExampleCounts(tokens=1, examples=1)
 
     def gradient(row: ModelRow, *, of: int) -> list[Tensor]:
-        """Of the row's loss by the logits of its first tokens."""
+        """Of the row's loss by the last hidden states of its first tokens."""
         (prepared,) = method.prepared([row])
         output = forward_packed(trained, row.token_ids, row.positions, row.packing)
-        (found,) = torch.autograd.grad(method.loss(prepared, output, counts).loss, [output])
+        (found,) = torch.autograd.grad(method.loss(prepared, output, counts).loss, [output.hidden])
         return [*found[:of]]
 
     alone, beside = text_row(given[:2], CPU), text_row(given, CPU)
@@ -169,9 +169,9 @@ def test_untrained_tokens_do_not_leak(name: str) -> None:
     garbage = replace(beside, targets=torch.where(beside.mask != 0, beside.targets, 3))
     for row in (beside, garbage):
         torch.testing.assert_close(gradient(row, of=length), gradient(alone, of=length), atol=1e-6, rtol=1e-5)
-    by_logits = torch.stack(gradient(beside, of=len(beside.token_ids)))
+    by_hidden = torch.stack(gradient(beside, of=len(beside.token_ids)))
     if name != "rm":
-        assert (by_logits[beside.mask == 0] == 0).all()
+        assert (by_hidden[beside.mask == 0] == 0).all()
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def main(folder: Path, rank: int) -> None:
         if layout == "tensor":
             model.eval()  # Megatron trains experts beside tensor ranks only when these divide the tokens too
             with torch.no_grad():
-                logits = forward_packed(model, *pack(sequences()))
+                logits = forward_packed(model, *pack(sequences())).logits()
             parts = [torch.empty_like(logits) for _ in range(2)]
             dist.all_gather(parts, logits.contiguous(), group=parallel.tensor_group())
             written["tensor.logits"] = torch.cat(parts, dim=1)[:, : SHAPE.vocab_size]
@@ -59,7 +59,7 @@ def main(folder: Path, rank: int) -> None:
 
 def _learned(model: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
     """Each rank has a sequence of its own, and half of the experts."""
-    logits = forward_packed(model, *pack([sequences()[rank]]))
+    logits = forward_packed(model, *pack([sequences()[rank]])).logits()
     logits.logsumexp(dim=-1).sum().backward()
     found: list[object] = [None, None]
     gradients = {name: parameter.grad for name, parameter in local_parameters(model).items() if name in EXPERTS}

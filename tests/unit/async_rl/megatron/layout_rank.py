@@ -11,7 +11,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 
 from async_rl.megatron import parallel
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.logprobs import token_logprobs
+from async_rl.megatron.heads.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full
 from async_rl.models.shape import ModelShape, Window
@@ -42,7 +42,7 @@ def sequences() -> list[torch.Tensor]:
 def scored(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of each next token, and the gradient of their sum with respect to the first norm's weight."""
     ids, positions, packing = pack(sequences())
-    logprobs = token_logprobs(forward_packed(model, ids, positions, packing), ids.roll(-1), vocab_size=21, temperature=0.7)
+    logprobs = token_logprobs(forward_packed(model, ids, positions, packing), ids.roll(-1), temperature=0.7)
     logprobs.sum().backward()
     norm = dict(model.named_parameters())["decoder.layers.0.input_layernorm.weight"]
     assert norm.grad is not None

@@ -24,7 +24,7 @@ SHAPE = ModelShape(
 
 
 def logits(model: nn.Module) -> Tensor:
-    return forward_packed(model, *pack([torch.arange(length) % 19 for length in (3, 17)]))
+    return forward_packed(model, *pack([torch.arange(length) % 19 for length in (3, 17)])).logits()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

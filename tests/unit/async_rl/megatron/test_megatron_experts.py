@@ -44,12 +44,12 @@ def test_tokens_find_their_experts_on_whatever_rank(
     divided: dict[str, torch.Tensor], single: torch.nn.Module, layout: str
 ) -> None:
     with torch.no_grad():
-        logits = forward_packed(single, *pack(sequences()))
+        logits = forward_packed(single, *pack(sequences())).logits()
     torch.testing.assert_close(divided[f"{layout}.logits"], logits, atol=1e-5, rtol=1e-5)
 
 
 def test_an_expert_learns_from_the_tokens_of_every_rank(divided: dict[str, torch.Tensor], single: torch.nn.Module) -> None:
-    forward_packed(single, *pack(sequences())).logsumexp(dim=-1).sum().backward()
+    forward_packed(single, *pack(sequences())).logits().logsumexp(dim=-1).sum().backward()
     local = local_parameters(single)
     for name in EXPERTS:
         gradient = local[name].grad

@@ -45,7 +45,7 @@ def test_logits_equal_those_of_transformers(saved: tuple[PreTrainedModel, Path])
     load_full(ours, shape, load_folder(folder, shape, torch.float32))
     sequences = [torch.randint(0, shape.vocab_size, (length,)) for length in (1, 9, 60)]
     with torch.no_grad():
-        found = forward_packed(ours, *pack(sequences))
+        found = forward_packed(ours, *pack(sequences)).logits()
         want = torch.cat([theirs(sequence[None]).logits[0] for sequence in sequences])
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 

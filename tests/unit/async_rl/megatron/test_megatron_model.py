@@ -8,7 +8,6 @@ import torch
 from async_rl.errors import ConfigError
 from async_rl.megatron import host, parallel
 from async_rl.megatron.compat import parallel_state
-from async_rl.megatron.logprobs import token_logprobs
 from async_rl.megatron.model import build_model, forward_packed, pack, packed_params
 from async_rl.megatron.parameters.full_parameters import Split, join, load_full, slice_for, specs, table
 from async_rl.models.shape import ModelShape
@@ -41,7 +40,7 @@ def test_packed_rows_are_their_sequences(lengths: tuple[int, ...]) -> None:
     """Logits and gradients of one packed row equal those of every sequence on its own, without packing."""
     packed, separate = model(), model()
     sequences = rows(*lengths)
-    together = forward_packed(packed, *pack(sequences))
+    together = forward_packed(packed, *pack(sequences)).logits()
     alone = torch.cat([separate(row[None], torch.arange(len(row))[None], None)[0] for row in sequences])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
@@ -56,8 +55,8 @@ def test_nothing_leaks_between_packed_sequences() -> None:
     first, second, third = rows(6, 9, 4)
     shared = model()
     with torch.no_grad():
-        before = forward_packed(shared, *pack([first, second, third]))
-        after = forward_packed(shared, *pack([first, second.flip(0), third]))
+        before = forward_packed(shared, *pack([first, second, third])).logits()
+        after = forward_packed(shared, *pack([first, second.flip(0), third])).logits()
     assert torch.equal(before[:6], after[:6])
     assert torch.equal(before[15:], after[15:])
     assert not torch.allclose(before[6:15], after[6:15])
@@ -109,38 +108,6 @@ def test_slices_join_to_the_whole(split: Split, ranks: int) -> None:
     slices = [slice_for(full, split, rank, ranks) for rank in range(ranks)]
     assert len({part.shape for part in slices}) == 1
     assert torch.equal(join(slices, split, tuple(full.shape)), full)
-
-
-def test_logprobs_and_gradients_are_those_of_log_softmax() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = (8 * torch.randn(20, 19, generator=generator, dtype=torch.float64)).requires_grad_()
-    targets = torch.randint(0, 19, (20,), generator=generator)
-    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, targets, vocab_size=19, temperature=0.7), (logits,))
-    want = (logits / 0.7).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    torch.testing.assert_close(token_logprobs(logits, targets, vocab_size=19, temperature=0.7), want)
-
-
-def test_padding_of_the_vocabulary_takes_no_probability() -> None:
-    logits = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
-    logits[:, 19:] = 50.0
-    given = logits.clone().requires_grad_()
-    targets = torch.arange(6)
-    found = token_logprobs(given, targets, vocab_size=19)
-    torch.testing.assert_close(found, logits[:, :19].log_softmax(-1)[targets, targets])
-    found.sum().backward()
-    assert given.grad is not None
-    assert given.grad[:, 19:].abs().max() == 0
-    assert torch.equal(given.detach(), logits), "the caller's logits must survive"
-
-
-def test_half_precision_logits_are_scored_in_float32() -> None:
-    logits = (20 * torch.randn(4, 19, generator=torch.Generator().manual_seed(0))).bfloat16().requires_grad_()
-    found = token_logprobs(logits, torch.arange(4), vocab_size=19)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, logits.float().log_softmax(-1)[range(4), range(4)])
-    found.sum().backward()
-    assert logits.grad is not None
-    assert logits.grad.dtype == torch.bfloat16
 
 
 def test_the_stand_ins_never_hide_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

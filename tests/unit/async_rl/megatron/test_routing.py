@@ -29,7 +29,7 @@ def model(recompute: Recompute = "none") -> nn.Module:
 
 
 def main_loss(of: nn.Module) -> Tensor:
-    return torch.stack([forward_packed(of, *pack(row)).logsumexp(dim=-1).sum() for row in ROWS]).sum()
+    return torch.stack([forward_packed(of, *pack(row)).logits().logsumexp(dim=-1).sum() for row in ROWS]).sum()
 
 
 def gradients(of: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Heads: log-probabilities, entropies and divergences from hidden states, against whole logits in float64."""
