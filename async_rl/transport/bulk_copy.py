@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
+_AT_ONCE = 1 << 30
+"""Bytes of sources after which copying begins: a source may be made for the copy alone."""
+
 
 def copy_all(places: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
     """Copy each source into its place, converting dtypes.
@@ -14,10 +17,20 @@ def copy_all(places: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) ->
     On a GPU, tensors that agree in dtypes and are contiguous share kernels; the others have one each.
     """
     alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    num_bytes = 0
     for place, source in zip(places, sources, strict=True):
         is_plain = place.is_contiguous() and source.is_contiguous() and place.device == source.device
         into, out_of = alike[place.dtype, source.dtype, is_plain]
         into.append(place)
         out_of.append(source)
-    for into, out_of in alike.values():
-        torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        num_bytes += source.nbytes
+        if num_bytes >= _AT_ONCE:
+            _copy(alike.values())
+            alike.clear()
+            num_bytes = 0
+    _copy(alike.values())
+
+
+def _copy(alike: Iterable[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> None:
+    for places, sources in alike:
+        torch._foreach_copy_(places, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

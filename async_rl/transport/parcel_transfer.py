@@ -80,9 +80,7 @@ class ParcelSender:
                 link.bytes_per_s = len(new) / (time.monotonic() - started)
 
     def _delta_pays(self, old: torch.Tensor, new: torch.Tensor, link: Link) -> bool:
-        if self._deltas == "off" or old.device.type != "cpu":
-            return False
-        if not benefits_from_deltas(self._pieces) or not deltas_are_compiled():
+        if self._deltas == "off" or not benefits_from_deltas(self._pieces) or not deltas_are_compiled():
             return False
         if self._deltas == "always":
             return True
@@ -112,10 +110,8 @@ def receive_parcel(
 
 
 def _send_mode(link: Link, mode: int) -> None:
-    link.wait(link.broadcast(link.scalar(mode)))
+    link.share(torch.tensor([mode]))
 
 
 def _receive_mode(link: Link) -> int:
-    mode = link.scalar(-1)
-    link.wait(link.broadcast(mode))
-    return int(mode.item())
+    return int(link.share(torch.tensor([-1])).item())

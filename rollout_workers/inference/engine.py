@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 import torch
+from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
@@ -49,3 +52,12 @@ class MegatronEngine(SteppedEngine):
             )
 
         super().__init__(shape, tokenizer, sampling, device=device, dtype=chosen, build=build)
+
+    async def stage(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Bring full parameters to where `swap`, which takes the result, reads them fastest. Decoding goes on meanwhile."""
+        return await asyncio.wrap_future(await self._loop.run_in_executor(self._thread, self._begin_stage, tensors))
+
+    def _begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
+        if not isinstance(self._core, EngineCore):
+            raise self._stopped()
+        return self._core.begin_stage(tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from importlib.metadata import version
 from statistics import fmean
 
@@ -18,9 +19,10 @@ from async_rl.megatron.attention.paged_attention import attention_for, kernel_na
 from async_rl.megatron.engine import dynamic_engine as inference
 from async_rl.megatron.engine.build import EngineSettings, build_engine
 from async_rl.megatron.model import LayerSpec, build_model
-from async_rl.megatron.parameters.full_parameters import load_full
+from async_rl.megatron.parameters.full_parameters import FullParameterLoader
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
+from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.rollout_engine import EngineMetrics
 from rollout_workers.inference.sampling import BatchSampler
@@ -61,6 +63,7 @@ class EngineCore:
             layer_spec=layer_spec,
             attention=attention,
         )
+        self._loader = FullParameterLoader(self._model, shape)
         self._engine = build_engine(
             self._model,
             shape,
@@ -115,11 +118,15 @@ class EngineCore:
         if self._engine.withdraw(generation.id):
             del self._sampler.running[generation.id]
 
+    def begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
+        """Bring this rank's parts of full parameters to its device, on a thread, beside decoding. `swap` takes the result."""
+        return start_daemon_thread(lambda: self._loader.stage(tensors, self._device), name="weight-stage")
+
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Load other weights. Running generations continue, with their KV cache or recomputed (`worker.kv_on_swap`)."""
         if number <= self.version:
             raise ValueError(f"weights of version {number} cannot replace version {self.version}: versions only grow")
-        load_full(self._model, self._shape, tensors)
+        self._loader.load(tensors)
         if self._device.type == "cuda":  # the caller may overwrite `tensors` on another stream as soon as we return
             torch.cuda.current_stream(self._device).synchronize()
         self._sampler.version = number

@@ -17,6 +17,8 @@ from async_rl.megatron.parameters.table import EMBEDDING, FUSED_NORMS, OUTPUT, P
 from async_rl.models.parameter_spec import ParameterSpec
 from async_rl.models.shape import ModelShape
 from async_rl.models.stored_weights import StoredWeights
+from async_rl.transport.bulk_copy import copy_all
+from async_rl.transport.gpu_stream import transport_stream
 from async_rl.transport.plan import Box
 
 
@@ -140,11 +142,47 @@ def initial_value(row: Parameter, seed: int) -> Tensor:
 
 def load_full(model: nn.Module, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Copy full parameters into the model in place, each rank its part."""
-    check_complete(shape, tensors)
-    rank, ranks = tensor_rank()
-    with torch.no_grad():
-        for row, own in _targets(model, shape):
-            own.copy_(slice_for(tensors[row.name], row.split, rank, ranks))
+    FullParameterLoader(model, shape).load(tensors)
+
+
+class RankParts(dict[str, Tensor]):
+    """This rank's parts of full parameters, by name."""
+
+
+class FullParameterLoader:
+    """Loads one model again and again: where each parameter goes is found once, because models of experts have thousands."""
+
+    def __init__(self, model: nn.Module, shape: ModelShape) -> None:
+        self._shape, self._targets = shape, list(_targets(model, shape))
+        self._staged = RankParts()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy full parameters, or this rank's parts that were staged, into the model in place."""
+        if not isinstance(tensors, RankParts):
+            check_complete(self._shape, tensors)
+        with torch.no_grad():
+            copy_all((own for _, own in self._targets), (part for _, part in self._parts(tensors)))
+
+    def stage(self, tensors: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
+        """Copy this rank's parts from host memory to its GPU, for `load`; blocks. On a CPU they are where they are needed.
+
+        The GPU memory is that of the parts staged before.
+        """
+        if device.type == "cpu":
+            return tensors
+        check_complete(self._shape, tensors)
+        with transport_stream(device):
+            for name, part in self._parts(tensors):
+                if name not in self._staged:
+                    self._staged[name] = torch.empty_like(part, device=device)
+                self._staged[name].copy_(part)
+        return self._staged
+
+    def _parts(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        rank, ranks = tensor_rank()
+        for row, _ in self._targets:
+            part = tensors[row.name]
+            yield row.name, part if isinstance(tensors, RankParts) else slice_for(part, row.split, rank, ranks)
 
 
 def check_complete(shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ import torch
 
 from async_rl.errors import WireError
 from async_rl.transport.delta import codec
+from async_rl.transport.gpu_stream import on_host, transport_stream
 from async_rl.transport.plan import Parcel, WireLayout
 from async_rl.transport.wire.process_group import Link
 
@@ -70,8 +71,8 @@ def send_delta(link: Link, pieces: Sequence[DeltaPiece], old: torch.Tensor, new:
         encoding = [threads.submit(_encoded, piece, old, new) for piece in pieces]
         for first in range(0, len(pieces), _BATCH):
             batch = [future.result() for future in encoding[first : first + _BATCH]]
-            link.wait(link.broadcast(torch.tensor([len(each) for each in batch])))
-            link.wait(link.broadcast(torch.frombuffer(bytearray(b"".join(batch)), dtype=torch.uint8)))
+            link.share(torch.tensor([len(each) for each in batch]))
+            link.share(torch.frombuffer(bytearray(b"".join(batch)), dtype=torch.uint8))
             sent += sum(map(len, batch))
     link.wait(link.begin_barrier())
     return sent
@@ -83,12 +84,10 @@ def receive_delta(link: Link, pieces: Sequence[DeltaPiece], image: torch.Tensor,
         applying: list[tuple[DeltaPiece, Future[None]]] = []
         for first in range(0, len(pieces), _BATCH):
             batch = pieces[first : first + _BATCH]
-            sizes = np.zeros(len(batch), np.int64)
-            link.wait(link.broadcast(torch.frombuffer(sizes, dtype=torch.int64)))
+            sizes = link.share(torch.zeros(len(batch), dtype=torch.int64)).numpy()
             if np.any(sizes <= 0) or np.any(sizes > [piece.stop - piece.start for piece in batch]):
                 raise WireError(f"the sizes of a delta's pieces are impossible: {sizes}")
-            made = np.empty(sizes.sum(), np.uint8)
-            link.wait(link.broadcast(torch.frombuffer(made, dtype=torch.uint8)))
+            made = link.share(torch.empty(int(sizes.sum()), dtype=torch.uint8)).numpy()
             for piece, part in zip(batch, np.split(made, np.cumsum(sizes)[:-1]), strict=True):
                 applying.append((piece, threads.submit(_apply, piece, part, image)))
             while applying and applying[0][1].done():
@@ -106,17 +105,22 @@ def _land(applied: tuple[DeltaPiece, Future[None]], on_received: Callable[[int],
 
 def _encoded(piece: DeltaPiece, old: torch.Tensor, new: torch.Tensor) -> bytes:
     """The piece's delta, or the piece itself; then the length is that of the piece."""
-    before, after = (each[piece.start : piece.stop].numpy() for each in (old, new))
+    with transport_stream(new.device):
+        before, after = (each.numpy() for each in on_host(each[piece.start : piece.stop] for each in (old, new)))
     made = codec.encode(before, after, piece.dtype)
     return made if made is not None else after.tobytes()
 
 
 def _apply(piece: DeltaPiece, made: codec.Image, image: torch.Tensor) -> None:
-    place = image[piece.start : piece.stop].numpy()
-    if made.size == place.size:
-        place[:] = made
-    else:
-        codec.apply(made.tobytes(), place)
+    place = image[piece.start : piece.stop]
+    with transport_stream(image.device):
+        for held in on_host([place]):
+            if made.size == len(held):
+                held.numpy()[:] = made
+            else:
+                codec.apply(made.tobytes(), held.numpy())
+            if held is not place:
+                place.copy_(held, non_blocking=True)
 
 
 def _num_threads() -> int:

@@ -17,16 +17,22 @@ class ReceivedWeights(StoredWeights):
         """`parcels`: flat bytes, in the layout's order."""
         self._layout = layout
         self._parcels = parcels
+        # Made here, while the engine samples: it waits for the swap, and a model of experts has thousands of parameters.
+        self._whole = {
+            name: self._view(*places[0], _dtype(layout, name))
+            for name, places in layout.places.items()
+            if len(places) == 1 and places[0][1].box.shape == layout.spec_of[name].shape
+        }
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         return {spec.name: spec.shape for spec in self._layout.specs}
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if (whole := self._whole.get(name)) is not None:
+            return whole
         spec, places = self._layout.spec_of[name], self._layout.places[name]
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        if len(places) == 1 and places[0][1].box.shape == spec.shape:
-            return self._view(*places[0], dtype)
+        dtype = _dtype(self._layout, name)
         full = torch.empty(spec.shape, dtype=dtype, device=self._parcels[0].device)
         for number, each in places:
             box = each.box
@@ -42,3 +48,7 @@ class ReceivedWeights(StoredWeights):
 
     def _view(self, number: int, each: Slice, dtype: torch.dtype) -> torch.Tensor:
         return self._parcels[number][each.offset : each.offset + each.num_bytes].view(dtype).view(each.box.shape)
+
+
+def _dtype(layout: WireLayout, name: str) -> torch.dtype:
+    return getattr(torch, layout.spec_of[name].dtype)

@@ -89,9 +89,11 @@ class Link:
                 raise
         return link
 
-    def scalar(self, value: int) -> torch.Tensor:
-        """A one-element tensor on the device that the backend broadcasts from."""
-        return torch.tensor([value], device=self._place.device if self._place.backend == "nccl" else "cpu")
+    def share(self, data: torch.Tensor) -> torch.Tensor:
+        """Broadcast host memory of rank 0 and return it; blocks. The other ranks give a tensor of the same size and dtype."""
+        carried = data.to(self._place.device) if self._place.backend == "nccl" else data
+        self.wait(self.broadcast(carried))
+        return carried.cpu()
 
     def broadcast(self, data: torch.Tensor) -> Work:
         options = BroadcastOptions()

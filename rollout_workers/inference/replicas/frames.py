@@ -92,6 +92,11 @@ class StepOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageWeights:
+    """Bring the weights from the shared memory to the rank's device, beside decoding; a Swap follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded:
     """A rank has read the shared memory."""
 
@@ -99,8 +104,8 @@ class WeightsLoaded:
 # -- on the way ---------------------------------------------------------------------------------------------------------
 
 _KINDS: tuple[type[Any], ...] = (
-    Generate, Swap, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit, StepOrder, WeightsLoaded,
-    GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, np.ndarray,
+    Generate, Swap, CancelRequest, EngineReady, RequestDone, Refusal, Broken, MetricsReport, Submit, StepOrder, StageWeights,
+    WeightsLoaded, GenerationArgs, Completion, VersionSpan, StopReason, EngineMetrics, Sampling, np.ndarray,
 )  # fmt: skip
 _CODES: Mapping[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 _CHUNK = 1 << 16

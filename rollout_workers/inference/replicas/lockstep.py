@@ -1,7 +1,7 @@
 """Tensor-parallel ranks execute the same calls in lockstep: rank 0 decides and forwards each call before it acts.
 
-engine thread of rank 0            ranks 1 ...
-submit, cancel, swap, step ──────▶ the same calls, in the same order
+engine thread of rank 0                   ranks 1 ...
+submit, cancel, stage, swap, step ──────▶ the same calls, in the same order
    ◀── WeightsLoaded, after a swap ──────
 
 No tokens are sent. All ranks gather equal logits and sample with equal random generators. Each step carries a checksum
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +23,15 @@ from async_rl.errors import ServiceStopped
 from async_rl.types import Completion
 from rollout_workers.inference.engine_core import EngineCore
 from rollout_workers.inference.generation import Generation
-from rollout_workers.inference.replicas.frames import CancelRequest, SocketPipe, StepOrder, Submit, Swap, WeightsLoaded
+from rollout_workers.inference.replicas.frames import (
+    CancelRequest,
+    SocketPipe,
+    StageWeights,
+    StepOrder,
+    Submit,
+    Swap,
+    WeightsLoaded,
+)
 
 
 class LockstepCore(EngineCore):
@@ -51,6 +60,10 @@ class LeadingCore(LockstepCore):
         self._tell(CancelRequest(id=generation.id))
         super().cancel(generation)
 
+    def begin_stage(self, tensors: Mapping[str, Tensor]) -> Future[Mapping[str, Tensor]]:
+        self._tell(StageWeights())
+        return super().begin_stage(tensors)
+
     def swap(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         self._tell(Swap(id=0, version=number))
         try:
@@ -73,6 +86,7 @@ class LeadingCore(LockstepCore):
 def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]) -> None:
     """Execute the orders of rank 0 until it closes its socket."""
     running: dict[int, Generation] = {}
+    staging: Future[Mapping[str, Tensor]] | None = None
     while (order := leader.receive()) is not None:
         match order:
             case Submit():
@@ -81,9 +95,11 @@ def follow(core: LockstepCore, leader: SocketPipe, weights: Mapping[str, Tensor]
             case CancelRequest():
                 if (generation := running.pop(order.id, None)) is not None:
                     core.cancel(generation)
+            case StageWeights():
+                staging = core.begin_stage(weights)
             case Swap():
                 with suppress(ValueError):  # rank 0 refuses the same, and says so
-                    core.swap(order.version, weights)
+                    core.swap(order.version, staging.result() if staging is not None else weights)
                 leader.send(WeightsLoaded())
             case StepOrder():
                 if order.state != core.state():

@@ -64,7 +64,7 @@ class EngineServer:
     async def _do(self, request: Generate | Swap) -> Completion | None:
         if isinstance(request, Generate):
             return await self._engine.generate(request.prompt, request.args)
-        await self._engine.swap(request.version, self._weights)
+        await self._engine.swap(request.version, await self._engine.stage(self._weights))
         return None
 
     async def _send(self, message: object) -> None:

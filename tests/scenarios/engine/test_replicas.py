@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from async_rl.protocols import ContextOverflow, GenerationArgs
 from async_rl.tokenization.tokenizers import open_tokenizer
 from async_rl.types import Completion, VersionSpan
 from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.engine_core import EngineCore
 from rollout_workers.inference.replicas import EngineFleet
 from tests.support.full_parameters import gather_full
 from tests.support.packed_outputs import completion_logprobs
@@ -104,6 +106,34 @@ async def pair() -> AsyncIterator[EngineFleet]:
             await running.swap(0, weights(1))
             yield running
     assert not ranks()
+
+
+class SlowStage(EngineCore):
+    """Its weights are staged when the test says so."""
+
+    begun: Future[Future[Weights]]
+
+    def begin_stage(self, tensors: Weights) -> Future[Weights]:
+        staged: Future[Weights] = Future()
+        self.begun.set_result(staged)
+        return staged
+
+
+async def test_generations_go_on_while_weights_come_to_the_device() -> None:
+    SlowStage.begun = Future()
+    alone = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8)
+    async with MegatronEngine(SHAPE, TOKENIZER, alone, DEFAULTS, device=CPU, seed=7, core=SlowStage) as engine:
+        first, second = weights(1), weights(2)
+        await engine.swap(0, first)
+        staging = asyncio.create_task(engine.stage(second))
+        staged = await asyncio.wrap_future(SlowStage.begun)
+        sampled = await engine.generate([5, 6], GenerationArgs(seed=3))
+        assert not staging.done()
+        assert {span.version for span in sampled.versions} == {0}
+        staged.set_result(second)
+        await engine.swap(1, await staging)
+        sampled = await engine.generate([5, 6], GenerationArgs(seed=3))
+        np.testing.assert_allclose(sampled.logprobs, recomputed(second, [5, 6], sampled), atol=1e-5)
 
 
 async def test_two_tensor_ranks_sample_what_one_does(pair: EngineFleet) -> None:

@@ -9,7 +9,16 @@ from async_rl.errors import ConfigError
 from async_rl.megatron import host, parallel
 from async_rl.megatron.compat import parallel_state
 from async_rl.megatron.model import build_model, forward_packed, pack, packed_params
-from async_rl.megatron.parameters.full_parameters import Split, join, load_full, slice_for, specs, table
+from async_rl.megatron.parameters.full_parameters import (
+    FullParameterLoader,
+    RankParts,
+    Split,
+    join,
+    load_full,
+    slice_for,
+    specs,
+    table,
+)
 from async_rl.models.shape import ModelShape
 from async_rl.transport.digest import specs_of
 from tests.support.full_parameters import gather_full
@@ -90,6 +99,26 @@ def test_a_snapshot_is_not_the_live_model() -> None:
     assert changed is not None
     for name, tensor in snapshot.items():
         assert torch.equal(changed[name], tensor + 1), name
+    assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
+
+
+def test_a_model_is_loaded_again_and_again_in_place() -> None:
+    live = model()
+    full = gather_full(live, SHAPE)
+    assert full is not None
+    loader, addresses = FullParameterLoader(live, SHAPE), [parameter.data_ptr() for parameter in live.parameters()]
+    for number in range(1, 3):
+        loader.load({name: tensor + number for name, tensor in full.items()})
+        loaded = gather_full(live, SHAPE)
+        assert loaded is not None
+        assert all(torch.equal(loaded[name], tensor + number) for name, tensor in full.items())
+    with pytest.raises(ValueError, match="do not fit the model"):
+        loader.load({name: tensor for name, tensor in full.items() if tensor.dim() == 2})
+    assert loader.stage(full, torch.device("cpu")) is full, "on a CPU the parts are where they are needed"
+    loader.load(RankParts(full))
+    restored = gather_full(live, SHAPE)
+    assert restored is not None
+    assert all(torch.equal(restored[name], tensor) for name, tensor in full.items())
     assert addresses == [parameter.data_ptr() for parameter in live.parameters()]
 
 
