@@ -25,7 +25,6 @@ ENDED, LIVING = "NAME", "shapes"
 SERVERS = ("view", "env serve")
 OF_A_LIVING_RUN = (
     "weights status",
-    "weights push",
     "weights pin",
     "env ls",
     "env attach",
