@@ -73,10 +73,7 @@ def _layer_spec(
         mlp = layer.submodules.mlp
         inside = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
         inside.router = ObservedRouter
-    if attention is not None:
-        _self_attention(layer).module = attention
-    elif shape.window is not None and shape.window.rope_theta is not None:
-        _self_attention(layer).module = SelfAttentionOfLayer
+    _self_attention(layer).module = attention if attention is not None else SelfAttentionOfLayer
     return layer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,8 @@ from async_rl.megatron import host
 from async_rl.megatron.attention.context_parallel import divide
 from async_rl.megatron.attention.rope_scaling import scale_rope, set_attention_factor
 from async_rl.megatron.attention.rotary import join_rotary
-from async_rl.megatron.compat import GPTModel, PackedSeqParams, TransformerConfig, parallel_state
+from async_rl.megatron.attention.row_packing import RowPacking
+from async_rl.megatron.compat import GPTModel, TransformerConfig, parallel_state
 from async_rl.megatron.experts import options as experts
 from async_rl.megatron.heads import output_layer, value_head
 from async_rl.megatron.heads.packed_output import PackedOutput
@@ -222,16 +223,16 @@ _FP8: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 """Current (tensorwise) scaling has no history that checkpoints would have to contain."""
 
 
-def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> PackedSeqParams:
+def packed_params(cu_seqlens: Tensor, max_length: int | None = None) -> RowPacking:
     """Boundaries of a packed row: sequence i is [cu_seqlens[i], cu_seqlens[i + 1]). `max_length` avoids a device sync."""
     cu_seqlens = cu_seqlens.to(torch.int32)
     longest = max_length if max_length is not None else int(cu_seqlens.diff().max())
-    return PackedSeqParams(
+    return RowPacking(
         qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens, max_seqlen_q=longest, max_seqlen_kv=longest
     )
 
 
-def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: PackedSeqParams) -> PackedOutput:
+def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packing: RowPacking) -> PackedOutput:
     """Compute a packed row up to the last hidden states of this pipeline stage."""
     chunk = bare(model)
     # a row of one token trains nothing and only fills up a schedule, so routers do not count it
@@ -241,9 +242,11 @@ def forward_packed(model: nn.Module, token_ids: Tensor, positions: Tensor, packi
         own = divide(token_ids, packing, context_group(), multiple=_multiple(chunk.config))
         token_ids, positions, packing, shards = own
         is_padding = shards.shard(is_padding, filler=True)
-    elif missing := -tokens % _multiple(chunk.config):
-        token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
-        is_padding = torch.cat([is_padding, is_padding.new_ones(missing)])
+    else:
+        if missing := -tokens % _multiple(chunk.config):
+            token_ids, positions, packing = _lengthened(token_ids, positions, packing, missing)
+            is_padding = torch.cat([is_padding, is_padding.new_ones(missing)])
+        packing = replace(packing, positions=positions)  # a copy, so that its rotations last as long as this pass
     given = {"packed_seq_params": packing, **_for_routers(chunk, is_padding)}
     if not chunk.post_process:
         return PackedOutput(hidden=model(token_ids[None], positions[None], None, **given), tokens=tokens)
@@ -270,9 +273,7 @@ def _multiple(config: TransformerConfig) -> int:
     return parts * (FP8_MULTIPLE if config.fp8 else 1)
 
 
-def _lengthened(
-    token_ids: Tensor, positions: Tensor, packing: PackedSeqParams, missing: int
-) -> tuple[Tensor, Tensor, PackedSeqParams]:
+def _lengthened(token_ids: Tensor, positions: Tensor, packing: RowPacking, missing: int) -> tuple[Tensor, Tensor, RowPacking]:
     """Append a sequence of padding, to which the others cannot attend."""
     filler = positions.new_zeros(missing)
     ends = packing.cu_seqlens_q
@@ -283,7 +284,7 @@ def _lengthened(
     )
 
 
-def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, PackedSeqParams]:
+def pack(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, RowPacking]:
     """Concatenate sequences to a packed row: token ids, positions and boundaries."""
     lengths = [len(sequence) for sequence in sequences]
     device = sequences[0].device

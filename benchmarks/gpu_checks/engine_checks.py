@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,34 +17,17 @@ from async_rl.megatron.model import build_model, forward_packed, pack
 from async_rl.megatron.parameters.full_parameters import load_full, local_parameters
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import GenerationArgs
-from async_rl.types import Completion, Message, Tool
+from async_rl.types import Completion
+from gpu_checks.ceilings import copy_bytes_per_s
+from gpu_checks.counts import kv_bytes_per_token
+from gpu_checks.decoding import Decoder
 from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from gpu_checks.token_ids import TokenIds
 from rollout_workers.inference.engine import MegatronEngine
 
 DEFAULTS = GenerationArgs(max_tokens=16, temperature=1.0, top_p=1.0, top_k=0, stop=())
 MISMATCH = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (1.0, 0.03)}
 """Largest and mean difference of log-probabilities that count as rounding."""
-
-
-class TokenIds:
-    """A tokenizer for models with random weights; only its limit ends a generation."""
-
-    end_id = -1
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(character) % self.vocab_size for character in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return ""
-
-    def render(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        raise NotImplementedError("prompts are token ids here")
-
-    def render_reply(self, *messages: Message, after_end: bool) -> list[int]:
-        raise NotImplementedError("prompts are token ids here")
 
 
 def engine(
@@ -87,7 +71,7 @@ def logprobs(machine: Machine, report: Report) -> None:
         asked = prompts(40 if machine.is_gpu else 16, SMALL.vocab_size, longest=150)
         budgets = [1 + position % 40 for position in range(len(asked))]
         found = asyncio.run(_sampled(machine, dtype, full, asked, budgets, report))
-        difference = _mismatch(machine, dtype, full, asked, found)
+        difference = _mismatch(machine, SMALL, dtype, full, asked, found)
         report.at_most(f"max_{name}", difference.max().item(), largest)
         report.at_most(f"mean_{name}", difference.mean().item(), mean)
 
@@ -104,10 +88,15 @@ async def _sampled(
 
 
 def _mismatch(
-    machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], found: list[Completion]
+    machine: Machine,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    full: Mapping[str, Tensor],
+    asked: list[list[int]],
+    found: list[Completion],
 ) -> Tensor:
-    model = build_model(SMALL, device=machine.device, dtype=dtype, seed=0)
-    load_full(model, SMALL, full)
+    model = build_model(shape, device=machine.device, dtype=dtype, seed=0)
+    load_full(model, shape, full)
     rows = [torch.tensor([*prompt, *each.token_ids.tolist()]) for prompt, each in zip(asked, found, strict=True)]
     with torch.no_grad():
         output = forward_packed(model, *pack([row.to(machine.device) for row in rows]))
@@ -123,25 +112,31 @@ def _mismatch(
 
 def memory(machine: Machine, report: Report) -> None:
     """The same comparison with prompts in chunks, siblings that share their prompt, and a small cache."""
+    page = WorkerConfig().kv_block_tokens
+    shape = replace(SMALL, max_positions=8 * page)  # a request must grow over several pages to be in the way of others
     for dtype, (largest, mean) in MISMATCH.items():
         name = str(dtype).removeprefix("torch.")
-        full = weights(machine, SMALL, dtype, seed=1)
-        different = 8 if machine.is_gpu else 4
-        siblings = [each for each in prompts(different, SMALL.vocab_size, SMALL.max_positions // 2) for _ in range(4)]
-        budgets = [SMALL.max_positions // 3] * len(siblings)
-        found = asyncio.run(_crowded(machine, dtype, full, siblings, budgets, report))
-        difference = _mismatch(machine, dtype, full, siblings, found)
+        full = weights(machine, shape, dtype, seed=1)
+        siblings = [each for each in prompts(4, shape.vocab_size, shape.max_positions // 2) for _ in range(4)]
+        budgets = [shape.max_positions // 3] * len(siblings)
+        found = asyncio.run(_crowded(machine, shape, dtype, page, full, siblings, budgets, report))
+        difference = _mismatch(machine, shape, dtype, full, siblings, found)
         report.at_most(f"max_{name}", difference.max().item(), largest)
         report.at_most(f"mean_{name}", difference.mean().item(), mean)
 
 
 async def _crowded(
-    machine: Machine, dtype: torch.dtype, full: Mapping[str, Tensor], asked: list[list[int]], budgets: list[int], report: Report
+    machine: Machine,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    page: int,
+    full: Mapping[str, Tensor],
+    asked: list[list[int]],
+    budgets: list[int],
+    report: Report,
 ) -> list[Completion]:
-    page = WorkerConfig().kv_block_tokens
-    token_bytes = 2 * SMALL.layers * SMALL.kv_heads * SMALL.head_dim * dtype.itemsize
-    few = 4 * (SMALL.max_positions + page) * token_bytes / 2**30
-    async with engine(machine, SMALL, dtype=dtype, kv_cache_gb=few, prompt_tokens=100) as running:
+    few = 4 * (shape.max_positions + page) * kv_bytes_per_token(shape, dtype) / 2**30
+    async with engine(machine, shape, dtype=dtype, kv_cache_gb=few, prompt_tokens=page + page // 2) as running:
         await running.swap(0, full)
         found = await generate(running, asked, budgets)
         metrics = running.metrics
@@ -151,32 +146,32 @@ async def _crowded(
 
 
 def decode_small(machine: Machine, report: Report) -> None:
-    asyncio.run(_decode(machine, SMALL, report, tokens=256 if machine.is_gpu else 16, kv_cache_gb=1.0))
+    _decode(machine, SMALL, report, batches=(1, 64) if machine.is_gpu else (4,), steps=64 if machine.is_gpu else 8)
 
 
 def decode_600m(machine: Machine, report: Report) -> None:
-    machine.require_memory("a model of 0.6 B parameters", gib=24)
-    asyncio.run(_decode(machine, QWEN3_600M, report, tokens=256, kv_cache_gb=12.0))
+    machine.require_memory("a model of 0.6 B parameters", gib=60)
+    _decode(machine, QWEN3_600M, report, batches=(64, 1, 256), steps=32)
 
 
-async def _decode(machine: Machine, shape: ModelShape, report: Report, *, tokens: int, kv_cache_gb: float) -> None:
-    """Time 64 concurrent requests with prompts of some hundred tokens; prefill is part of the time."""
-    batch = 64
-    full = weights(machine, shape, parallel.resolve_dtype(machine.device), seed=1)
-    asked = prompts(batch, shape.vocab_size, longest=256)
-    async with engine(machine, shape, kv_cache_gb=kv_cache_gb) as running:
-        await running.swap(0, full)
-        await generate(running, asked, [4] * batch)
-        before, started = running.metrics, time.perf_counter()
-        await generate(running, asked, [tokens] * batch)
-        spent, after = time.perf_counter() - started, running.metrics
-        steps = after.steps - before.steps
+def _decode(machine: Machine, shape: ModelShape, report: Report, *, batches: Sequence[int], steps: int) -> None:
+    """Time steps in which all requests decode, and the prompts before; then profile some steps of the first batch."""
+    prompt = 256
+    ceiling = copy_bytes_per_s(machine)
+    decoder = Decoder(machine, shape, room_for=[(batch, prompt + 3 * steps) for batch in batches])
+    report.note(kernel=decoder.core.kernel, copy_gb_s=ceiling / 1e9)
+    for batch in batches:
+        found = decoder.measure(batch, prompt, steps=steps)
         report.note(
-            kernel=running.kernel,
-            tokens_per_s=(after.tokens_generated - before.tokens_generated) / spent,
-            ms_per_step=1e3 * (after.busy_s - before.busy_s) / steps,
-            tokens_per_step=(after.tokens_generated - before.tokens_generated) / steps,
+            **{
+                f"ms_per_step_{batch}": 1e3 * found.step_s,
+                f"tokens_per_s_{batch}": found.tokens_per_s,
+                f"of_copy_bandwidth_{batch}": found.bytes_per_s / ceiling,
+                f"prefill_tokens_per_s_{batch}": found.prefill_tokens_per_s,
+            }
         )
+    seen = decoder.profile(batches[0], prompt)
+    report.note(kernels_per_step=seen.kernels, device_ms_per_step=1e3 * seen.device_s)
 
 
 def swap(machine: Machine, report: Report) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
+from learner_parts.rollouts import groups_of
 
 from async_rl.config import Config
-from async_rl.megatron.parameters.full_parameters import table
 from async_rl.models.shape import ModelShape
-from async_rl.types import Rollout, RolloutGroup, Sample, Status, TakenGroup, Task, VersionSpan
-from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from gpu_checks.ceilings import product_flops_per_s
+from gpu_checks.counts import data_sheet_flops, training_flops
+from gpu_checks.report import QWEN3_600M, SMALL, Checks, Figure, Machine, Report
 from learner.batches.batch import PackedBatch, pack_batch
 from learner.checkpoints import training_state
 from learner.objective import Objective
@@ -23,8 +23,6 @@ from learner.ranks.rank_group import RankGroup
 REINFORCE = Objective.model_validate(
     {"advantages": {"scale": "none"}, "policy_loss": {"surrogate": "reinforce", "aggregation": "sequence_mean_token_mean"}}
 )
-DENSE_BF16_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""Peak FLOP/s by a part of the GPU's name, from the data sheets (SXM, without sparsity)."""
 
 
 def config(learning_rate: float) -> Config:
@@ -37,84 +35,75 @@ def config(learning_rate: float) -> Config:
     )
 
 
-def batch(shape: ModelShape, *, tokens: int, longest: int) -> PackedBatch:
-    """Return groups of random rollouts with about `tokens` tokens in total, packed into rows of 8192."""
-    rng, groups, made = np.random.default_rng(3), [], 0
-    while made < tokens:
-        rollouts = tuple(_rollout(rng, shape.vocab_size, int(rng.integers(longest // 4, longest))) for _ in range(4))
-        made += sum(len(rollout.samples[0]) for rollout in rollouts)
-        group = RolloutGroup(id="g", task=Task(key="t", environment="e", prompt="p"), rollouts=rollouts, worker="w")
-        groups.append(TakenGroup(group=group, version_at_commit=0, version_at_take=0))
-    return pack_batch(groups, objective=REINFORCE, capacity=8192)
+ROW = 8192
+"""Tokens of a packed row."""
 
 
-def _rollout(rng: np.random.Generator, vocab_size: int, length: int) -> Rollout:
-    mask = np.ones(length, np.uint8)
-    mask[: length // 4] = 0
-    row = Sample(
-        token_ids=rng.integers(0, vocab_size, length).astype(np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, -math.log(vocab_size), 0).astype(np.float32),
-        versions=(VersionSpan(version=0, start=length // 4, stop=length),),
-    )
-    return Rollout(samples=(row,), reward=float(rng.random()), status=Status.OK)
+def batch(shape: ModelShape, lengths: Sequence[int]) -> PackedBatch:
+    """Return random rollouts of these lengths in groups of four, packed into rows."""
+    groups = groups_of([*lengths], group_size=4, vocab_size=shape.vocab_size, seed=3)
+    return pack_batch(groups, objective=REINFORCE, capacity=ROW)
 
 
 def learn_small(machine: Machine, report: Report) -> None:
-    _learn(machine, SMALL, report, tokens=65536 if machine.is_gpu else 2048, longest=512, learning_rate=1e-3)
+    lengths = [300, 500, 128, 400] * (48 if machine.is_gpu else 2)
+    _learn(machine, SMALL, report, {"": lengths}, learning_rate=1e-3)
 
 
 def learn_600m(machine: Machine, report: Report) -> None:
+    """Rows of four sequences and of 32: what a row costs must depend on its tokens alone."""
     machine.require_memory("training 0.6 B parameters", gib=60)
-    _learn(machine, QWEN3_600M, report, tokens=32768, longest=4096, learning_rate=1e-5)
+    report.note(product_tflops=product_flops_per_s(machine) / 1e12)
+    compositions = {f"_of_{count}": [ROW // count] * (4 * count) for count in (4, 32)}
+    _learn(machine, QWEN3_600M, report, compositions, learning_rate=1e-5)
 
 
 def _learn(
-    machine: Machine, shape: ModelShape, report: Report, *, tokens: int, longest: int, learning_rate: float, steps: int = 5
+    machine: Machine,
+    shape: ModelShape,
+    report: Report,
+    compositions: Mapping[str, Sequence[int]],
+    *,
+    learning_rate: float,
+    steps: int = 5,
 ) -> None:
-    """Train on the same batch repeatedly: its loss must fall."""
-    fixed = batch(shape, tokens=tokens, longest=longest)
+    """Train on each batch repeatedly: its loss must fall."""
     rank_group = RankGroup(config(learning_rate), REINFORCE, shape)
-    losses: list[float] = []
-    spent: list[float] = []
-    for _ in range(steps + 1):
-        started = time.perf_counter()
-        result = rank_group.step(fixed)
-        machine.synchronize()
-        spent.append(time.perf_counter() - started)
-        losses.append(result.loss)
-        report.require(not result.skipped, f"a step was not finite: {losses}")
-    step_s = sorted(spent[1:])[steps // 2]
-    trained = sum(len(each.token_ids) for each in fixed.minibatches[0].shards[0])
-    report.note(
-        loss_first=losses[0],
-        loss_last=losses[-1],
-        step_ms=1e3 * step_s,
-        tokens_per_s=trained / step_s,
-        teraflops=_flops(shape, fixed) / step_s / 1e12,
-    )
-    if machine.is_gpu:
-        report.note(peak_gib=torch.cuda.max_memory_allocated(machine.device) / 2**30)
-        name = torch.cuda.get_device_name(machine.device)
-        if peak := next((each for part, each in DENSE_BF16_FLOPS.items() if part in name), None):
-            report.note(mfu=_flops(shape, fixed) / step_s / peak)
+    for name, lengths in compositions.items():
+        fixed = batch(shape, lengths)
+        if machine.is_gpu:
+            torch.cuda.reset_peak_memory_stats(machine.device)
+        losses: list[float] = []
+        spent: list[float] = []
+        for _ in range(steps + 1):
+            started = time.perf_counter()
+            result = rank_group.step(fixed)
+            machine.synchronize()
+            spent.append(time.perf_counter() - started)
+            losses.append(result.loss)
+            report.require(not result.skipped, f"a step was not finite: {losses}")
+        step_s = sorted(spent[1:])[steps // 2]
+        flops_per_s = training_flops(shape, lengths) / step_s
+        figures: dict[str, Figure] = {
+            "loss_first": losses[0],
+            "loss_last": losses[-1],
+            "first_step_ms": 1e3 * spent[0],
+            "step_ms": 1e3 * step_s,
+            "tokens_per_s": sum(lengths) / step_s,
+            "tflops": flops_per_s / 1e12,
+        }
+        if machine.is_gpu:
+            figures["peak_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
+        if peak := data_sheet_flops(machine.device):
+            figures["mfu"] = flops_per_s / peak
+        report.note(**{f"{figure}{name}": value for figure, value in figures.items()})
+        report.require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
     rank_group.stop()
-    report.require(losses[-1] < losses[0], f"the loss did not fall: {losses}")
-
-
-def _flops(shape: ModelShape, of: PackedBatch) -> float:
-    """FLOPs of forward and backward: 6 per weight and token; causal attention: 6 x width x length per layer and token."""
-    matrices = sum(math.prod(row.shape) for row in table(shape) if len(row.shape) == 2)
-    if not shape.tied_embeddings:
-        matrices -= shape.vocab_size * shape.hidden  # an embedding lookup is no matrix product
-    lengths = np.concatenate([np.diff(each.cu_seqlens) for each in of.minibatches[0].shards[0]]).astype(np.float64)
-    attention = 6 * shape.layers * shape.heads * shape.head_dim * float((lengths**2).sum())
-    return 6 * matrices * float(lengths.sum()) + attention
 
 
 def checkpoint(machine: Machine, report: Report) -> None:
     """A learner that loads a checkpoint holds the same bits, and its next step is the same."""
-    fixed = batch(SMALL, tokens=2048 if machine.is_gpu else 512, longest=256)
+    fixed = batch(SMALL, [64, 128, 256, 64] * (4 if machine.is_gpu else 1))
     with tempfile.TemporaryDirectory() as folder:
         rank_group = RankGroup(config(1e-3), REINFORCE, SMALL)
         for _ in range(2):

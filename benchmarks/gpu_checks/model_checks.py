@@ -1,45 +1,16 @@
-"""Checks of the machine and of the model that learner and engine share."""
+"""Checks of the model that learner and engine share."""
 
 from __future__ import annotations
 
-import importlib
-import platform
-from importlib.metadata import PackageNotFoundError, version
-
 import torch
-import torch.cuda.nccl
 from torch import Tensor, nn
 
-from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
-from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from async_rl.megatron.model import build_model, forward_packed, pack
 from gpu_checks.report import SMALL, Checks, Machine, Report
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Tolerance for logits and gradients, relative to the largest. bfloat16 has 8 bits, and both computations round differently."""
-
-
-def environment(machine: Machine, report: Report) -> None:
-    report.note(device=str(machine.device), python=platform.python_version(), torch=torch.__version__)
-    for package in ("megatron-core", "triton", "transformer-engine", "flash-attn"):
-        report.note(**{package: _version_of(package)})
-    parallel.initialize(device=machine.device)
-    dtype = parallel.resolve_dtype(machine.device)
-    report.note(
-        dtype=str(dtype).removeprefix("torch."),
-        kernel=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens)),
-    )
-    if machine.is_gpu:
-        facts = torch.cuda.get_device_properties(machine.device)
-        report.note(
-            gpu=facts.name,
-            gpu_gib=facts.total_memory / 2**30,
-            gpus=torch.cuda.device_count(),
-            compute_capability=f"{facts.major}.{facts.minor}",
-            cuda=str(torch.version.cuda),
-            nccl=".".join(map(str, torch.cuda.nccl.version())),
-        )
 
 
 def packing(machine: Machine, report: Report) -> None:
@@ -77,15 +48,4 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return ((one - other).abs().max() / other.abs().max().clamp(min=1e-12)).item()
 
 
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        pass
-    try:
-        return str(getattr(importlib.import_module(package.replace("-", "_")), "__version__", "without a version"))
-    except ImportError:
-        return "absent"
-
-
-CHECKS: Checks = {"environment": environment, "packing": packing}
+CHECKS: Checks = {"packing": packing}

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
 from async_rl.models.shape import ModelShape
+from gpu_checks.one_check import Skipped
 
 Figure = float | str
-Outcome = Literal["ok", "failed", "skipped"]
-
-
-class Skipped(Exception):
-    """The check cannot run here; the message says why."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Filled during the check, so that earlier figures survive a failure."""
+    """Filled and written during the check, so that earlier figures survive a failure or a deadline."""
 
     figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
+    on_figure: Callable[[], None] = lambda: None
 
     def note(self, **figures: Figure) -> None:
         self.figures |= figures
+        self.on_figure()
+
+    def attempt(self, name: str, attempted: Callable[[], Figure]) -> None:
+        """Note what is returned, or why it cannot be done here."""
+        try:
+            self.note(**{name: attempted()})
+        except Exception as error:
+            self.note(**{name: f"no ({type(error).__name__}: {str(error).partition(chr(10))[0][:100]})"})
 
     def at_most(self, name: str, value: float, limit: float) -> None:
         self.note(**{name: value})

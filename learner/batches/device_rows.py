@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.megatron.compat import PackedSeqParams
+from async_rl.megatron.attention.row_packing import RowPacking
 from async_rl.megatron.model import packed_params
 from learner.batches.packed_rows import DTYPES, PackedRow
 
@@ -24,7 +24,7 @@ class ModelRow:
     mask: Tensor
     """Not 0 where the target is trained."""
     cu_seqlens: Tensor
-    packing: PackedSeqParams
+    packing: RowPacking
     reference: Tensor | None = None
     """Log-probabilities of the targets under the reference model."""
 

@@ -4,7 +4,7 @@
     rank 0 of 2           | 0 |       | 3 |       an early chunk attends to few tokens and a late one to many,
     rank 1                |   | 1 | 2 |   |       so all ranks have the same work
 
-Megatron's rotary embedding and Transformer Engine's attention expect this assignment.
+Transformer Engine's attention expects this assignment.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from async_rl.megatron.attention.row_packing import RowPacking
 from async_rl.megatron.compat import PackedSeqParams, gather_from_sequence_parallel_region
 
 
@@ -50,8 +51,8 @@ class RowShards:
 
 
 @dataclass
-class ShardedPacking(PackedSeqParams):
-    """Sequence boundaries of a padded row with its shards; passed through Megatron's layers."""
+class ShardedPacking(RowPacking):
+    """Sequence boundaries of a padded row with its shards; `positions` are those of this rank's tokens."""
 
     division: RowShards | None = None
     """Never None; it has a default because Megatron's fields before it have."""
@@ -84,6 +85,7 @@ def divide(
         cu_seqlens_kv=sequences,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        positions=positions[own],
         division=division,
     )
     return division.shard(token_ids, filler=0), positions[own], divided, division

@@ -1,4 +1,10 @@
-"""Rotary position embeddings: those of a model's two kinds of layers, and that of an engine step, computed once for all."""
+"""Rotary position embeddings: the rotation that the learner and the engine share, and those of a model's two kinds of layers.
+
+    y = x * cos + turned(x) * sin          turned((a, b)) = (-b, a)
+
+Sine and cosine are looked up once for all layers of a row or step. Both sides round every product and sum, as Megatron and
+transformers do: in half precision, fusing them would give the same weights other log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +21,45 @@ from async_rl.megatron.compat import GPTModel, RotaryEmbedding
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotation of the tokens of one step."""
+    """Rotation of the tokens of one row or step."""
 
     cos: Tensor
+    """[tokens, 1, 1, dim]"""
     sin: Tensor
-    """Negated in the first half."""
+    """The same; negated in the first half, so that the halves need only be exchanged."""
 
     @classmethod
-    def at(cls, positions: Tensor, angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
-        """From Megatron's `angles` [positions, 1, 1, dim], whose halves are equal; `factor` multiplies sine and cosine."""
-        own = angles[positions]
-        first, second = (own.sin() * factor).chunk(2, dim=-1)
-        return cls(cos=(own.cos() * factor).to(dtype), sin=torch.cat((-first, second), dim=-1).to(dtype))
+    def by(cls, angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
+        """From Megatron's angles [tokens, 1, 1, dim], whose halves are equal; `factor` multiplies sine and cosine."""
+        first, second = (angles.sin() * factor).chunk(2, dim=-1)
+        return cls(cos=(angles.cos() * factor).to(dtype), sin=torch.cat((-first, second), dim=-1).to(dtype))
 
     def turn(self, heads: Tensor) -> Tensor:
-        """Rotate [tokens, 1, heads, dim]."""
-        return torch.addcmul(heads * self.cos, heads.roll(heads.shape[-1] // 2, dims=-1), self.sin)
+        """Rotate [tokens, batch, heads, dim]."""
+        if torch.is_grad_enabled() and heads.requires_grad:
+            turned = _Turned.apply(heads, self.cos, self.sin)
+            assert isinstance(turned, Tensor)
+            return turned
+        return (heads * self.cos).add_(_exchanged(heads).mul_(self.sin))
+
+
+class _Turned(torch.autograd.Function):
+    """A rotation, whose gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return (heads * cos).add_(_exchanged(heads).mul_(sin))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,), (cos, sin) = gradients, ctx.saved_tensors
+        return (gradient * cos).sub_(_exchanged(gradient).mul_(sin)), None, None
+
+
+def _exchanged(heads: Tensor) -> Tensor:
+    """A copy with the halves of each head exchanged."""
+    return heads.roll(heads.shape[-1] // 2, dims=-1)
 
 
 class JoinedRotary(nn.Module):

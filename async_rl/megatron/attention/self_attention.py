@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from async_rl.megatron.attention.context_parallel import RowShards, ShardedPacking
+from async_rl.megatron.attention.rope_scaling import attention_factor
+from async_rl.megatron.attention.rotary import Rotation
+from async_rl.megatron.attention.row_packing import RowPacking
 from async_rl.megatron.compat import (
     AttnMaskType,
     MegatronModule,
@@ -50,14 +53,54 @@ class Scores:
 
 
 class SelfAttentionOfLayer(SelfAttention):
-    """Megatron's self-attention, with the rotary embedding of its kind of layer (see rotary.JoinedRotary)."""
+    """Megatron's self-attention with our rotation, and the rotary embedding of its kind of layer.
 
-    def forward(self, hidden_states: Tensor, *args: Any, rotary_pos_emb: Tensor | None = None, **kwargs: Any) -> Any:
-        if rotary_pos_emb is not None and rotary_pos_emb.shape[-1] > self.hidden_size_per_attention_head:
-            everywhere, in_window = rotary_pos_emb.chunk(2, dim=-1)
+    Megatron would look up a packed row's angles in every layer, wait for the device, and in some versions rotate sequence by
+    sequence. In an engine the context rotates (see engine/dynamic_engine.py).
+    """
+
+    _rotation: Rotation | None = None
+    """That of the forward pass that runs."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *args: Any,
+        rotary_pos_emb: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        inference_context: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if rotary_pos_emb is not None:
             is_windowed = Scores.of_layer(self.config, self.layer_number).window is not None
-            rotary_pos_emb = in_window if is_windowed else everywhere
-        return super().forward(hidden_states, *args, rotary_pos_emb=rotary_pos_emb, **kwargs)
+            if rotary_pos_emb.shape[-1] > self.hidden_size_per_attention_head:  # see rotary.JoinedRotary
+                everywhere, in_window = rotary_pos_emb.chunk(2, dim=-1)
+                rotary_pos_emb = in_window if is_windowed else everywhere
+            if inference_context is None:
+                dtype, factor = self.config.params_dtype, attention_factor(self.config)
+                if isinstance(packed_seq_params, RowPacking):
+                    self._rotation = packed_seq_params.rotation(is_windowed, rotary_pos_emb, dtype, factor)
+                else:
+                    self._rotation = Rotation.by(rotary_pos_emb, dtype, factor)
+                rotary_pos_emb = None
+        try:
+            return super().forward(
+                hidden_states,
+                *args,
+                rotary_pos_emb=rotary_pos_emb,  # pyright: ignore[reportArgumentType]
+                packed_seq_params=packed_seq_params,  # pyright: ignore[reportArgumentType]
+                inference_context=inference_context,
+                **kwargs,
+            )
+        finally:
+            self._rotation = None
+
+    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> Any:
+        heads: Any = super().get_query_key_value_tensors(*args, **kwargs)
+        query, key, *others = heads
+        if self._rotation is not None:
+            query, key = self._rotation.turn(query), self._rotation.turn(key)
+        return query, key, *others
 
 
 class PackedAttention(MegatronModule):

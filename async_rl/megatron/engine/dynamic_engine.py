@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron import host
+from async_rl.megatron.attention.rope_scaling import attention_factor
+from async_rl.megatron.attention.rotary import Rotation
+from async_rl.megatron.compat import TransformerConfig
 
 with host.importing():
     from megatron.core.inference import utils as inference_utils
@@ -50,10 +53,33 @@ class _Limit(SamplingParams):
 
 
 class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssues]
-    """Without rounding of tokens and requests per step, which only CUDA graphs need."""
+    """Without rounding of tokens and requests per step, which only CUDA graphs need. Rotates all layers of a step alike."""
 
     TOKEN_ROUNDER = 1
     REQUEST_ROUNDER = 1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.rotations: dict[int, Rotation] = {}
+        """Of the tokens of this step, for each of the model's two kinds of layers."""
+        super().__init__(*args, **kwargs)
+
+    def initialize_attention_state(self, **arguments: Any) -> Any:
+        self.rotations.clear()
+        return super().initialize_attention_state(**arguments)
+
+    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
+        return self._rotation(query, query_emb, config).turn(query)
+
+    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
+        return self._rotation(key, key_emb, config).turn(key)
+
+    def _rotation(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
+        kind = int(angles.storage_offset())  # the angles of the two kinds of layers lie side by side
+        if kind not in self.rotations:
+            on_device: Any = getattr(self, "gpu_view", self)  # some versions keep their books on the host
+            positions = on_device.token_to_pos_ids[: self.padded_active_token_count]
+            self.rotations[kind] = Rotation.by(angles[positions], heads.dtype, attention_factor(config))
+        return self.rotations[kind]
 
 
 class Controller(TextGenerationController):

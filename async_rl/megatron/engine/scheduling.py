@@ -17,9 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from async_rl.megatron.attention.rope_scaling import attention_factor
-from async_rl.megatron.attention.rotary import Rotation
-from async_rl.megatron.compat import TransformerConfig
 from async_rl.megatron.engine.dynamic_engine import Context, Engine, KVCacheUsage
 from async_rl.megatron.engine.kv_blocks import BlockHash, SharedBlocks, block_hashes
 
@@ -38,8 +35,8 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         """Whether `continue_all` did all the bookkeeping of the last step."""
 
     def initialize_attention_state(self, **arguments: Any) -> None:
-        self._rotations: dict[int, Rotation] = {}
         if self._is_continued and self.is_decode_only():
+            self.rotations.clear()
             self._lengthen(self.active_attn_metadata["mha_metadata"].state_data)
         else:
             super().initialize_attention_state(**arguments)
@@ -74,19 +71,6 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         ):
             counted[rows].add_(1)
         return True
-
-    def apply_rotary_emb_query(self, query: Tensor, query_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation_of_step(query, query_emb, config).turn(query)
-
-    def apply_rotary_emb_key(self, key: Tensor, key_emb: Tensor, config: TransformerConfig, *_: Any, **__: Any) -> Tensor:
-        return self._rotation_of_step(key, key_emb, config).turn(key)
-
-    def _rotation_of_step(self, heads: Tensor, angles: Tensor, config: TransformerConfig) -> Rotation:
-        kind = int(angles.storage_offset())  # the angles of a model's two kinds of layers lie side by side
-        if kind not in self._rotations:
-            positions = self.token_to_pos_ids[: self.padded_active_token_count]
-            self._rotations[kind] = Rotation.at(positions, angles, heads.dtype, attention_factor(config))
-        return self._rotations[kind]
 
     def begin_with(self, request: Any, blocks: Sequence[int]) -> None:
         """Let a request that is about to be added start with cached blocks.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,18 +19,19 @@ from tests.support.repository import ROOT
 BENCHMARKS = ROOT / "benchmarks"
 
 CHECKS = """
-import os, subprocess, sys, time
+import os, pathlib, subprocess, sys, time
 way = os.environ["WAY"]
 if way == "hangs":
     print("about to wait", flush=True)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    open(os.environ["PID"], "w").write(str(child.pid))
+    pathlib.Path(os.environ["PID"]).write_text(str(child.pid))
     time.sleep(600)
 if way == "dies":
     print("the last words", flush=True)
     os._exit(3)
 if way == "lacks":
     raise ModuleNotFoundError("No module named 'redis'", name="redis")
+subprocess.run(["echo", "said by a process of its own"])
 raise ValueError("went wrong")
 """
 
@@ -43,40 +45,50 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own_checks.py").write_text(CHECKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PID", str(tmp_path / "pid"))
     return tmp_path
 
 
+def runner(gpu_check: ModuleType, *, is_warm: bool = True, budget_s: float = 60.0) -> Any:
+    return gpu_check.Runner(device="cpu", budget_s=budget_s, is_warm=is_warm)
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
 @pytest.mark.parametrize(
-    ("way", "outcome", "reason", "last_words"),
+    ("way", "outcome", "reason", "traceback", "last_words"),
     [
-        ("fails", "failed", "ValueError: went wrong", "went wrong"),
-        ("dies", "failed", "its process ended with code 3", "the last words"),
-        ("lacks", "skipped", "redis is not installed", ""),
+        ("fails", "failed", "ValueError: went wrong", "ValueError: went wrong", "said by a process of its own"),
+        ("dies", "failed", "its process ended with code 3", "", "the last words"),
+        ("lacks", "skipped", "redis is not installed", "", ""),
     ],
 )
 def test_what_became_of_a_check(
     gpu_check: ModuleType,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    is_warm: bool,
     way: str,
     outcome: str,
     reason: str,
+    traceback: str,
     last_words: str,
 ) -> None:
     monkeypatch.setenv("WAY", way)
-    result = gpu_check.run(gpu_check.Check(name="own", module="own_checks", limit_s=60), "cpu", 60)
+    check = gpu_check.Check(name="own", module="own_checks", limit_s=60)
+    result = runner(gpu_check, is_warm=is_warm).run(check, "cpu", 60)
     assert (result.outcome, result.reason) == (outcome, reason)
-    assert result.traceback.endswith(last_words)
+    assert result.traceback.endswith(traceback)
+    assert result.log.endswith(last_words)
 
 
 def test_a_check_that_hangs_is_killed_with_all_that_it_started(
     gpu_check: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAY", "hangs")
-    result = gpu_check.run(gpu_check.Check(name="own", module="own_checks", limit_s=2), "cpu", 2)
-    assert (result.outcome, result.reason) == ("failed", "did not end within 2 s")
+    result = runner(gpu_check).run(gpu_check.Check(name="own", module="own_checks", limit_s=2), "cpu", 2)
+    assert (result.outcome, result.reason, result.log) == ("failed", "did not end within 2 s", "about to wait")
     assert _is_gone(int((folder / "pid").read_text()))
 
 
@@ -98,18 +110,54 @@ def test_all_are_tried_and_what_has_no_time_or_no_gpu_is_skipped(
     monkeypatch.setenv("WAY", "fails")
     checks = [gpu_check.Check(name=name, module="own_checks", limit_s=60) for name in ("one", "two")]
     large = gpu_check.Check(name="large", module="own_checks", limit_s=60, gpu_only="so large a model")
-    results = list(gpu_check.run_all([*checks, large], "cpu"))
+    results = list(runner(gpu_check, is_warm=False).run_all([*checks, large]))
     assert [result.outcome for result in results] == ["failed", "failed", "skipped"]
     assert results[-1].reason == "so large a model needs a GPU"
-    assert [result.reason for result in gpu_check.run_all(checks, "cpu", budget_s=0)] == ["no time is left of 0 s"] * 2
+    late = runner(gpu_check, is_warm=False, budget_s=0).run_all(checks)
+    assert [result.reason for result in late] == ["no time is left of 0 s"] * 2
 
 
-def test_the_result_is_one_flat_object(gpu_check: ModuleType) -> None:
+def test_a_figure_is_there_before_its_check_has_ended(gpu_check: ModuleType, tmp_path: Path) -> None:
+    from gpu_checks.one_check import write
+    from gpu_checks.report import Report
+
+    path, found = tmp_path / "result.json", {"figures": {}}
+    report = Report(figures=found["figures"], on_figure=lambda: write(path, found))
+    report.note(tokens_per_s=3.0)
+    report.attempt("kernel", lambda: 1 / 0)
+    assert json.loads(path.read_text())["figures"] == {
+        "tokens_per_s": 3.0,
+        "kernel": "no (ZeroDivisionError: division by zero)",
+    }
+
+
+def test_what_pyproject_asks_for_and_is_absent_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    packaging = importlib.import_module("packaging").__file__
+    assert packaging is not None
+    (tmp_path / "site" / "packaging").symlink_to(Path(packaging).parent)
+    ended = subprocess.run(
+        [sys.executable, "-S", BENCHMARKS / "gpu_check.py", "--device", "cpu", "--json", tmp_path / "found.json"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    first, *others = ended.stdout.splitlines()
+    assert first.startswith("not installed: torch, megatron-core,")
+    assert [line.split()[0] for line in others] == ["environment"]  # nothing else is tried
+    assert json.loads((tmp_path / "found.json").read_text())["environment.outcome"] == "skipped"
+
+
+def test_the_result_is_one_flat_object(gpu_check: ModuleType, tmp_path: Path) -> None:
     results = [
         gpu_check.Result(name="learn small", outcome="ok", seconds=1.234, figures={"mfu": 0.5, "kernel": "k"}),
-        gpu_check.Result(name="run", outcome="failed", seconds=2.0, reason="why", traceback="where"),
+        gpu_check.Result(name="run", outcome="failed", seconds=2.0, reason="why", traceback="where", log="last words"),
     ]
-    assert gpu_check.flat(results) == {
+    gpu_check.write(tmp_path / "folder" / "found.json", results)
+    assert json.loads((tmp_path / "folder" / "found.json").read_text()) == {
         "learn_small.outcome": "ok",
         "learn_small.seconds": 1.23,
         "learn_small.mfu": 0.5,
@@ -118,9 +166,10 @@ def test_the_result_is_one_flat_object(gpu_check: ModuleType) -> None:
         "run.seconds": 2.0,
         "run.reason": "why",
         "run.traceback": "where",
+        "run.log": "last words",
     }
     assert "mfu = 0.5" in "\n".join(gpu_check.lines_of(results[0]))
-    assert "    | where" in list(gpu_check.lines_of(results[1]))
+    assert list(gpu_check.lines_of(results[1]))[-2:] == ["    | where", "    | last words"]
 
 
 @pytest.mark.slow  # `make gpu-check` is a part of CI
