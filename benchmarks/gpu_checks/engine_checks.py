@@ -71,7 +71,7 @@ def logprobs(machine: Machine, report: Report) -> None:
         asked = prompts(40 if machine.is_gpu else 16, SMALL.vocab_size, longest=150)
         budgets = [1 + position % 40 for position in range(len(asked))]
         found = asyncio.run(_sampled(machine, dtype, full, asked, budgets, report))
-        difference = _mismatch(machine, SMALL, dtype, full, asked, found)
+        difference = mismatch(machine, SMALL, dtype, full, asked, found)
         report.at_most(f"max_{name}", difference.max().item(), largest)
         report.at_most(f"mean_{name}", difference.mean().item(), mean)
 
@@ -87,7 +87,7 @@ async def _sampled(
     return found
 
 
-def _mismatch(
+def mismatch(
     machine: Machine,
     shape: ModelShape,
     dtype: torch.dtype,
@@ -120,7 +120,7 @@ def memory(machine: Machine, report: Report) -> None:
         siblings = [each for each in prompts(4, shape.vocab_size, shape.max_positions // 2) for _ in range(4)]
         budgets = [shape.max_positions // 3] * len(siblings)
         found = asyncio.run(_crowded(machine, shape, dtype, page, full, siblings, budgets, report))
-        difference = _mismatch(machine, shape, dtype, full, siblings, found)
+        difference = mismatch(machine, shape, dtype, full, siblings, found)
         report.at_most(f"max_{name}", difference.max().item(), largest)
         report.at_most(f"mean_{name}", difference.mean().item(), mean)
 

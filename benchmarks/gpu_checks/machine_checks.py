@@ -42,13 +42,13 @@ def environment(machine: Machine, report: Report) -> None:
     dtype = parallel.resolve_dtype(machine.device)
     report.note(
         dtype=str(dtype).removeprefix("torch."),
-        kernel=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens)),
+        attention=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens)),
     )
     report.note(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 0),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         shm_gib=shutil.disk_usage("/dev/shm").total / 2**30 if os.path.isdir("/dev/shm") else 0.0,  # noqa: PTH112
-        kernel=platform.release(),
+        system=platform.release(),
         **{name: _first_line(name, "--version") for name in ("gcc", "g++", "nvcc")},
         mps=shutil.which("nvidia-cuda-mps-control") or "absent",
     )

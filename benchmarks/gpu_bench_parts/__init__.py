@@ -1,0 +1,1 @@
+"""The measurements of benchmarks/gpu_bench.py, one file each."""

@@ -1,0 +1,108 @@
+"""Training on packed rows: the share of the GPU's peak, by size and recomputation, and what uneven lengths cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gpu_checks.counts import data_sheet_flops, training_flops
+from gpu_checks.learner_checks import REINFORCE
+from gpu_checks.report import QWEN3_600M, SMALL, Checks, Machine, Report
+from learner_parts.rollouts import groups_of, lognormal_lengths
+
+from async_rl.config import Config
+from async_rl.models.shape import ModelShape
+from learner.batches.batch import pack_batch
+from learner.ranks.rank_group import RankGroup
+
+QWEN3_1700M = replace(QWEN3_600M, hidden=2048, ffn=6144)
+QWEN3_4B = replace(QWEN3_600M, hidden=2560, layers=36, heads=32, ffn=9728)
+"""The dimensions of Qwen3-1.7B and Qwen3-4B, with random weights."""
+ROW = 32768
+"""Tokens of a packed row."""
+
+
+def mfu(shape: ModelShape, gib: float, recompute: str, machine: Machine, report: Report) -> None:
+    if machine.is_gpu:
+        machine.require_memory("this model", gib=gib)
+    row = _row(machine)
+    shape = replace(shape if machine.is_gpu else SMALL, max_positions=row)
+    rank_group = _learner(shape, row, recompute)
+    _train(machine, rank_group, shape, report, [row // 8] * 16, row)
+    rank_group.stop()
+
+
+def lengths(machine: Machine, report: Report) -> None:
+    """Rows of lognormal lengths beside rows of one long sequence, in one process: tokens trained a second."""
+    row = _row(machine)
+    shape = replace(QWEN3_600M if machine.is_gpu else SMALL, max_positions=row)
+    uneven = lognormal_lengths(64, median=row // 8, longest=row, seed=5)
+    equal = [row] * (4 * max(1, round(sum(uneven) / row / 4)))  # groups of four
+    rank_group = _learner(shape, row, "selective")
+    of_equal = _train(machine, rank_group, shape, report, equal, row, "equal_")
+    report.note(uneven_over_equal=_train(machine, rank_group, shape, report, uneven, row, "uneven_") / of_equal)
+    rank_group.stop()
+
+
+def _row(machine: Machine) -> int:
+    return ROW if machine.is_gpu else 256
+
+
+def _learner(shape: ModelShape, row: int, recompute: str) -> RankGroup:
+    given: dict[str, Any] = {
+        "model": {"size": {"hidden": 128, "layers": 4, "heads": 4}},  # replaced by the given shape
+        "environments": [{"type": "even_digits"}],
+        "batch": {"bin_tokens": row},
+        "learner": {"steps": 100, "recompute": recompute, "optimizer": {"learning_rate": 1e-5}},
+    }
+    return RankGroup(Config.model_validate(given), REINFORCE, shape)
+
+
+def _train(
+    machine: Machine,
+    rank_group: RankGroup,
+    shape: ModelShape,
+    report: Report,
+    lengths: Sequence[int],
+    row: int,
+    prefix: str = "",
+) -> float:
+    """Note the figures of a step, the median of four, and return the trained tokens a second."""
+    groups = groups_of([*lengths], group_size=4, vocab_size=shape.vocab_size, seed=3)
+    packed = pack_batch(groups, objective=REINFORCE, capacity=row)
+    if machine.is_gpu:
+        torch.cuda.reset_peak_memory_stats(machine.device)
+    spent: list[float] = []
+    for _ in range(5 if machine.is_gpu else 2):
+        started = time.perf_counter()
+        result = rank_group.step(packed)
+        machine.synchronize()
+        spent.append(time.perf_counter() - started)
+        report.require(not result.skipped, "a step was not finite")
+    step_s = sorted(spent[1:])[len(spent[1:]) // 2]
+    flops_per_s, tokens_per_s = training_flops(shape, lengths) / step_s, sum(lengths) / step_s
+    report.note(
+        **{f"{prefix}step_ms": 1e3 * step_s, f"{prefix}tokens_per_s": tokens_per_s, f"{prefix}tflops": flops_per_s / 1e12}
+    )
+    if machine.is_gpu:
+        report.note(**{f"{prefix}peak_gib": torch.cuda.max_memory_allocated(machine.device) / 2**30})
+    if peak := data_sheet_flops(machine.device):
+        report.note(**{f"{prefix}mfu": flops_per_s / peak})
+    return tokens_per_s
+
+
+def _of(shape: ModelShape, gib: float, recompute: str) -> Any:
+    return lambda machine, report: mfu(shape, gib, recompute, machine, report)
+
+
+CHECKS: Checks = {
+    "lengths": lengths,
+    **{
+        f"train {name} {recompute}": _of(shape, gib, recompute)
+        for name, shape, gib in (("0.6B", QWEN3_600M, 60), ("1.7B", QWEN3_1700M, 80), ("4B", QWEN3_4B, 120))
+        for recompute in ("none", "selective")
+    },
+}

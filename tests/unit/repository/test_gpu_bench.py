@@ -1,0 +1,68 @@
+"""benchmarks/gpu_bench.py (make gpu-bench) says what it is: a dry run on a CPU is called one and is kept elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.repository import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def gpu_bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu_bench")
+
+
+def test_goals_stand_beside_what_was_measured_and_the_largest_gap_is_named(gpu_bench: ModuleType) -> None:
+    found = {
+        "environment.device": "cuda:0",
+        "environment.gpu": "Some GPU",
+        "decode.best_of_copy_bandwidth": 0.8,
+        "train_1.7B_none.mfu": 0.15,
+        "swap.worst_swap_ms": 40.0,
+    }
+    text = gpu_bench.page(found, "now")
+    assert text.startswith("# Measured on Some GPU\n")
+    assert "| training 1.7B, rows of 32k, recompute none, MFU | 0.15 | at least 0.45 |" in text
+    assert "| training 4B, rows of 32k, recompute none, MFU | not measured | at least 0.45 |" in text
+    assert "Worst gap: training 1.7B, rows of 32k, recompute none, MFU, 3 x short." in text
+    met = gpu_bench.page({"environment.device": "cuda:0", "swap.worst_swap_ms": 1.0}, "now")
+    assert "Every measured goal is met." in met
+
+
+def test_a_dry_run_is_called_one_and_no_result(gpu_bench: ModuleType) -> None:
+    text = gpu_bench.page({"environment.device": "cpu", "decode.best_of_copy_bandwidth": 0.1}, "now")
+    assert text.startswith("# Dry run on a CPU: no figure means anything\n")
+    assert "Worst gap" not in text
+    dry, real = (
+        [gpu_bench.Result(name="environment", outcome="ok", seconds=1.0, figures={"device": device})]
+        for device in ("cpu", "cuda:0")
+    )
+    assert gpu_bench.folder_of(dry) == ROOT / "runs" / "gpu_bench_dry_run"
+    assert gpu_bench.folder_of(real) == ROOT / "benchmarks" / "results"
+
+
+def test_every_measurement_and_every_figure_of_a_goal_exists(gpu_bench: ModuleType) -> None:
+    names = {check.name.replace(" ", "_") for check in gpu_bench.MEASUREMENTS}
+    for goal in gpu_bench.GOALS:
+        assert any(goal.figure.startswith(f"{name}.") for name in names), goal.figure
+    for check in gpu_bench.MEASUREMENTS:
+        module = importlib.import_module(check.module)
+        assert check.name in module.CHECKS
+
+
+@pytest.mark.slow
+def test_a_dry_run_makes_all_measurements(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "gpu_bench.py", "--device", "cpu", "--to", tmp_path]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (written,) = tmp_path.glob("*-dry-run-on-a-cpu.md")
+    assert "| tokens/s of uneven lengths over equal ones | not measured |" not in written.read_text()
