@@ -34,7 +34,7 @@ class BatchSampler:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
 
-    def sample(self, logits: Tensor, requests: Sequence[int]) -> Tensor:
+    def sample(self, logits: Tensor, requests: Sequence[int]) -> tuple[Tensor, list[int]]:
         self.started = []
         if requests != self._requests:
             self._requests, self._generations = requests, [self.running[request] for request in requests]
@@ -43,7 +43,7 @@ class BatchSampler:
             for generation in self.started:
                 generation.queued_s = max(0.0, self.step_began - generation.submitted_at)
         tokens, self._tokens, self._logprobs = self._draw(logits)
-        return tokens
+        return tokens, self._tokens
 
     def finished(self, requests: Sequence[int]) -> set[int]:
         """Record the sampled tokens and deliver completions. Returns the finished requests."""

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from async_rl.megatron.engine.sending import sent
 from rollout_workers.inference.generation import Generation
 
 # What a kernel is given is not what pyright sees: numbers become constants of the compiler, and Triton adds parameters.
@@ -38,12 +39,12 @@ class TritonDraws:
             if generation.noise_seed is None:
                 own = generation.sampling.seed
                 generation.noise_seed = own if own is not None else seeds.getrandbits(63)
-        self._shares = _on_device([(each.temperature, each.top_p) for each in sampling], torch.float32, device)
-        self._numbers = _on_device(
+        self._shares = sent([(each.temperature, each.top_p) for each in sampling], torch.float32, device)
+        self._numbers = sent(
             [(each.noise_seed, len(each.token_ids), each.sampling.top_k) for each in generations], torch.int64, device
         )
         cut = [row for row, each in enumerate(sampling) if each.is_truncated]
-        self._cut_rows = _on_device(cut, torch.int32, device) if cut else None
+        self._cut_rows = sent(cut, torch.int32, device) if cut else None
         self._cuts = torch.full((len(generations),), EVERYTHING, dtype=torch.int32, device=device)
 
         self._on_host = torch.empty((2, len(generations)), dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -71,11 +72,6 @@ class TritonDraws:
             HAS_CUTS=self._cut_rows is not None, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
         return drawn
-
-
-def _on_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Send values without waiting for the device."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @triton.jit

@@ -26,8 +26,10 @@ with host.importing():
 class Sampler(Protocol):
     """Samples tokens and decides which requests end. Both methods are called once per engine step, in this order."""
 
-    def sample(self, logits: Tensor, requests: Sequence[int]) -> Tensor:
-        """Sample one token per row of logits [requests, vocabulary]; `requests` are their ids."""
+    def sample(self, logits: Tensor, requests: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Sample one token per row of logits [requests, vocabulary]; `requests` are their ids. Returns the tokens twice, on the
+        device and on the host, so that nothing else has to wait for the device.
+        """
         ...
 
     def finished(self, requests: Sequence[int]) -> set[int]:
@@ -81,6 +83,14 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
             self.rotations[kind] = Rotation.by(angles[positions], heads.dtype, attention_factor(config))
         return self.rotations[kind]
 
+    def transfer_bookkeeping_to_gpu(self, *args: Any, record_done_event: bool = False, **kwargs: Any) -> Any:
+        """Send the bookkeeping without waiting. It is written again only after the tokens of this step have arrived."""
+        return super().transfer_bookkeeping_to_gpu(*args, record_done_event=True, **kwargs)
+
+    def last_token_logits(self, logits: Tensor) -> Tensor:
+        # A step that only decodes has no other tokens than the last ones.
+        return logits[0] if self.is_decode_only() else super().last_token_logits(logits)
+
 
 class Controller(TextGenerationController):
     """Delegates sampling to our sampler, with one call for all requests."""
@@ -95,10 +105,14 @@ class Controller(TextGenerationController):
         requests = context.request_ids[context.paused_request_count : context.total_request_count].tolist()
         # Some versions pass the logits, others store them here.
         logits = logits if logits is not None else self._all_logits_cuda  # pyright: ignore[reportAttributeAccessIssue]
-        tokens = self.sample(logits, requests)
+        tokens, self._sampled = self.sample(logits, requests)
         self._sampled_tokens_cuda[: len(tokens)] = tokens
 
-    def sample(self, logits: Tensor, requests: list[int]) -> Tensor:
+    def _transfer_samples_to_cpu(self, active_request_count: int) -> tuple[Tensor, None]:
+        # A partly computed prompt, in the last row, has no token yet.
+        return torch.tensor(self._sampled + [0] * (active_request_count - len(self._sampled))), None
+
+    def sample(self, logits: Tensor, requests: list[int]) -> tuple[Tensor, list[int]]:
         """Sample a token for each of the requests of the step whose prompt is complete."""
         complete = _complete(self.inference_wrapped_model.inference_context, requests)
         # The vocabulary is padded for tensor ranks; padding must not be sampled.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from async_rl.megatron import host
+from async_rl.megatron.engine.sending import sent
 
 with host.importing():
     from megatron.core.inference.contexts.dynamic_block_allocator import BlockAllocator
@@ -67,6 +68,14 @@ class SharedBlocks(BlockAllocator):
                 self.total_avail -= 1
             self._holders[block] += 1
 
+    def take(self, number: int) -> list[int]:
+        """Take blocks for a holder, at most `total_avail`."""
+        taken = [self._free.pop() if self._free else self._reclaim() for _ in range(number)]
+        for block in taken:
+            self._holders[block] = 1
+        self.total_avail -= number
+        return taken
+
     def name(self, blocks: Iterable[int], names: Iterable[BlockHash]) -> None:
         """Register blocks under their hashes. If a hash is registered already, its block is kept."""
         for block, name in zip(blocks, names, strict=False):
@@ -84,13 +93,7 @@ class SharedBlocks(BlockAllocator):
     # -- what Megatron calls --------------------------------------------------------------------------------------------
 
     def allocate_memory_blocks(self, num_blocks: int) -> Tensor | None:
-        if num_blocks > self.total_avail:
-            return None
-        taken = [self._free.pop() if self._free else self._reclaim() for _ in range(num_blocks)]
-        for block in taken:
-            self._holders[block] = 1
-        self.total_avail -= num_blocks
-        return torch.tensor(taken, dtype=torch.int32, device=self.block_bag.device)
+        return sent(self.take(num_blocks), torch.int32, self.block_bag.device) if num_blocks <= self.total_avail else None
 
     def release_memory_blocks(self, blocks: Tensor) -> None:
         # In reverse, so that the end of a prefix is evicted before its beginning.

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from async_rl.megatron.engine.dynamic_engine import Context, Engine, KVCacheUsage
 from async_rl.megatron.engine.kv_blocks import BlockHash, SharedBlocks, block_hashes
+from async_rl.megatron.engine.sending import sent
 
 
 class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
@@ -29,8 +31,8 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         own = self.block_allocator
         self.block_allocator = SharedBlocks(self, own.total_count, own.paused_count)
 
-        self._steps_in_blocks = 0
-        """Steps that all requests can still take in the blocks they have."""
+        self._room = np.zeros(0, dtype=np.int64)
+        """Places that each row still has in its last block, once `update_requests` was called after its prompt."""
         self._is_continued = False
         """Whether `continue_all` did all the bookkeeping of the last step."""
 
@@ -40,6 +42,7 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
             self._lengthen(self.active_attn_metadata["mha_metadata"].state_data)
         else:
             super().initialize_attention_state(**arguments)
+            self.requests: list[int] = self.request_ids[: self.total_request_count].tolist()
         self._is_continued = False
 
     def _lengthen(self, state: dict[str, Any]) -> None:
@@ -52,13 +55,19 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
     def update_requests(self, active_requests_mask: Tensor, new_tokens: Tensor) -> None:
         super().update_requests(active_requests_mask, new_tokens)
         offsets = self.request_last_kv_block_offset[: self.total_request_count]
-        self._steps_in_blocks = self.block_size_tokens - 1 - int(offsets.max()) if len(offsets) else 0
+        self._room = self.block_size_tokens - 1 - np.array(offsets.tolist(), dtype=np.int64)
 
     def continue_all(self, tokens: Tensor) -> bool:
-        """What `update_requests` would do with `tokens` if all requests decode, stay, and need no block. False: they do not."""
-        if not self.is_decode_only() or self._steps_in_blocks == 0:
+        """What `update_requests` would do with `tokens` if all requests decode and stay. False: they do not.
+
+        It reads nothing from the device.
+        """
+        if not self.is_decode_only():
             return False
-        self._steps_in_blocks -= 1
+        full = np.flatnonzero(self._room == 0)
+        if len(full):
+            self._append_blocks(full)
+        self._room -= 1
         self._is_continued = True
         rows = slice(self.total_request_count)
         self.token_to_input_ids[rows] = tokens
@@ -71,6 +80,20 @@ class SharingContext(Context):  # pyright: ignore[reportGeneralTypeIssues]
         ):
             counted[rows].add_(1)
         return True
+
+    def _append_blocks(self, rows: np.ndarray) -> None:
+        """Give these rows another block, which their next token begins. There is room: SchedulingEngine has seen to it."""
+        self._room[rows] = self.block_size_tokens
+        device = self.request_to_kv_block_ids.device
+        at, blocks = sent([rows.tolist(), self.block_allocator.take(len(rows))], torch.int64, device)
+        columns, as_stored = self.request_kv_block_counts[at].long(), blocks.int()
+        self.request_to_kv_block_ids[at, columns] = as_stored
+        self.active_attn_metadata["mha_metadata"].state_data["block_table"][at, columns] = as_stored
+        self.request_kv_block_counts[at] = (columns + 1).int()
+        self.request_last_kv_block_id[at] = as_stored
+        self.token_to_block_idx[at] = blocks
+        for place in (self.request_last_kv_block_offset, self.token_to_local_position_within_kv_block):
+            place.index_fill_(0, at, -1)  # before the step that `continue_all` adds
 
     def begin_with(self, request: Any, blocks: Sequence[int]) -> None:
         """Let a request that is about to be added start with cached blocks.
@@ -155,15 +178,15 @@ class SchedulingEngine(Engine):
         token_ids, positions = context.current_input_and_position_ids()
         model = self.controller.inference_wrapped_model.model
         logits = model(token_ids, positions, None, inference_context=context, runtime_gather_output=True)
-        requests = context.request_ids[: context.total_request_count].tolist()
-        tokens = self.controller.sample(logits, requests)
+        requests = context.requests
+        tokens, sampled = self.controller.sample(logits, requests)
         leaving = self.finished(requests)
         if leaving or not context.continue_all(tokens):
             stays = torch.tensor([request not in leaving for request in requests], dtype=torch.uint8, device=tokens.device)
             # A partly computed prompt, in the last row, has no token yet.
             context.update_requests(stays, functional.pad(tokens, (0, len(requests) - len(tokens))))
         if self._reuse_prefixes:
-            for request, token in zip(requests, tokens.tolist(), strict=False):
+            for request, token in zip(requests, sampled, strict=False):
                 if request not in leaving:
                     self._prefixes[request].sampled.append(token)
         for request in leaving:
