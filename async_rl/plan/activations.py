@@ -9,17 +9,17 @@ What a layer keeps for its backward pass, in numbers per token (q = heads x head
                         the values are a view of)
                         q + k (rotated)                          q (queries by sequence)
                         q (output, linear_proj's input)          2q (output by sequence, and packed)
-                        4 head_dim (cosines and sines)
                         heads in float32 (log-sums)
     norms of q and k    q (copy of the queries)                  2q + 2k in float32
     a norm, linear_fc1  hidden + hidden, as above
     MLP                 2 ffn (linear_fc1's output), ffn (silu of the gate), ffn (the other half), ffn (their product)
     expert's MLP        the same and ffn (the weighted product), and hidden (input), for each expert of a token
 
-With context parallelism a rank keeps copies of all keys and values of its rows for its part of the queries.
+All layers share the cosines and sines of a row, 2 head_dim. With context parallelism a rank keeps copies of all keys and values
+of its rows for its part of the queries, and 4 head_dim for each layer.
 
-The highest moment is one of three: the backward pass of the output layer, with a chunk of logits; that of the last layer,
-highest in its MLP; or that of the embedding.
+The highest moment is one of two: the backward pass of the output layer, with a chunk of logits; or that of the last layer,
+highest in its MLP.
 """
 
 from __future__ import annotations
@@ -86,15 +86,11 @@ def activations(shape: ModelShape, compute: Compute, *, stage: int) -> Activatio
     own = -(-compute.tokens // parallel.context)
     layers = [_layer(shape, number, compute) for number in range(shape.layers)]
     per_chunk = sum(layer.kept_with(recompute) for layer in layers) / (parallel.pipeline * parallel.virtual_stages)
-    rows_in_flight = _rows_in_flight(compute, stage)
-    kept = own * per_chunk * rows_in_flight
+    rotations = element * 2 * shape.head_dim if parallel.context == 1 else 0
+    kept = own * (per_chunk + rotations) * _rows_in_flight(compute, stage)
     going_back = own * max(layer.highest(recompute) for layer in layers)
 
     moments = [Activations(layers=kept + going_back, logits=0.0)]
-    if stage == 0:  # the gradient of the embedding, before it is added to the buffer in float32
-        embedding = element * -(-shape.vocab_size // parallel.tensor) * shape.hidden
-        others = own * per_chunk * (rows_in_flight - 1)
-        moments.append(Activations(layers=others + own * element * shape.hidden + embedding, logits=0.0))
     if stage == parallel.pipeline - 1:
         last = own * (_norm(_width(shape, compute), compute) + element * _width(shape, compute))
         moments.append(Activations(layers=kept + last, logits=_logits(shape, compute)))
@@ -156,9 +152,9 @@ def _attention(shape: ModelShape, compute: Compute) -> float:
     element, parallel = compute.element, compute.learner.parallel
     queries, keys = (heads * shape.head_dim / parallel.tensor for heads in (shape.heads, shape.kv_heads))
     mixed = element * (queries + 2 * keys)
-    always = element * (2 * queries + 4 * shape.head_dim) + FLOAT * shape.heads / parallel.tensor
+    always = element * 2 * queries + FLOAT * shape.heads / parallel.tensor
     if parallel.context > 1:
-        always += element * (queries + 2 * keys * parallel.context)
+        always += element * (4 * shape.head_dim + queries + 2 * keys * parallel.context)
         return always + (mixed + element * queries if shape.qk_norm else 0.0)
     if not compute.on_cpu:
         return always + mixed + element * keys + (element * queries if shape.qk_norm else 0.0)

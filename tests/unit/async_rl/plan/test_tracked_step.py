@@ -20,10 +20,6 @@ SHAPE = ModelShape(
 CASES: dict[str, tuple[ModelShape, dict[str, Any]]] = {
     "logits are the highest moment": (replace(SHAPE, vocab_size=4000), {}),
     "logits in chunks are": (replace(SHAPE, vocab_size=4000, ffn=256), {"logits_gb": 0.01}),
-    "the embedding's gradient is": (
-        replace(SHAPE, vocab_size=30_000, tied_embeddings=True),
-        {"logits_gb": 0.01, "recompute": "full"},
-    ),
     "layers are": (replace(SHAPE, vocab_size=21, qk_norm=False), {}),
     "selective": (SHAPE, {"recompute": "selective"}),
     "full": (SHAPE, {"recompute": "full"}),
