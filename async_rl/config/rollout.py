@@ -148,6 +148,8 @@ class WorkerConfig(Section):
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """Kernels of the engine. `auto`: Triton on GPUs, and FlashAttention where it is installed and can read the cache; torch on
     a CPU. `torch` on a GPU is slow, and good for comparing (docs/inference.md)."""
+    max_running: PositiveInt = 256
+    """Generations that an engine decodes at once; more wait in its queue. Small models on large GPUs can use 512 or 1024."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
     """What happens to the KV cache of running generations when weights change: `keep` continues with it, `recompute` computes
     it again under the new weights before the next token."""

@@ -23,8 +23,6 @@ POLICY = ""
 """Before the names of the policy's parts; those of a critic begin with "critic's "."""
 PACKED = "packed weights"
 """The part of a learner with copies of the versions that are being sent."""
-MAX_RUNNING = 256
-"""Generations that an engine decodes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +169,7 @@ def _stage(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[Model
 def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     worker, element = config.worker, _default_bytes(config)
     numbers = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
-    running = min(MAX_RUNNING, _concurrent(config))
+    running = min(config.worker.max_running, _concurrent(config))
     tokens = running + worker.prompt_tokens_per_step
     # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
     of_experts = shape.experts.per_token * shape.experts.ffn + shape.shared_ffn / worker.tensor if shape.experts else 0.0

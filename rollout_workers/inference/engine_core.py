@@ -26,7 +26,7 @@ from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.rollout_engine import EngineMetrics
 from rollout_workers.inference.sampling import BatchSampler
-from rollout_workers.inference.stepped_engine import MAX_RUNNING, RECENT
+from rollout_workers.inference.stepped_engine import RECENT
 
 log = structlog.get_logger("rollout_workers.inference")
 
@@ -71,7 +71,7 @@ class EngineCore:
             EngineSettings(
                 kv_cache_gb=worker.kv_cache_gb,
                 block_tokens=worker.kv_block_tokens,
-                max_requests=MAX_RUNNING,
+                max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,
                 reuse_prefixes=worker.prefix_reuse,
             ),

@@ -29,9 +29,6 @@ from rollout_workers.inference.generation import Generation, resolve
 from rollout_workers.inference.interface import Inference
 from rollout_workers.inference.rollout_engine import EngineMetrics
 
-MAX_RUNNING = 256
-"""Generations decoded at once; more wait in the engine's queue."""
-
 RECENT = 64
 """Number of generations averaged for the queue time."""
 

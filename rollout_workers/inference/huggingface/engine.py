@@ -24,7 +24,7 @@ from rollout_workers.inference.huggingface.batch_cache import BatchCache
 from rollout_workers.inference.huggingface.weights import HuggingFaceWeights, empty_model
 from rollout_workers.inference.rollout_engine import EngineMetrics, EngineSetup
 from rollout_workers.inference.sampling import BatchSampler
-from rollout_workers.inference.stepped_engine import MAX_RUNNING, RECENT, SteppedEngine
+from rollout_workers.inference.stepped_engine import RECENT, SteppedEngine
 
 log = structlog.get_logger("rollout_workers.inference")
 
@@ -74,6 +74,7 @@ class HuggingFaceCore:
                 "lower model.max_sequence"
             )
         self._device = device
+        self._max_running = worker.max_running
         self._recomputes = worker.kv_on_swap == "recompute"
         self._shares_prompts = worker.prefix_reuse
         self._prompt_tokens = worker.prompt_tokens_per_step
@@ -187,7 +188,7 @@ class HuggingFaceCore:
     def _has_room(self, candidate: Generation, batch: Sequence[Generation]) -> bool:
         running = [*self._rows, *batch, candidate]
         longest = max(len(each.prompt) + each.sampling.max_tokens for each in running)
-        return len(running) <= MAX_RUNNING and len(running) * longest <= self._cache_tokens
+        return len(running) <= self._max_running and len(running) * longest <= self._cache_tokens
 
     def _start(self, batch: list[Generation]) -> Tensor:
         """Compute equally long prompts, equal ones once, and add their generations to the running ones."""

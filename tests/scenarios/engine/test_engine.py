@@ -237,6 +237,16 @@ async def test_more_requests_than_cache_are_queued_paused_and_finished_exactly(e
         np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion, 1.0), atol=1e-4)
 
 
+async def test_no_more_generations_run_at_once_than_the_settings_allow(engine: MakeEngine) -> None:
+    settings = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, max_running=2)
+    async with engine(tokenizer=ENDLESS, worker=settings) as running:
+        await running.swap(0, weights(1))
+        found = await asyncio.gather(*(running.generate(prompt, GenerationArgs(max_tokens=6)) for prompt in prompts(5)))
+        metrics = running.metrics
+    assert [len(completion.token_ids) for completion in found] == [6] * 5
+    assert metrics.steps >= metrics.tokens_generated / 2
+
+
 @pytest.mark.parametrize("length", [1, SHAPE.max_positions - 1])
 async def test_the_context_is_filled_to_the_last_position(engine: MakeEngine, length: int) -> None:
     row = (prompts(1)[0] * SHAPE.max_positions)[:length]
