@@ -95,7 +95,9 @@ class TrainingModel:
         compute: ComputeOptions = PLAIN,
         adapters: AdapterFacts | None = None,
         router_losses: ExpertsConfig = NO_LOSSES,
+        draws_weights: bool = True,
     ):
+        """`draws_weights` False: the model's own weights, without adapters, are 0 until `load`."""
         check_sequence(shape, current_layout().tensor, sequence=compute.sequence)
         self.shape, self.device, self.dtype, self.layout = shape, device, dtype, current_layout()
         self.adapters = adapters
@@ -108,7 +110,8 @@ class TrainingModel:
         """Factor on the schedule's learning rate; the guard sets it."""
         self._schedule = partial(learning_rate, optimizer, total=total_updates)
         self._clip, self._offload = optimizer.clip_grad, optimizer.offload
-        chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
+        drawn_from = seed if draws_weights else None
+        chunks = build_chunks(shape, device=device, dtype=dtype, seed=drawn_from, layer_spec=layer_spec, compute=compute)
         self.adapted = attach(chunks, shape, adapters.lora, seed=seed) if adapters is not None else {}
         """The matrices with adapters, by canonical name."""
         _mark(nn.ModuleList(chunks), [*table(shape), *self.rows])
@@ -239,10 +242,11 @@ class FrozenModel:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        seed: int = 0,
+        seed: int | None = 0,
         layer_spec: LayerSpec = "local",
         compute: ComputeOptions = PLAIN,
     ):
+        """`seed` None: all weights are 0 until `load`."""
         self.shape = shape
         chunks = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, compute=compute)
         self.chunks = nn.ModuleList(chunks).requires_grad_(False).eval()

@@ -73,7 +73,13 @@ class ModelBuilder:
     ) -> TrainingModel:
         adapters = self._adapters(lora, initial, shape) if lora is not None else None
         model = TrainingModel(
-            shape, optimizer, total_updates=total_updates, adapters=adapters, router_losses=self._router_losses, **self._how
+            shape,
+            optimizer,
+            total_updates=total_updates,
+            adapters=adapters,
+            router_losses=self._router_losses,
+            draws_weights=initial.folder is None,
+            **self._how,
         )
         self._load(model, initial)
         return model
@@ -87,7 +93,8 @@ class ModelBuilder:
     def frozen(self, initial: InitialWeights, shape: ModelShape) -> FrozenModel:
         """Build a frozen model; without a folder of its own, from the initial weights of the run's model."""
         initial = initial.or_else(self.own)
-        model = FrozenModel(initial.shape(shape), **self._how)
+        how = self._how if initial.folder is None else {**self._how, "seed": None}
+        model = FrozenModel(initial.shape(shape), **how)
         self._load(model, initial)
         return model
 

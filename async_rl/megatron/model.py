@@ -51,12 +51,13 @@ def build_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int,
+    seed: int | None,
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
 ) -> GPTModel:
     """Build this rank's part of the model. Initial weights depend on `seed` and not on the parallel layout.
 
+    `seed` None: all weights are 0 until others are loaded, because drawing those of a large model takes minutes.
     Call `parallel.initialize` before. `attention` replaces the self-attention module of each layer.
     """
     (model,) = build_chunks(shape, device=device, dtype=dtype, seed=seed, layer_spec=layer_spec, attention=attention)
@@ -68,7 +69,7 @@ def build_chunks(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int,
+    seed: int | None,
     layer_spec: LayerSpec = "local",
     attention: type[nn.Module] | None = None,
     compute: ComputeOptions = PLAIN,

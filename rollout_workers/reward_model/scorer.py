@@ -30,7 +30,7 @@ class Scorer:
         parallel.initialize(device=device)
         dtype, scoring = parallel.resolve_dtype(device, config.learner.precision), shape.with_head(config.head)
         weights = load_checkpoint(checkpoint, read_asked(checkpoint), scoring, dtype, base=config.model.folder)
-        self._model = build_model(scoring, device=device, dtype=dtype, seed=0, layer_spec=config.model.layer_spec)
+        self._model = build_model(scoring, device=device, dtype=dtype, seed=None, layer_spec=config.model.layer_spec)
         load_full(self._model, scoring, weights)
         self._model.requires_grad_(False).eval()
         self._device = device

@@ -122,11 +122,14 @@ def _targets(model: nn.Module, shape: ModelShape) -> Iterator[tuple[Parameter, n
         raise ValueError(f"the model has parameters that are not in its table: {', '.join(sorted(local))}")
 
 
-def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int) -> None:
-    """Fill in initial weights, independent of the layout: each name has its own generator."""
+def initialize_parameters(model: nn.Module, shape: ModelShape, *, seed: int | None) -> None:
+    """Fill in initial weights, independent of the layout: each name has its own generator. `seed` None: zeros."""
     rank, ranks = tensor_rank()
     with torch.no_grad():
         for row, own in _targets(model, shape):
+            if seed is None:
+                own.zero_()
+                continue
             own.copy_(slice_for(initial_value(row, seed), row.split, rank, ranks))
 
 

@@ -22,6 +22,7 @@ from async_rl.megatron.parameters.full_parameters import (
 from async_rl.models.shape import ModelShape
 from async_rl.transport.digest import specs_of
 from tests.support.full_parameters import gather_full
+from tests.support.operations import Operations
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
@@ -87,6 +88,19 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     drawn = [tensor for tensor in one.values() if tensor.dim() == 2]
     for left, right in itertools.combinations(drawn, 2):
         assert not torch.equal(left.flatten()[:32], right.flatten()[:32])
+
+
+def test_weights_that_are_loaded_later_are_not_drawn() -> None:
+    drawn = model()
+    with Operations() as counted:
+        empty = build_model(SHAPE, device=CPU, dtype=torch.float32, seed=None)
+    assert not [name for name in counted.calls if "rand" in name or "normal" in name]
+    assert all(not parameter.any() for parameter in empty.parameters())
+    weights = gather_full(drawn, SHAPE)
+    assert weights is not None
+    load_full(empty, SHAPE, weights)
+    for left, right in zip(empty.parameters(), drawn.parameters(), strict=True):
+        assert torch.equal(left, right)
 
 
 def test_a_snapshot_is_not_the_live_model() -> None:

@@ -1,13 +1,10 @@
 """The rotary embedding of packed rows: Megatron's formula, once for all sequences and layers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.megatron import parallel
 from async_rl.megatron.attention.rope_scaling import attention_factor
@@ -18,6 +15,7 @@ from async_rl.megatron.model import ComputeOptions, Recompute, build_chunks, for
 from async_rl.megatron.parallel import context_group
 from async_rl.models.rope import RopeScaling
 from async_rl.models.shape import ModelShape, Window
+from tests.support.operations import Operations
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(
@@ -62,24 +60,6 @@ def test_gradients_are_turned_back() -> None:
     with torch.no_grad():
         without = rotation.turn(heads)
     assert torch.equal(rotation.turn(heads), without)
-
-
-class Operations(TorchDispatchMode):
-    """Counts what torch computes while inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.calls[str(func)] += 1
-        return func(*args, **(kwargs if kwargs is not None else {}))
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
