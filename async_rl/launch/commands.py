@@ -62,13 +62,20 @@ def environment(config: AnyRun, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a role: the inherited ones plus those it needs."""
     given = {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     given.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch's stores print stack traces when a worker leaves
-    given.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's tensor parallelism relies on this order of kernels
     if config.learner.deterministic:
         given.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS sums in varying order
     if computes_on_cpu(config):  # processes share the cores; a thread pool in each would slow down all of them
         for name in _THREAD_SETTINGS:
             given.setdefault(name, "1")
     return given
+
+
+def learner_environment(config: AnyRun, shared: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a learner's ranks, from those of all roles."""
+    if config.learner.parallel.tensor == config.learner.parallel.context == 1:
+        return {**shared}
+    # Megatron relies on this order of kernels here; anywhere else, copies would wait for the computation that they run beside
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **shared}
 
 
 def computes_on_cpu(config: AnyRun) -> bool:

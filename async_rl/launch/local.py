@@ -22,7 +22,15 @@ from async_rl.durable.private_files import keep_files_private
 from async_rl.durable.row_file import rows_of
 from async_rl.durable.whole_file import write_whole
 from async_rl.errors import ConfigError
-from async_rl.launch.commands import SCHEDULED, WORKER_INDEX, command, computes_on_cpu, environment, ranks_command
+from async_rl.launch.commands import (
+    SCHEDULED,
+    WORKER_INDEX,
+    command,
+    computes_on_cpu,
+    environment,
+    learner_environment,
+    ranks_command,
+)
 from async_rl.launch.run_folder import make_run_folder
 from async_rl.launch.run_supervisor import RunSupervisor, Start
 from async_rl.supervision import Child, ChildSpec, drain_on_signals
@@ -158,7 +166,7 @@ def _learner(role: Literal["learner", "learner.training"], config: AnyRun, share
     return ChildSpec(
         name="learner",
         command=ranks_command(role, ["@", str(config.run_folder / "config.yaml")], config),
-        environment=shared,
+        environment=learner_environment(config, shared),
         log=None,
         policy=config.supervision.policy,
         grace_s=CHECKPOINT_GRACE_S,

@@ -15,7 +15,7 @@ from async_rl.cli.main import VERBS, dispatch
 from async_rl.cli.run import load_with_name
 from async_rl.config.loading import load
 from async_rl.errors import ConfigError
-from async_rl.launch.commands import command, environment, ranks_command
+from async_rl.launch.commands import command, environment, learner_environment, ranks_command
 from async_rl.launch.local import prepare_folder, specs
 from tests.support.run_processes import finished
 
@@ -131,6 +131,17 @@ def test_one_thread_each_on_a_cpu_unless_told_otherwise() -> None:
     assert environment(config, {})["OMP_NUM_THREADS"] == "1"
     assert environment(config, {"OMP_NUM_THREADS": "6"})["OMP_NUM_THREADS"] == "6"
     assert "OMP_NUM_THREADS" not in environment(load([*QUICKSTART, "--device", "cuda"]), {})
+
+
+@pytest.mark.parametrize(("layout", "wanted"), [({}, None), ({"tensor": 2}, "1"), ({"context": 2}, "1"), ({"expert": 2}, None)])
+def test_kernels_wait_for_each_other_only_in_learners_that_need_it(layout: dict[str, int], wanted: str | None) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    sizes = [word for key, size in layout.items() for word in (f"--learner.parallel.{key}", str(size))]
+    config = load([*QUICKSTART, *sizes])
+    shared = environment(config, {})
+    assert name not in shared
+    assert learner_environment(config, shared).get(name) == wanted
+    assert learner_environment(config, {name: "8"})[name] == "8"
 
 
 def test_several_ranks_have_a_parent() -> None:
