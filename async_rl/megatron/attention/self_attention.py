@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -255,9 +256,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedS
     if query.shape[1] != key.shape[1]:
         if "enable_gqa" in known:
             options["enable_gqa"] = True
-        else:
-            repeats = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        elif not takes_fewer_kv_heads(kernel, query.device, query.dtype, query.shape[1], key.shape[1], query.shape[2]):
+            key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     if scores.scale is not None:
         if "scale" in known:
             options["scale"] = scores.scale
@@ -268,3 +268,36 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, packing: PackedS
     )
     assert isinstance(out, Tensor)
     return out
+
+
+@cache
+def takes_fewer_kv_heads(
+    kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> bool:
+    """Whether a kernel without the argument `enable_gqa` shares each key head among query heads, gradients included.
+
+    Tried once with a few tokens, because releases differ and none says it.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    sizes = [(4, count, dim) for count in (heads, kv_heads, kv_heads)]
+    given = [torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes]
+    bounds = torch.tensor([0, 4], dtype=torch.int32, device=device)
+
+    def tried(*, repeat: bool) -> list[Tensor]:
+        query, *pair = [each.clone().requires_grad_() for each in given]
+        key, value = [_repeated(each, heads) if repeat else each for each in pair]
+        out = kernel(query, key, value, bounds, bounds, 4, 4)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [query, *pair])]
+
+    try:
+        shared = tried(repeat=False)
+    except (RuntimeError, ValueError):
+        return False
+    return all(
+        found.shape == wanted.shape and torch.allclose(found, wanted, atol=0.1, rtol=0.05)
+        for found, wanted in zip(shared, tried(repeat=True), strict=True)
+    )
+
+
+def _repeated(heads: Tensor, count: int) -> Tensor:
+    return heads.repeat_interleave(count // heads.shape[1], dim=1)
