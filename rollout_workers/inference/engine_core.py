@@ -59,7 +59,7 @@ class EngineCore:
             shape,
             device=device,
             dtype=dtype,
-            seed=None,  # it serves nothing before version 0
+            seed=seed,
             layer_spec=layer_spec,
             attention=attention,
         )
