@@ -53,7 +53,7 @@ def config(
     experts: int | None = None,
     clip_grad: float = 0.2,
     epochs: int = 1,
-    tied: bool = False,
+    tied: bool = True,
     recompute: str = "none",
     logits_gb: float = 2.0,
     precision: str = "auto",

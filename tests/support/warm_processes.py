@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ def use_server(address: str | None = None) -> None:
     _SERVER.ensure_running = resource_tracker.ensure_running
 
 
+LEFT_ALONE_S = 60.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     returncode: int
@@ -57,19 +61,27 @@ def run_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float 
         ]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + timeout_s
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+        _wait_for_ranks(processes, timeout_s)
         late = [process for process in processes if process.exitcode is None]
         for process in late:
             process.kill()
             process.join()
         said = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
-        assert not late, f"{module}: ranks {[each.name for each in late]} did not end in {timeout_s:g} s; they said: {said}"
+        assert not late, f"{module}: ranks {[each.name for each in late]} did not end in time; they said: {said}"
         return [
             Ended(returncode=process.exitcode if process.exitcode is not None else -1, stderr=text)
             for process, text in zip(processes, said, strict=True)
         ]
+
+
+def _wait_for_ranks(processes: Sequence[BaseProcess], timeout_s: float) -> None:
+    """Wait for all to end. After one has failed, the others, which may wait for it, have LEFT_ALONE_S."""
+    deadline = time.monotonic() + timeout_s
+    while running := [process for process in processes if process.exitcode is None]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + LEFT_ALONE_S)
+        if not wait([process.sentinel for process in running], max(0.0, deadline - time.monotonic())):
+            return
 
 
 def play_ranks(module: str, *arguments: object, ranks: int = 2, timeout_s: float = 200) -> None:

@@ -106,13 +106,13 @@ def take_up(rank_group: RankGroup, root: Path, writer: str, reader: str) -> list
     assert rank_group.load(root / writer) == {"version": 12}
     rank_group.save(root / f"{reader}-of-{writer}", step=SAVED_AT, extra={}, keep=2).result()
     rank_group.run(OpenSender(fence=1))
-    saved = rank_group.run(PackVersion(version=1, keep=()))
+    saved = rank_group.run(PackVersion(version=1, keep=())).result()
     rows = train(rank_group, SAVED_AT + 1, STEPS)
     (checkpoint,) = candidates(root / writer)
-    assert rank_group.run(PackCheckpoint(version=2, keep=(), checkpoint=str(checkpoint))) == saved, (
-        "a checkpoint is served bit for bit as it was, whichever layout wrote it"
-    )
-    assert rank_group.run(PackVersion(version=3, keep=())) != saved, "nothing of it is in the model"
+    served = rank_group.run(PackCheckpoint(version=2, keep=(), checkpoint=str(checkpoint)))
+    assert served is not None
+    assert served.result() == saved, "a checkpoint is served bit for bit as it was, whichever layout wrote it"
+    assert rank_group.run(PackVersion(version=3, keep=())).result() != saved, "nothing of it is in the model"
     return rows
 
 

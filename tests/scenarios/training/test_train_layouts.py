@@ -44,7 +44,7 @@ def test_training_is_that_of_one_process(root: Path, alone: Any, layout: str, me
     found = json.loads((root / layout / method / "notes.json").read_text())
     assert len(found["rows"]) == len(notes.rows) == 2
     assert [row["step"] for row in found["examined"]] == [0, 2]
-    for row in (found["examined"][0], notes.examined[0]):
+    for row in (found["rows"][0], notes.rows[0], found["examined"][0], notes.examined[0]):
         row.pop("accuracy", None)  # of two models that are the same yet, rounding says which is ahead
     for ours, expected in zip([*found["rows"], *found["examined"]], [*notes.rows, *notes.examined], strict=True):
         assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -187,7 +187,7 @@ class Stage:
             sender = await opened.enter_async_context(WeightSender(board, case.config.wire, rank_sender, "cpu", fence=fence))
             for version in range(PUSHES * number, PUSHES * (number + 1)):
                 save_file(weights_of(rank_group), weights_file(self.root, case.model, version))
-                digest = rank_group.run(PackVersion(version=version, keep=()))
+                digest = rank_group.run(PackVersion(version=version, keep=())).result()
                 record = VersionRecord(version=version, timeline="a", step=version, digest=digest)
                 await all_behind(sender, version, members)
                 report = await sender.push(record)
