@@ -202,9 +202,10 @@ async def test_what_an_engine_refuses_is_refused_from_afar(pair: EngineFleet) ->
 
 async def test_a_tensor_rank_that_is_killed_ends_all_that_waits_for_it(pair: EngineFleet) -> None:
     watched = asyncio.ensure_future(pair.watch())
-    waiting = [asyncio.ensure_future(pair.generate([5], LONG)) for _ in range(4)]
-    await pair.generate([5], GenerationArgs(max_tokens=1))
     (victim,) = (pid for pid, line in ranks().items() if '"rank":1' in line)
+    waiting = [asyncio.ensure_future(pair.generate([5], LONG)) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert list(pair.loads) == [4]
     os.kill(victim, signal.SIGKILL)
     for one in [*waiting, watched]:
         with pytest.raises(ServiceStopped, match="engine 0, rank 1 was ended by SIGKILL"):
@@ -238,9 +239,10 @@ async def test_replicas_share_the_work_swap_together_and_end_together() -> None:
             for completion in await asyncio.gather(*(running.generate(prompt) for prompt in asked)):
                 assert {span.version for span in completion.versions} == {1}
 
-            waiting = [asyncio.ensure_future(running.generate([5], LONG)) for _ in range(4)]
-            await running.generate([5], GenerationArgs(max_tokens=1))
             (victim,) = (pid for pid, line in ranks().items() if "engine-1" in line)
+            waiting = [asyncio.ensure_future(running.generate([5], LONG)) for _ in range(4)]
+            await asyncio.sleep(0)
+            assert list(running.loads) == [2, 2]
             os.kill(victim, signal.SIGKILL)
             for one in waiting:  # also those of the other engine: the worker starts again as a whole
                 with pytest.raises(ServiceStopped, match="engine 1, rank 0 was ended by SIGKILL"):
