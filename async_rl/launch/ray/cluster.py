@@ -67,9 +67,15 @@ class Cluster:
         return self._ray.remote(kind).options(max_restarts=0, **options).remote(*arguments)
 
     def named(self, kind: type, name: str, *arguments: object) -> Actor:
-        """Start an actor that `find` finds, which needs no resources. Raises ConfigError if there is one of this name."""
+        """Start an actor that `find` finds, on this machine, whose fate it shares; it needs no resources.
+
+        Raises ConfigError if there is one of this name.
+        """
+        strategies: Any = import_module("ray.util.scheduling_strategies")
+        here = strategies.NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"name": name, "num_cpus": 0, "max_restarts": 0, "scheduling_strategy": here}
         try:
-            return self._ray.remote(kind).options(name=name, num_cpus=0, max_restarts=0).remote(*arguments)
+            return self._ray.remote(kind).options(**options).remote(*arguments)
         except ValueError as error:
             raise ConfigError(f"this Ray cluster already has {name}: {str(error).splitlines()[0]}") from error
 
@@ -90,8 +96,11 @@ class Cluster:
         self._ray.kill(actor)
 
     def wait(self, answer: Any) -> Any:
-        """Block until an actor has answered. Raises what it raised."""
-        return self._ray.get(answer)
+        """Block until an actor has answered. Raises ConfigError if it has ended meanwhile, else what it raised."""
+        try:
+            return self._ray.get(answer)
+        except self._ray.exceptions.RayActorError as error:
+            raise ConfigError("the fleet has ended before it answered") from error
 
     async def answer(self, answer: Any) -> Any:
         """What an actor's method returned; None if the actor has ended, or its machine."""

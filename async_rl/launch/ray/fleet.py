@@ -97,8 +97,8 @@ class Fleet:
         return sorted(names, key=lambda name: plan.worker_index(name) or 0)
 
     async def answer_requests(self, stop: asyncio.Event) -> None:
-        while True:
-            request: FleetRequest = await self._cluster.answer(self._desk.next_request.remote())
+        request: FleetRequest | None
+        while (request := await self._cluster.answer(self._desk.next_request.remote())) is not None:
             sentence = await self._do(request, stop)
             await self._cluster.answer(self._desk.answer.remote(sentence))
 
