@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,9 +37,9 @@ class BatchCache:
             input_ids=tokens,
             position_ids=self._lengths[:, None] + torch.arange(added, device=tokens.device),
             attention_mask=columns >= (self._width - self._lengths)[:, None],
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{_cache_argument(type(model)): self._cache},
         )
         self._lengths = self._lengths + added
         self._width += added
@@ -64,6 +66,12 @@ class BatchCache:
                 layer.values = torch.cat([_padded(layer.values, width), _padded(added.values, width)])
         self._lengths = torch.cat([self._lengths, other._lengths])
         self._width = width
+
+
+@cache
+def _cache_argument(kind: type) -> str:
+    """The argument of a model's `forward` that takes the cache: transformers 5.24 renamed it."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 def _kept(states: Tensor, rows: Tensor, width: int) -> Tensor:
