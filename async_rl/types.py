@@ -198,7 +198,7 @@ class EpisodeSpan(NamedTuple):
     start_s: float
     stop_s: float
     oldest_version: int = -1
-    """Of a generation: the versions that sampled it."""
+    """Oldest version that sampled the generation; -1 where nothing was sampled."""
     newest_version: int = -1
 
 

@@ -12,7 +12,7 @@ from buffer.rules.ticket_record import BadRecord, parse_record
 from buffer.run_in_redis import RunInRedis
 
 LOOKED_AT = 32
-"""Of the oldest ready groups; scripts/take.lua drops as many at once."""
+"""Oldest ready groups that are looked at; scripts/take.lua drops as many at once."""
 MOST = 8
 """Groups that are read: a learner that falls far behind must not spend its time on what it drops."""
 

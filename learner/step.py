@@ -39,7 +39,7 @@ RowT = TypeVar("RowT", bound=ModelRow)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowLoss(Generic[RowT]):
     names: TotalNames
-    """Of its totals; "loss" is among the sums."""
+    """Names of its totals; "loss" is among the sums."""
     of_row: Callable[[RowT, PackedOutput], Loss]
     """Returns the row's share of the update's loss, on the ranks that hold the last layer."""
 

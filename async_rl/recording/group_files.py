@@ -15,7 +15,7 @@ from async_rl.durable.row_file import RowFile, rows_of
 from async_rl.durable.whole_file import write_all
 from async_rl.recording.recorded import GroupFacts, GroupMeasures, row_of, write_record
 from async_rl.recording.rows import read_row, write_row
-from async_rl.recording.segments import Segments, data_path, files_of
+from async_rl.recording.segments import SegmentedFile, data_path, files_of
 from async_rl.types import RolloutGroup
 
 
@@ -23,7 +23,7 @@ class GroupFiles:
     """Appends groups. `add` raises OSError; the files stay readable."""
 
     def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
-        self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_groups)
+        self.segments = SegmentedFile(folder, name, max_bytes=max_bytes, count=count_groups)
         self._index: RowFile | None = None
         self._data = -1
         self._size = self._end = 0

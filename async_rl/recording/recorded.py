@@ -49,10 +49,10 @@ class GroupFacts:
     is_head: bool = False
     """The texts are cut to `HEAD_CHARACTERS`, and there are no tokens."""
     counts: tuple[tuple[int, int], ...] = ()
-    """Of a head: sampled tokens and tokens of each rollout."""
+    """Sampled tokens and tokens of each rollout; only a head has them."""
     advantages: tuple[float | None, ...] = ()
-    """Of each rollout in the step that it first trained, None where it is not trained. Empty: it was dropped, or its objective
-    has no single advantage per rollout."""
+    """One for each rollout, in the step that it first trained; None where it is not trained. Empty: the group was dropped, or its
+    objective has no single advantage per rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

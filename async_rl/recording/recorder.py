@@ -20,7 +20,7 @@ from async_rl.recording.events import Event, count_events, write_event
 from async_rl.recording.group_files import GroupFiles
 from async_rl.recording.reading import EVENTS, ROLLOUTS
 from async_rl.recording.recorded import GroupFacts, RecordedGroup, group_event, measure
-from async_rl.recording.segments import Segments
+from async_rl.recording.segments import SegmentedFile
 from async_rl.recording.spans.export import SpanExport
 from async_rl.types import RolloutGroup
 
@@ -40,7 +40,7 @@ class EventFile:
     """Appends events to numbered files. `add` raises OSError."""
 
     def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
-        self.segments = Segments(folder, name, max_bytes=max_bytes, count=count_events)
+        self.segments = SegmentedFile(folder, name, max_bytes=max_bytes, count=count_events)
         self._file: RowFile | None = None
         self._size = 0
 

@@ -52,7 +52,7 @@ class LetGo:
         )
 
 
-class Segments:
+class SegmentedFile:
     """The numbered files of one writer, NAME-000001.jsonl and so on; a data file of the same number may lie beside each."""
 
     def __init__(self, folder: Path, name: str, *, max_bytes: int, count: Callable[[Path], tuple[Mapping[str, int], float]]):

@@ -49,7 +49,7 @@ class RunView:
         self._resumed_at = 0
         """The file's row of the last resume: evaluations of later steps were of weights that are gone."""
         self._id = secrets.token_hex(8)
-        """Of this server: positions of another one mean nothing."""
+        """Names this server: positions that another one gave mean nothing."""
 
     def close(self) -> None:
         self._rows.close()

@@ -52,7 +52,7 @@ class PackedBatch:
     magnitudes: tuple[float, ...]
     """Mean |advantage| of each group's rollouts."""
     advantages: tuple[tuple[float | None, ...], ...]
-    """Of each rollout of each group, None where it is not trained. Empty if a rollout has no single one."""
+    """One for each rollout of each group, None where it is not trained. Empty if a rollout has no single one."""
 
     @property
     def num_shards(self) -> int:

@@ -141,7 +141,7 @@ class LoadCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class KeepAlive:
     """Do nothing: keeps the wait of the other ranks within the time limit of a collective."""
 
     def apply(self, rank: Rank) -> None: ...
@@ -156,7 +156,7 @@ class Stop:
 
 _ORDERS: Mapping[str, type[Order[Any]]] = {
     each.__name__: each
-    for each in (TrainStep, OpenSender, PackVersion, PackCheckpoint, SaveCheckpoint, LoadCheckpoint, Idle, Stop)
+    for each in (TrainStep, OpenSender, PackVersion, PackCheckpoint, SaveCheckpoint, LoadCheckpoint, KeepAlive, Stop)
 }
 
 

@@ -126,7 +126,7 @@ def follow(
     """Run a rank above 0 until rank 0 stops it. Raises ServiceStopped if another rank is lost.
 
     consumes: orders      waits for:    rank 0
-    produces: nothing     unblocked by: an order (Idle, at the least, well within parallel.GROUP_TIMEOUT); rank 0's death
+    produces: nothing     unblocked by: an order (KeepAlive, at the least, well within parallel.GROUP_TIMEOUT); rank 0's death
     """
     # Launchers signal every rank; rank 0 alone decides how the run ends, and needs the others for its last checkpoint.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -26,7 +26,7 @@ from learner.checkpoints.writing import Written
 from learner.lost_peers import naming_lost_peers
 from learner.objective import Objective
 from learner.progress import Progress
-from learner.ranks.orders import Idle, OpenSender, PackCheckpoint, PackVersion
+from learner.ranks.orders import KeepAlive, OpenSender, PackCheckpoint, PackVersion
 from learner.ranks.rank_group import RankGroup
 from learner.step import StepResult
 
@@ -144,7 +144,7 @@ class RankGroupThread:
 
     async def idle(self) -> None:
         """Keep the other ranks waiting: call it well within parallel.GROUP_TIMEOUT of the last order."""
-        await self._call(self._rank_group.run, Idle())
+        await self._call(self._rank_group.run, KeepAlive())
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function on the thread. A cancelled caller still waits for it: a step cannot be left half done."""

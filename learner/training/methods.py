@@ -27,7 +27,7 @@ from learner.training.packed import ExampleCounts
 
 class Method(Protocol):
     names: TotalNames
-    """Of the loss's totals."""
+    """Names of the loss's totals."""
 
     def prepared(self, rows: Sequence[ModelRow]) -> Sequence[ModelRow]:
         """Return the rows with the outputs of other models. Collective."""

@@ -28,7 +28,7 @@ class BatchSampler:
         self._tokenizer = tokenizer
         self._requests: Sequence[int] = []
         self._generations: list[Generation] = []
-        """Of `_requests`, those of the last step."""
+        """Generations of `_requests`."""
         self._make_draw = _with_triton(device, seed) if uses_triton(device, kernels) else _with_torch(device, seed)
         self._draw = self._make_draw([])
         self._tokens: list[int] = []

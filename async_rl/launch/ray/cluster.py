@@ -14,8 +14,8 @@ NAMESPACE = "async-rl"
 LOCAL = "local"
 
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""For a cluster of this machine alone: Ray then listens on the loopback interface, as it does on desktops. Whoever reaches
-Ray's ports can run code."""
+"""For a cluster of this machine alone: Ray then listens on the loopback interface, as it does on desktops. Access to
+Ray's ports is enough to run code."""
 
 Actor = Any
 """A handle of an actor; its methods have `remote`, which returns an awaitable."""

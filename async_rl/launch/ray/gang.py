@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from async_rl.launch.ray.cluster import Actor, Cluster
-from async_rl.launch.ray.member import Member, MemberPlace
+from async_rl.launch.ray.member import FleetMember, MemberPlace
 from async_rl.launch.ray.plan import GangPlan
 from async_rl.supervision import Restarted, RestartPolicy
 from async_rl.supervision.processes.restarting import RestartedSpec
@@ -81,7 +81,7 @@ class Gang(Restarted):
         settings = self._settings
         self._actors = [
             self._cluster.place(
-                Member,
+                FleetMember,
                 member,
                 settings.config_yaml,
                 settings.secrets,

@@ -30,7 +30,7 @@ class MemberPlace:
     """Process id of the actor."""
 
 
-class Member:
+class FleetMember:
     """Starts the process once, and ends with it. It is the actor's child: the kernel ends it if the actor dies."""
 
     def __init__(self, plan: MemberPlan, config_yaml: str, secrets: Mapping[str, str], is_one_of_several: bool) -> None:

@@ -62,7 +62,7 @@ class Context(DynamicInferenceContext):  # pyright: ignore[reportGeneralTypeIssu
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.rotations: dict[int, Rotation] = {}
-        """Of the tokens of this step, for each of the model's two kinds of layers."""
+        """Rotations of the tokens of this step, for each of the model's two kinds of layers."""
         super().__init__(*args, **kwargs)
 
     def initialize_attention_state(self, **arguments: Any) -> Any:

@@ -61,7 +61,7 @@ class SpanMaker:
         """`run`: its id. `share`: the part of the groups that gets spans; steps and pushes always get them."""
         self._run, self._share = run, share
         self._timeline = ""
-        """Of the learner: one that resumes may train the same steps again."""
+        """Id of the learner's timeline: one that resumes may train the same steps again."""
         self._trained: deque[_Trained] = deque(maxlen=GROUPS_REMEMBERED)
 
     # -- groups ---------------------------------------------------------------------------------------------------
