@@ -51,8 +51,8 @@ class GroupFacts:
     counts: tuple[tuple[int, int], ...] = ()
     """Sampled tokens and tokens of each rollout; only a head has them."""
     advantages: tuple[float | None, ...] = ()
-    """One for each rollout, in the step that it first trained; None where it is not trained. Empty: the group was dropped, or its
-    objective has no single advantage per rollout."""
+    """One for each rollout, in the step that it first trained; None where it is not trained. Empty: the group was dropped, or
+    its objective has no single advantage per rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
