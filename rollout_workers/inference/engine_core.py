@@ -59,7 +59,7 @@ class EngineCore:
             shape,
             device=device,
             dtype=dtype,
-            seed=seed,
+            seed=None,  # it serves nothing before version 0
             layer_spec=layer_spec,
             attention=attention,
         )
