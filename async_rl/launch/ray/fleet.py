@@ -15,7 +15,7 @@ import structlog
 from async_rl.config import Config
 from async_rl.config.loading import to_yaml
 from async_rl.errors import ConfigError
-from async_rl.launch.ray import plan
+from async_rl.launch import fleet_plan as plan
 from async_rl.launch.ray.cluster import Actor, Cluster
 from async_rl.launch.ray.desk import Desk, DrainOne, FleetRequest, ProcessRow, Scale, StopAll, desk_name
 from async_rl.launch.ray.gang import WAITING, FleetSettings, Gang, starts

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from async_rl.launch.fleet_plan import GangPlan
 from async_rl.launch.ray.cluster import Actor, Cluster
 from async_rl.launch.ray.member import FleetMember, MemberPlace
-from async_rl.launch.ray.plan import GangPlan
 from async_rl.supervision import Restarted, RestartPolicy
 from async_rl.supervision.processes.restarting import RestartedSpec
 

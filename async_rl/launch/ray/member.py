@@ -12,11 +12,10 @@ from tempfile import TemporaryDirectory
 from async_rl.config import Config
 from async_rl.config.loading import load_file
 from async_rl.durable.private_files import keep_files_private
-from async_rl.launch.commands import command, environment, ranks_command
+from async_rl.launch.fleet_plan import MemberPlan
+from async_rl.launch.member_spec import member_spec
 from async_rl.launch.ray.cluster import this_machine
-from async_rl.launch.ray.plan import MemberPlan
-from async_rl.supervision import Child, ChildSpec, FatalExit, RestartPolicy
-from async_rl.supervision.processes.ranks import RANK_VARIABLES
+from async_rl.supervision import Child, FatalExit, RestartPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,16 @@ class FleetMember:
             path = Path(folder) / "config.yaml"
             path.write_text(self._config_yaml)
             config = load_file(Config, path)
-            words = [*self._plan.words, "@", str(path)]
-            if self._plan.role == "learner" and self._is_one_of_several:
-                words += ["--wire.host", this_machine()[1]]
-            self._child = Child(self._spec(config, words), on_start=lambda _name, _pid: None)
+            spec = member_spec(
+                self._plan,
+                config,
+                path,
+                {**os.environ, **self._secrets},
+                address=this_machine()[1] if self._is_one_of_several else None,
+                policy=RestartPolicy(limit=0, silence_s=config.supervision.policy.silence_s),  # the fleet restarts it
+                log=config.run_folder / "logs" / f"{self._plan.name}.log" if self._plan.has_log else None,
+            )
+            self._child = Child(spec, on_start=lambda _name, _pid: None)
             if self._is_asked_to_end:
                 return 0
             try:
@@ -71,16 +76,3 @@ class FleetMember:
         self._is_asked_to_end = True
         if self._child is not None:
             self._child.terminate()
-
-    def _spec(self, config: Config, words: list[str]) -> ChildSpec:
-        plan = self._plan
-        inherited = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        return ChildSpec(
-            name=plan.name,
-            command=ranks_command("learner", words, config, plan.ranks)
-            if plan.role == "learner"
-            else command(plan.role, words),
-            environment=environment(config, {**inherited, **self._secrets}),
-            log=config.run_folder / "logs" / f"{plan.name}.log" if plan.has_log else None,
-            policy=RestartPolicy(limit=0, silence_s=config.supervision.policy.silence_s),  # the fleet restarts it
-        )

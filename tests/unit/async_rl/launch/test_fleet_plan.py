@@ -4,7 +4,7 @@ import pytest
 
 from async_rl.config import Config
 from async_rl.errors import ConfigError
-from async_rl.launch.ray import plan
+from async_rl.launch import fleet_plan as plan
 from async_rl.supervision.processes.ranks import RankRange
 
 

@@ -1,4 +1,4 @@
-"""Pure: which processes a fleet has, and what each needs of the machine that it is placed on."""
+"""Which processes a fleet on a cluster has, and what each needs of the machine that it is placed on."""
 
 from __future__ import annotations
 
