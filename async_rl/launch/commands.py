@@ -22,6 +22,7 @@ Role = Literal[
     "learner.training.checking",
     "learner.models",
     "learner.models.shrinking",
+    "learner.simulation",
     "rollout_workers",
     "rollout_workers.inference.replicas.rank",
     "rollout_workers.attaching",

@@ -23,6 +23,8 @@ POLICY = ""
 """Before the names of the policy's parts; those of a critic begin with "critic's "."""
 PACKED = "packed weights"
 """The part of a learner with copies of the versions that are being sent."""
+PUSHED = "weights of a push"
+"""The part of the host with what every worker gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,7 @@ def _concurrent(config: Config) -> int:
 
 def _host(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     buffer = config.buffer_mb(_sequence_tokens(config, shape)) * 2**20
-    return _parts({"buffer": round(buffer), "weights of a push": _push_bytes(config, shape)})
+    return _parts({"buffer": round(buffer), PUSHED: _push_bytes(config, shape)})
 
 
 def _push_bytes(config: Config, shape: ModelShape) -> int:
