@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Processes of the tests: more than cores, because half of the tests wait most of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
-.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check gpu-bench gpu-wheels docs docs-serve reference clean
+.PHONY: help setup demo picture screenshots test test-fast test-py312 test-py313 test-slow recipes test-adapters chaos-buffer chaos soak wire-faults fuzz-ports check format bench gpu-check gpu-bench gpu-wheels docs docs-serve reference signatures clean
 
 help:
 	@echo "make demo       train a tiny model on this CPU (minutes)"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench      the benchmarks, as one table          make gpu-check  check what works on this GPU, and how fast"
 	@echo "make docs       the pages as a site with search, in build/docs; a wrong link fails      make docs-serve  the same, served on port 8000"
 	@echo "make reference  write the pages of docs/ that are made from the code"
+	@echo "make signatures  write the table of what released torch, Megatron and Transformer Engine take, from their sources"
 	@echo "make gpu-bench  measure decoding, training and swaps on one GPU beside their goals; on a CPU a dry run"
 	@echo "make gpu-wheels  fetch what a GPU machine without a package index lacks, into .whl/"
 	@echo "make clean      remove caches and builds; .venv and runs/ stay"
@@ -118,6 +119,10 @@ reference: $(VENV)/.dev
 	$(BIN)/async-rl metrics > docs/metric_names.md
 	$(BIN)/async-rl verbs > docs/verbs.md
 	$(BIN)/python docs/site/python_api.py > docs/python_api.md
+
+# Fetches the sources that it reads, 14 MB, into .cache/. Run it when a call or a supported release is new.
+signatures: $(VENV)/.dev
+	$(BIN)/python -m tests.support.signatures.table
 
 gpu-bench: $(VENV)/.run
 	@$(BIN)/python benchmarks/gpu_bench.py $(WITH)
