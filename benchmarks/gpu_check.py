@@ -22,8 +22,8 @@ from gpu_checks.runner import Check, Figure, Result, Runner, environment
 BUDGET_S = 470.0
 """Time for all checks together; those that have not begun by then are skipped."""
 
-ENGINE, KERNELS, LEARNER, MODEL, WIRE = (
-    f"gpu_checks.{name}_checks" for name in ("engine", "kernel", "learner", "model", "wire")
+ENGINE, GRAPHS, KERNELS, LEARNER, MODEL, WIRE = (
+    f"gpu_checks.{name}_checks" for name in ("engine", "graph", "kernel", "learner", "model", "wire")
 )
 CHECKS = (
     Check(name="environment", module="gpu_checks.machine_checks", limit_s=90),
@@ -35,6 +35,7 @@ CHECKS = (
     Check(name="cuda ipc", module=WIRE, limit_s=90, gpu_only="CUDA's memory between processes"),
     Check(name="packing", module=MODEL, limit_s=60),
     Check(name="logprobs", module=ENGINE, limit_s=90),
+    Check(name="graphs", module=GRAPHS, limit_s=90),
     Check(name="decode 0.6B", module=ENGINE, limit_s=120, gpu_only="a model of 0.6 B parameters"),
     Check(name="learn 0.6B", module=LEARNER, limit_s=120, gpu_only="training 0.6 B parameters"),
     Check(name="push in place", module=WIRE, limit_s=90),

@@ -146,8 +146,12 @@ class WorkerConfig(Section):
     kv_block_tokens: PositiveInt = 64
     """Tokens per block of the paged KV cache. Multiples of 256 let FlashAttention read it, if that is installed."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
-    """Kernels of the engine. `auto`: Triton on GPUs, and FlashAttention where it is installed and can read the cache; torch on
-    a CPU. `torch` on a GPU is slow, and good for comparing (docs/inference.md)."""
+    """Kernels of the engine. `auto`: Triton on GPUs, torch on a CPU. With cuda_graphs `never`, FlashAttention where it is
+    installed and can read the cache. `torch` on a GPU is slow, and good for comparing (docs/inference.md)."""
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
+    """Replay steps in which all generations decode as CUDA graphs, one launch each. `auto`: on GPUs, with Triton's kernels and
+    layer_spec `local`, one GPU per engine, a model without experts. `always`: refused where `auto` would not; without a GPU, a
+    dry run of the same steps. `never`: also lets FlashAttention decode, if it is installed."""
     max_running: PositiveInt = 256
     """Generations that an engine decodes at once; more wait in its queue. Small models on large GPUs can use 512 or 1024."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"

@@ -19,6 +19,28 @@ def check_kv_cache(shape: ModelShape, *, gb: float, block_tokens: int, tensor: i
         )
 
 
+def uses_cuda_graphs(shape: ModelShape, *, wanted: str, on_gpu: bool, kernels: str, layer_spec: str, tensor: int) -> bool:
+    """Whether decode steps are CUDA graphs, or without a GPU their dry run. Raises ConfigError where they are `wanted` (the
+    setting worker.cuda_graphs) and cannot be.
+    """
+    reason = _no_cuda_graphs(shape, kernels if on_gpu else "auto", layer_spec, tensor)
+    if wanted == "always" and reason is not None:
+        raise ConfigError(f"worker.cuda_graphs: always cannot be, because {reason}; auto decodes without")
+    return reason is None and wanted != "never" and (on_gpu or wanted == "always")
+
+
+def _no_cuda_graphs(shape: ModelShape, kernels: str, layer_spec: str, tensor: int) -> str | None:
+    if tensor > 1:
+        return f"worker.tensor is {tensor}, and graphs that exchange numbers between GPUs have not been tried"
+    if shape.experts is not None:
+        return "the model has experts, and the host reads in every layer how many tokens each of them gets"
+    if layer_spec != "local":
+        return f"model.layer_spec is {layer_spec}, and only `local` has been written for it"
+    if kernels == "torch":
+        return "worker.kernels is torch, where the sizes of tensors depend on the lengths of sequences"
+    return None
+
+
 def check_worker_ranks(shape: ModelShape, tensor: int, expert: int) -> None:
     """Raise ConfigError unless that many ranks can divide the model, and its experts."""
     widths = {"kv_heads": shape.kv_heads, "ffn": shape.ffn, "the width of its shared expert": shape.shared_ffn}

@@ -189,7 +189,7 @@ async def _swap(machine: Machine, shape: ModelShape, report: Report) -> None:
         async with asyncio.TaskGroup() as group:
             generating = group.create_task(generate(running, asked, [budget] * len(asked)))
             for number in (1, 2):
-                await _until_generated(running, number * len(asked) * budget // 3)
+                await until_generated(running, number * len(asked) * budget // 3)
                 machine.synchronize()
                 started = time.perf_counter()
                 await running.swap(number, sets[number])
@@ -206,7 +206,7 @@ async def _swap(machine: Machine, shape: ModelShape, report: Report) -> None:
     report.require(len({each.versions for each in found}) <= 2, "the swap came between different steps for different requests")
 
 
-async def _until_generated(running: MegatronEngine, tokens: int) -> None:
+async def until_generated(running: MegatronEngine, tokens: int) -> None:
     while running.metrics.tokens_generated < tokens:  # noqa: ASYNC110  # the engine has no event for its progress
         await asyncio.sleep(0.001)
 

@@ -14,7 +14,7 @@ from async_rl.errors import AsyncRLError, ConfigError, boundary
 from async_rl.imports.references import load_reference
 from async_rl.launch.package_guard import guard
 from async_rl.launch.preflight import CannotCheck, answer, shape_to_check, tokenizer_to_check
-from async_rl.models.engine_limits import check_kv_cache, check_worker_ranks
+from async_rl.models.engine_limits import check_kv_cache, check_worker_ranks, uses_cuda_graphs
 from async_rl.types import Failure, Task
 from rollout_workers.checking.findings import cramped, too_long
 from rollout_workers.environment_pool import opened
@@ -83,6 +83,14 @@ def _engine(config: Config) -> str:
     on_gpu = config.device != "cpu"
     check_kv_cache(
         shape, gb=worker.kv_cache_gb, block_tokens=worker.kv_block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4
+    )
+    uses_cuda_graphs(
+        shape,
+        wanted=worker.cuda_graphs,
+        on_gpu=on_gpu,
+        kernels=worker.kernels,
+        layer_spec=config.model.layer_spec,
+        tensor=worker.tensor,
     )
     return f"worker.kv_cache_gb: {worker.kv_cache_gb:g} GB hold a sequence of {shape.context_tokens:,} tokens"
 

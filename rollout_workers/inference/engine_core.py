@@ -17,9 +17,11 @@ from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
 from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from async_rl.megatron.engine import dynamic_engine as inference
-from async_rl.megatron.engine.build import EngineSettings, build_engine
+from async_rl.megatron.engine.build import EngineSettings, build_engine, capture_decoding
+from async_rl.megatron.engine.decode_graphs import DecodeGraphs
 from async_rl.megatron.model import LayerSpec, build_model
 from async_rl.megatron.parameters.full_parameters import FullParameterLoader
+from async_rl.models.engine_limits import uses_cuda_graphs
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
@@ -46,7 +48,15 @@ class EngineCore:
         layer_spec: LayerSpec,
     ) -> None:
         parallel.initialize(device=device, tensor=worker.tensor, expert=worker.expert)
-        attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels)
+        has_graphs = uses_cuda_graphs(
+            shape,
+            wanted=worker.cuda_graphs,
+            on_gpu=device.type == "cuda",
+            kernels=worker.kernels,
+            layer_spec=layer_spec,
+            tensor=worker.tensor,
+        )
+        attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels, may_be_flash=not has_graphs)
         self._shape = shape
         self._device = device
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed, kernels=worker.kernels)
@@ -77,6 +87,7 @@ class EngineCore:
             ),
         )
         self.kernel = kernel_name(attention)
+        self.graphs = self._captured(worker) if has_graphs else None
         log.info("engine is ready", device=str(device), attention=self.kernel, megatron_core=version("megatron-core"))
 
     @property
@@ -129,6 +140,8 @@ class EngineCore:
         self._loader.load(tensors)
         if self._device.type == "cuda":  # the caller may overwrite `tensors` on another stream as soon as we return
             torch.cuda.current_stream(self._device).synchronize()
+        if self.graphs is not None:
+            self.graphs.refresh()
         self._sampler.version = number
         if self._recomputes:
             inference.clear(self._engine)
@@ -160,3 +173,13 @@ class EngineCore:
 
     def close(self) -> None:
         inference.retire(self._engine)
+
+    def _captured(self, worker: WorkerConfig) -> DecodeGraphs | None:
+        """Decode steps as CUDA graphs; None, with `auto`, where the device refuses them."""
+        try:
+            return capture_decoding(self._engine, self._shape, worker.max_running)
+        except RuntimeError as error:  # torch raises nothing else for what CUDA or Triton cannot do
+            if worker.cuda_graphs == "always":
+                raise
+            log.warning("decode steps could not be captured, and run without CUDA graphs", reason=str(error))
+            return None

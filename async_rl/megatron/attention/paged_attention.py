@@ -97,13 +97,22 @@ class TritonSelfAttention(PagedSelfAttention):
         return paged_attention(*args, **options)
 
 
-def attention_for(device: torch.device, shape: ModelShape, page: int, kernels: Kernels = "auto") -> type[SelfAttention]:
+def attention_for(
+    device: torch.device, shape: ModelShape, page: int, kernels: Kernels = "auto", *, may_be_flash: bool = True
+) -> type[SelfAttention]:
     """The attention class for pages of that many tokens on a device. Raises ConfigError as `uses_triton` does.
 
-    It is Megatron's own where FlashAttention is installed and can read the pages and compute the model.
+    It is Megatron's own where FlashAttention is installed, can read the pages and compute the model, and `may_be_flash`.
     """
     is_plain = shape.window is None and shape.query_scalar is None
-    if kernels == "auto" and device.type == "cuda" and HAVE_FLASH_ATTENTION and page % FLASH_PAGE == 0 and is_plain:
+    if (
+        may_be_flash
+        and kernels == "auto"
+        and device.type == "cuda"
+        and HAVE_FLASH_ATTENTION
+        and page % FLASH_PAGE == 0
+        and is_plain
+    ):
         return SelfAttention
     # Megatron asserts FlashAttention before it calls the method that we replace.
     attention_module.HAVE_FA3 = True

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from async_rl.megatron import host
 from async_rl.megatron.compat import GPTModel
+from async_rl.megatron.engine.decode_graphs import CudaCapture, DecodeGraphs, run_again
+from async_rl.megatron.engine.decode_step import DecodeStep
 from async_rl.megatron.engine.dynamic_engine import Context, Controller, Engine, KVCacheUsage, NullTokenizer, Sampler
 from async_rl.megatron.experts.sharing import share_tokens
 from async_rl.models.engine_limits import check_kv_cache
@@ -93,6 +95,24 @@ def build_engine(model: GPTModel, shape: ModelShape, sampler: Sampler, settings:
     engine.controller.vocab_size = shape.vocab_size
     engine.controller.set_stop_word_finished_ids_callback(engine.finished)
     return engine
+
+
+def capture_decoding(engine: Engine, shape: ModelShape, rows: int) -> DecodeGraphs:
+    """Have the steps of an engine in which all of at most `rows` requests decode captured as CUDA graphs, now: its weights may
+    come later. Without a GPU they run on the graphs' tensors, uncaptured.
+    """
+    context, model = engine.context, engine.controller.inference_wrapped_model.model
+    with torch.inference_mode():
+        graphs = DecodeGraphs(
+            DecodeStep(model, context),
+            rows=rows,
+            columns=context.request_to_kv_block_ids.shape[1],
+            context_tokens=shape.context_tokens,
+            device=context.memory_buffer.device,
+            capture=run_again if host.is_needed() else CudaCapture(),
+        )
+    engine.controller.graphs = graphs
+    return graphs
 
 
 def _without_autograd(model: GPTModel) -> None:

@@ -14,6 +14,7 @@ from async_rl.megatron import host
 from async_rl.megatron.attention.rope_scaling import attention_factor
 from async_rl.megatron.attention.rotary import Rotation
 from async_rl.megatron.compat import TransformerConfig
+from async_rl.megatron.engine.decode_graphs import DecodeGraphs
 
 with host.importing():
     from megatron.core.inference import utils as inference_utils
@@ -97,6 +98,22 @@ class Controller(TextGenerationController):
 
     sampler: Sampler
     vocab_size: int
+    graphs: DecodeGraphs | None = None
+    """For the steps in which all requests decode; None: they run as the others do."""
+
+    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits [1, requests, vocabulary] of the step that the context was made ready for."""
+        context: Any = self.inference_wrapped_model.inference_context
+        if self.graphs is not None and context.is_decode_only():
+            state = context.active_attn_metadata["mha_metadata"].state_data
+            lengths, blocks, longest = state["kv_seq_lengths"], state["block_table"], state["max_seqlen_k"]
+            return self.graphs.run(token_ids[0], lengths, blocks, longest=longest)[None]
+        model = self.inference_wrapped_model.model
+        return model(token_ids, positions, None, inference_context=context, runtime_gather_output=True)
+
+    def _dynamic_step_forward_logits(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        logits = self._all_logits_cuda = self.forward(input_ids, position_ids)  # some versions return it, others store it
+        return logits
 
     def _dynamic_step_sample_bookkeeping(self) -> None: ...
 

@@ -176,8 +176,7 @@ class SchedulingEngine(Engine):
         context = self.context
         context.initialize_attention_state()
         token_ids, positions = context.current_input_and_position_ids()
-        model = self.controller.inference_wrapped_model.model
-        logits = model(token_ids, positions, None, inference_context=context, runtime_gather_output=True)
+        logits = self.controller.forward(token_ids, positions)
         requests = context.requests
         tokens, sampled = self.controller.sample(logits, requests)
         leaving = self.finished(requests)

@@ -1,36 +1,61 @@
-"""As a program under TRITON_INTERPRET=1: how an engine with Triton kernels differs from a plain forward pass."""
+"""As a program under TRITON_INTERPRET=1: how an engine with Triton kernels differs from a plain forward pass, and how decoding
+through the tensors of CUDA graphs differs from decoding without: of all generations, and of those that need no padding.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.protocols import GenerationArgs
+from async_rl.types import Completion
 from tests.support.engine_stage import ENDLESS, engine, prompts, recomputed, weights
 
-WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, kernels="triton", prompt_tokens_per_step=10)
+WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, kernels="triton", prompt_tokens_per_step=10, max_running=4)
 BUDGETS, TOP_K = (7, 3, 5), (0, 4, 0)
 
 
-async def largest_difference() -> float:
-    asked = prompts(len(BUDGETS))
-    async with engine(worker=WORKER, tokenizer=ENDLESS) as running:
+Found = Sequence[Completion]
+
+
+async def generated(cuda_graphs: str, budgets: Sequence[int], top_k: Sequence[int]) -> Found:
+    worker = WORKER.model_copy(update={"cuda_graphs": cuda_graphs})
+    async with engine(worker=worker, tokenizer=ENDLESS) as running:
         assert running.kernel == "triton"
         await running.swap(0, weights(1))
-        found = await asyncio.gather(
+        return await asyncio.gather(
             *(
-                running.generate(prompt, GenerationArgs(max_tokens=budget, top_k=top_k))
-                for prompt, budget, top_k in zip(asked, BUDGETS, TOP_K, strict=True)
+                running.generate(prompt, GenerationArgs(max_tokens=budget, top_k=number, seed=1))
+                for prompt, budget, number in zip(prompts(len(budgets)), budgets, top_k, strict=True)
             )
         )
+
+
+def from_forward_pass(found: Found) -> float:
+    asked = prompts(len(found))
     return max(
         float(np.abs(completion.logprobs - recomputed(weights(1), prompt, completion, top_k=top_k)).max())
         for prompt, completion, top_k in zip(asked, found, TOP_K, strict=True)
     )
 
 
+def between(found: Found, wanted: Found) -> float:
+    """The largest difference of log-probabilities; infinite if the tokens are not the same."""
+    if any(one.token_ids.tolist() != other.token_ids.tolist() for one, other in zip(found, wanted, strict=True)):
+        return float("inf")
+    return max(float(np.abs(one.logprobs - other.logprobs).max()) for one, other in zip(found, wanted, strict=True))
+
+
+async def main() -> Sequence[float]:
+    plain = await generated("never", BUDGETS, TOP_K)
+    with_padding = await generated("always", BUDGETS, TOP_K)
+    exactly = [await generated(graphs, (4, 4), (0, 0)) for graphs in ("never", "always")]
+    return [from_forward_pass(plain), between(with_padding, plain), between(*exactly)]
+
+
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(largest_difference())))
+    print(json.dumps(asyncio.run(main())))

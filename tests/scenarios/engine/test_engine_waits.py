@@ -16,9 +16,9 @@ from tests.support.engine_stage import CPU, ENDLESS, MEGATRON_SCHEDULES, SHAPE, 
 BLOCK = 8
 
 
-@pytest.fixture
-def core() -> Iterator[EngineCore]:
-    worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=BLOCK)
+@pytest.fixture(params=["never", "always"])
+def core(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
+    worker = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=BLOCK, max_running=8, cuda_graphs=request.param)
     made = EngineCore(
         shape=SHAPE, tokenizer=ENDLESS, worker=worker, device=CPU, dtype=torch.float32, seed=1, layer_spec="local"
     )
@@ -37,6 +37,9 @@ def on_device(core: EngineCore) -> Iterator[Tensor]:
         metadata = context.active_attn_metadata["mha_metadata"]
         held = [*vars(context).values(), *vars(metadata).values(), *metadata.state_data.values()]
         yield from (each for each in held if isinstance(each, Tensor))
+    if core.graphs is not None:
+        inputs = core.graphs._inputs
+        yield from (inputs.tokens, inputs.lengths, inputs.blocks, core.graphs._logits)
     yield context.memory_buffer
     yield from model.parameters()
 

@@ -1,0 +1,103 @@
+"""Check of CUDA graphs: they must decode what single launches decode, with whatever weights are swapped in under them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from async_rl.config.rollout import WorkerConfig
+from async_rl.protocols import GenerationArgs
+from async_rl.types import Completion
+from gpu_checks.engine_checks import DEFAULTS, MISMATCH, mismatch, prompts, until_generated, weights
+from gpu_checks.report import SMALL, Checks, Machine, Report
+from gpu_checks.token_ids import TokenIds
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.engine_core import EngineCore
+
+BATCH, BUDGET = 8, 48
+
+
+def graphs(machine: Machine, report: Report) -> None:
+    """As many requests as a graph has rows, decoded with and without graphs; then fewer, and a swap in the middle, beside the
+    learner. In float32 on one device the first two differ by nothing, unless libraries choose other kernels in a capture.
+    """
+    asked = prompts(BATCH, SMALL.vocab_size, longest=150)
+    for dtype, (largest, mean) in MISMATCH.items():
+        name = str(dtype).removeprefix("torch.")
+        old, new = (weights(machine, SMALL, dtype, seed) for seed in (1, 2))
+        plain, _ = asyncio.run(_generated(machine, dtype, "never", old, asked))
+        replayed, steps = asyncio.run(_generated(machine, dtype, "always", old, asked))
+        report.require(steps >= BUDGET - 2, f"{steps} of {BUDGET} steps were graphs")
+        same = [one.token_ids.tolist() == other.token_ids.tolist() for one, other in zip(plain, replayed, strict=True)]
+        report.note(**{f"same_generations_{name}": sum(same) / BATCH, f"largest_{name}": _between(plain, replayed, same)})
+        for found, what in ((replayed, "graphs"), (plain, "plain")):
+            report.note(**{f"{what}_{name}_mean": mismatch(machine, SMALL, dtype, old, asked, found).mean().item()})
+
+        found = asyncio.run(_swapped(machine, dtype, old, new, asked[:5], report))
+        flips = [each.versions[0].stop for each in found]
+        under = [mismatch(machine, SMALL, dtype, full, asked[:5], found).split([BUDGET] * 5) for full in (old, new)]
+        before = torch.cat([row[:flip] for row, flip in zip(under[0], flips, strict=True)])
+        after = torch.cat([row[flip:] for row, flip in zip(under[1], flips, strict=True)])
+        for part, difference in (("before", before), ("after", after)):
+            report.at_most(f"{part}_swap_{name}_max", difference.max().item(), largest)
+            report.at_most(f"{part}_swap_{name}_mean", difference.mean().item(), mean)
+
+
+def _between(some: Sequence[Completion], others: Sequence[Completion], same: Sequence[bool]) -> float:
+    """The largest difference of log-probabilities among generations with the same tokens."""
+    pairs = [(one, other) for one, other, are_same in zip(some, others, same, strict=True) if are_same]
+    return max((float(abs(one.logprobs - other.logprobs).max()) for one, other in pairs), default=float("nan"))
+
+
+def _engine(machine: Machine, dtype: torch.dtype, cuda_graphs: str) -> MegatronEngine:
+    given = {"kv_cache_gb": 0.5, "max_running": BATCH, "cuda_graphs": cuda_graphs, "kv_on_swap": "recompute"}
+    worker, tokenizer = WorkerConfig.model_validate(given), TokenIds(SMALL.vocab_size)
+    return MegatronEngine(SMALL, tokenizer, worker, DEFAULTS, device=machine.device, seed=7, dtype=dtype)
+
+
+def _replays(running: MegatronEngine) -> int:
+    core = running._core
+    return core.graphs.replays if isinstance(core, EngineCore) and core.graphs is not None else 0
+
+
+async def _all(running: MegatronEngine, asked: Sequence[list[int]]) -> list[Completion]:
+    generating = (running.generate(prompt, GenerationArgs(max_tokens=BUDGET, seed=3)) for prompt in asked)
+    return list(await asyncio.gather(*generating))
+
+
+async def _generated(
+    machine: Machine, dtype: torch.dtype, cuda_graphs: str, full: Mapping[str, Tensor], asked: Sequence[list[int]]
+) -> tuple[list[Completion], int]:
+    async with _engine(machine, dtype, cuda_graphs) as running:
+        await running.swap(0, full)
+        found = await _all(running, asked)
+        return found, _replays(running)
+
+
+async def _swapped(
+    machine: Machine,
+    dtype: torch.dtype,
+    old: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    asked: Sequence[list[int]],
+    report: Report,
+) -> list[Completion]:
+    started = time.perf_counter()
+    async with _engine(machine, dtype, "always") as running:
+        report.note(start_s=time.perf_counter() - started)
+        await running.swap(0, old)
+        async with asyncio.TaskGroup() as group:
+            generating = group.create_task(_all(running, asked))
+            await until_generated(running, len(asked) * BUDGET // 3)
+            await running.swap(1, new)
+        found = generating.result()
+    spans = [[span.version for span in each.versions] for each in found]
+    report.require(all(each == [0, 1] for each in spans), f"generations have versions {spans}")
+    return found
+
+
+CHECKS: Checks = {"graphs": graphs}

@@ -1,0 +1,72 @@
+"""Engines that decode on the tensors of CUDA graphs (worker.cuda_graphs: always), which run uncaptured here."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from async_rl.config.rollout import WorkerConfig
+from async_rl.errors import ConfigError
+from async_rl.models.shape import Experts
+from async_rl.protocols import GenerationArgs
+from async_rl.types import VersionSpan
+from rollout_workers.inference.engine import MegatronEngine
+from rollout_workers.inference.engine_core import EngineCore
+from tests.support.engine_stage import ENDLESS, SHAPE, Gate, engine, prompts, recomputed, weights
+
+WORKER = WorkerConfig(kv_cache_gb=0.01, kv_block_tokens=8, max_running=6, cuda_graphs="always")
+
+
+def graph_steps(running: MegatronEngine) -> int:
+    core = running._core
+    assert isinstance(core, EngineCore)
+    assert core.graphs is not None
+    return core.graphs.replays
+
+
+async def test_generations_that_come_and_go_are_those_of_a_full_forward_pass() -> None:
+    asked = prompts(14)
+    async with engine(worker=WORKER, tokenizer=ENDLESS) as running:
+        await running.swap(0, weights(1))
+        found = await asyncio.gather(
+            *(running.generate(prompt, GenerationArgs(max_tokens=3 + 2 * place)) for place, prompt in enumerate(asked))
+        )
+        steps, replayed = running.metrics.steps, graph_steps(running)
+    assert steps - len(asked) <= replayed < steps  # all but those that also compute prompts
+    for prompt, completion in zip(asked, found, strict=True):
+        np.testing.assert_allclose(completion.logprobs, recomputed(weights(1), prompt, completion), atol=1e-4)
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+async def test_weights_are_swapped_under_the_graphs(kv: str) -> None:
+    asked, gate = prompts(3, longest=12), Gate(after=6)
+    worker = WORKER.model_copy(update={"kv_on_swap": kv})
+    async with engine(worker=worker, tokenizer=gate) as running:
+        await running.swap(0, weights(1))
+        async with asyncio.TaskGroup() as tasks:
+            generations = [tasks.create_task(running.generate(prompt, GenerationArgs(max_tokens=40))) for prompt in asked]
+            await gate.reached.wait()
+            swapping = tasks.create_task(running.swap(1, weights(2)))
+            await asyncio.sleep(0)
+            gate.open()
+            await swapping
+        replayed = graph_steps(running)
+    assert replayed > 30
+    for prompt, task in zip(asked, generations, strict=True):
+        completion = task.result()
+        flip = completion.versions[0].stop
+        assert completion.versions == (VersionSpan(version=0, start=0, stop=flip), VersionSpan(version=1, start=flip, stop=40))
+        before = recomputed(weights(1), prompt, completion)
+        np.testing.assert_allclose(completion.logprobs[:flip], before[:flip], atol=1e-4)
+        if kv == "recompute":
+            np.testing.assert_allclose(completion.logprobs[flip:], recomputed(weights(2), prompt, completion)[flip:], atol=1e-4)
+        else:
+            assert np.abs(completion.logprobs[flip:] - before[flip:]).max() > 0.1
+
+
+async def test_what_graphs_cannot_do_is_refused_in_a_sentence() -> None:
+    shape = replace(SHAPE, experts=Experts(number=4, per_token=2, ffn=16, layers=(1,)))
+    with pytest.raises(ConfigError, match=r"worker\.cuda_graphs: always cannot be, because the model has experts"):
+        async with engine(worker=WORKER, shape=shape):
+            raise AssertionError
