@@ -15,6 +15,7 @@ from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.megatron import parallel
+from async_rl.megatron.attention.gathered_pages import keep_cudnn_out
 from async_rl.megatron.attention.paged_attention import attention_for, kernel_name
 from async_rl.megatron.engine import dynamic_engine as inference
 from async_rl.megatron.engine.build import EngineSettings, build_engine, capture_decoding
@@ -57,6 +58,7 @@ class EngineCore:
             tensor=worker.tensor,
         )
         attention = attention_for(device, shape, worker.kv_block_tokens, worker.kernels, may_be_flash=not has_graphs)
+        keep_cudnn_out(device)
         self._shape = shape
         self._device = device
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed, kernels=worker.kernels)

@@ -30,10 +30,15 @@ def gathered_attention(
     is_decode_only: bool,
 ) -> Tensor:
     """As paged_kernels.paged_attention, except that decoding requests without keys get some finite numbers."""
-    if q.is_cuda:
-        # SDPA's cuDNN kernels plan for milliseconds whenever the longest request has another length.
-        longest = -(-longest // k.shape[1]) * k.shape[1]
     return _plan_of_step(block_table, lengths, starts, longest, k.shape[1], is_decode_only, window).attend(q, k, v, scale)
+
+
+def keep_cudnn_out(device: torch.device) -> None:
+    """Have torch's SDPA choose among its other kernels, in the whole process: those of cuDNN plan anew, for milliseconds, when
+    the longest request has grown, which is in every step of an engine.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from async_rl.config.rollout import WorkerConfig
 from async_rl.errors import ConfigError
+from async_rl.megatron.attention.gathered_pages import keep_cudnn_out
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from rollout_workers.inference.generation import Generation
@@ -73,6 +74,7 @@ class HuggingFaceCore:
                 f"{shape.context_tokens} tokens; give it at least {shape.context_tokens * token_bytes / 2**30:.3g} GB, or "
                 "lower model.max_sequence"
             )
+        keep_cudnn_out(device)
         self._device = device
         self._max_running = worker.max_running
         self._recomputes = worker.kv_on_swap == "recompute"
