@@ -208,8 +208,35 @@ class SupervisionConfig(Section):
 Resources = dict[str, NonNegativeFloat]
 
 
+class SlurmConfig(Section):
+    """What `async-rl launch slurm` writes into its scripts (docs/launch/slurm.md)."""
+
+    options: tuple[str, ...] = Field(default=(), examples=[["--partition=gpu", "--time=24:00:00"]])
+    """`#SBATCH` lines of all jobs."""
+    learner_options: tuple[str, ...] = Field(default=(), examples=[["--mem=200G"]])
+    """Further lines of the learner's jobs."""
+    worker_options: tuple[str, ...] = ()
+    """Further lines of the jobs of workers and evaluator."""
+    setup: tuple[str, ...] = Field(default=(), examples=[["module load cuda"]])
+    """Shell commands at the beginning of each job."""
+    learner_jobs: PositiveInt = 1
+    """Learner jobs, one after the other: each resumes from the checkpoint of the one before. Those left when the run ends are
+    cancelled."""
+    warn_s: PositiveInt = 120
+    """Seconds before a job's time limit at which Slurm tells its processes: the learner writes a checkpoint, workers drain.
+    Slurm may tell up to a minute earlier."""
+
+    @field_validator("options", "learner_options", "worker_options")
+    @classmethod
+    def _are_options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [option for option in options if not option.startswith("-") or "\n" in option]:
+            raise ValueError(f"{wrong[0]!r} is not an option of sbatch, such as --partition=gpu")
+        return options
+
+
 class LaunchConfig(Section):
-    """Machines and resources of a run that `async-rl launch` places (docs/launch/ray.md). Other verbs ignore it."""
+    """Machines and resources of a run that `async-rl launch` places (docs/launch/ray.md, docs/launch/slurm.md). Other verbs
+    ignore it."""
 
     learner_nodes: PositiveInt = 1
     """Machines that the learner's ranks are divided over, in equal parts."""
@@ -218,3 +245,5 @@ class LaunchConfig(Section):
     cluster has GPUs. Without `CPU`: 1."""
     worker_resources: Resources = Field(default={}, examples=[{"GPU": 1, "l40s": 1}])
     """What one worker needs. Without `GPU`: one for each GPU of its engines if the cluster has GPUs. Without `CPU`: 1."""
+    slurm: SlurmConfig = SlurmConfig()
+    """Options of Slurm."""

@@ -1,0 +1,1 @@
+"""Runs a fleet as jobs of Slurm: `fleet.py` first."""

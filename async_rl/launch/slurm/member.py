@@ -1,0 +1,113 @@
+"""One process of a fleet, inside its job: python -P -m async_rl.launch.slurm.member learner|worker|evaluator @ config.yaml
+
+It starts the process as `async-rl run` does and restarts it after crashes. USR1 (the job's time is nearly over) and TERM (it
+was asked to end) let the process drain; the exit code tells the script which of them it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from async_rl.config import Config
+from async_rl.config.loading import load_file
+from async_rl.durable.private_files import keep_files_private
+from async_rl.errors import boundary
+from async_rl.launch import fleet_plan
+from async_rl.launch.fleet_plan import MemberPlan
+from async_rl.launch.member_spec import member_spec
+from async_rl.launch.own_address import own_address
+from async_rl.launch.slurm import fleet, queue
+from async_rl.launch.slurm.scripts import CONTINUES, kind_of
+from async_rl.supervision import Child, FatalExit
+from async_rl.telemetry import configure_logs
+
+log = structlog.get_logger("async_rl.fleet")
+
+
+class SlurmMember:
+    """Supervises the process until it ends, fails for good, or a signal lets it drain.
+
+    waits for:    the end of the process
+    unblocked by: its exit; USR1 or TERM from Slurm
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self.is_asked_to_end = False
+        self.is_out_of_time = False
+
+    async def run(self, *, leaves: bool) -> int:
+        """Return an exit code. `leaves`: the process was asked to end before it began."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._out_of_time)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end)
+        if leaves:
+            self.is_asked_to_end = True
+            return 0
+        try:
+            status = await self._child.supervise()
+        except FatalExit as fatal:
+            log.error(str(fatal))
+            return fatal.exit_code
+        if self.is_asked_to_end or not self.is_out_of_time:
+            return 128 - status if status < 0 else status
+        return CONTINUES
+
+    def _out_of_time(self) -> None:
+        self.is_out_of_time = True
+        self._child.terminate()
+
+    def _asked_to_end(self) -> None:
+        self.is_asked_to_end = True
+        self._child.terminate()
+
+
+def plan_of(config: Config, kind: str, environ: Mapping[str, str]) -> MemberPlan:
+    """What this task of this job is."""
+    if kind == "learner":
+        return fleet_plan.learner(config, has_gpus=False).members[int(environ["SLURM_PROCID"])]
+    if kind == "worker":
+        return fleet_plan.worker(config, int(environ["SLURM_ARRAY_TASK_ID"]), has_gpus=False).members[0]
+    return fleet_plan.evaluator(config, has_gpus=False).members[0]
+
+
+def end_run(config: Config, own_job: str, *, is_out_of_time: bool) -> None:
+    """After the learner's end: end what is left of the run in the queue, unless another job of its chain goes on."""
+    others = [job for job in queue.jobs_in(config.run_folder) if job.id != own_job]
+    if is_out_of_time:
+        if any(kind_of(config, job.name) == "learner" and not job.leaves for job in others):
+            return
+        log.warning(
+            "the time of the last learner job is over (launch.slurm.learner_jobs); `async-rl launch slurm` with the same "
+            "run.name resumes the run"
+        )
+    fleet.end(others)
+
+
+def main() -> int:
+    kind, _, path = sys.argv[1:]
+    keep_files_private()
+    config = load_file(Config, Path(path))
+    configure_logs("fleet", run_folder=config.run_folder)
+    plan = plan_of(config, kind, os.environ)
+    spec = member_spec(
+        plan, config, Path(path), os.environ, address=own_address(config), policy=config.supervision.policy, log=None
+    )
+    member = SlurmMember(Child(spec, on_start=lambda _name, _pid: None))
+    code = asyncio.run(member.run(leaves=queue.is_leaving(os.environ["SLURM_JOB_ID"])))
+    if plan.name == "learner" and not member.is_asked_to_end:
+        end_run(config, os.environ["SLURM_JOB_ID"], is_out_of_time=member.is_out_of_time)
+    return code
+
+
+if __name__ == "__main__":
+    with boundary("async-rl launch slurm"):
+        sys.exit(main())

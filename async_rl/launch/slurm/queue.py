@@ -1,0 +1,92 @@
+"""The only door to Slurm: its commands, and what they print."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from async_rl.errors import ConfigError
+
+LEAVES = "async-rl: drains"
+"""Comment of a job that was asked to drain and will not come back."""
+
+_SHOWN = "%i|%T|%N|%r|%k|%j|%Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job in the queue, or one task of an array."""
+
+    id: str
+    """As Slurm's commands take it: 12, or 12_3."""
+    state: str
+    """PENDING, RUNNING, COMPLETING, ..."""
+    nodes: str
+    reason: str
+    """Why it waits."""
+    name: str
+    leaves: bool
+    """It was asked to drain and will not come back."""
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def index(self) -> int | None:
+        """Its index in an array; None: it is in none."""
+        _, _, index = self.id.partition("_")
+        return int(index) if index.isdecimal() else None
+
+
+def jobs_in(folder: Path) -> list[Job]:
+    """The user's jobs that wait or run with this working directory. Raises ConfigError."""
+    rows = _slurm("squeue", "--me", "--noheader", "--array", f"--format={_SHOWN}").splitlines()
+    return [job for row in rows if (job := parse_row(row, folder)) is not None]
+
+
+def parse_row(row: str, folder: Path) -> Job | None:
+    """The job of a row of squeue; None if it belongs elsewhere."""
+    job_id, state, nodes, reason, comment, name, place = row.split("|", maxsplit=6)
+    if place != str(folder):
+        return None
+    return Job(id=job_id, state=state, nodes=nodes, reason=reason, name=name, leaves=comment == LEAVES)
+
+
+def submit(script: Path, *options: str) -> str:
+    """Submit a script and return the id of its job. Raises ConfigError."""
+    return _slurm("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
+
+
+def drain(job: Job) -> None:
+    """Let a job end and not come back: at once if it waits, else by SIGTERM to its processes."""
+    if job.is_pending:
+        _slurm("scancel", "--state=PENDING", job.id, may_be_gone=True)
+    _slurm("scontrol", "update", f"JobId={job.id}", f"Comment={LEAVES}", may_be_gone=True)  # it may have begun meanwhile
+    _slurm("scancel", "--signal=TERM", job.id, may_be_gone=True)
+
+
+def is_leaving(job_id: str) -> bool:
+    """Whether a job was asked to drain before its processes could hear it."""
+    return LEAVES in _slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%k", may_be_gone=True)
+
+
+def has_gpus() -> bool:
+    """Whether a node of the cluster has GPUs. Raises ConfigError."""
+    return "gpu" in _slurm("sinfo", "--noheader", "--format=%G")
+
+
+def _slurm(*command: str, may_be_gone: bool = False) -> str:
+    """Run a command and return what it prints; with `may_be_gone`, its failure is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{command[0]} is not installed here: run this where jobs of Slurm are submitted, or write the scripts alone "
+            "with --dry-run"
+        ) from error
+    if done.returncode and not may_be_gone:
+        said = done.stderr.strip().splitlines()
+        raise ConfigError(f"{command[0]} refuses: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout

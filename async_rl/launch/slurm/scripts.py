@@ -1,0 +1,121 @@
+"""Pure: the scripts that sbatch gets. They hold no secrets: passwords come from files, or from the environment of sbatch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from async_rl.config import Config
+from async_rl.launch import fleet_plan
+from async_rl.launch.fleet_plan import GangPlan
+
+CONTINUES = 75
+"""Exit code of a process that ended because its job's time is nearly over."""
+
+KINDS = ("learner", "worker", "evaluator")
+
+_OUTPUT = {"learner": "learner-%j.log", "worker": "worker-%a.log", "evaluator": "evaluator.log"}
+
+_ABOUT = {
+    "learner": """\
+# The learner of run {run}. Before the time limit Slurm sends USR1: the learner writes a checkpoint, and the next job of its
+# chain resumes from it. After its last step it cancels what is left of the run in the queue.""",
+    "worker": """\
+# The rollout workers of run {run}, one for each task of the array. Before the time limit Slurm sends USR1: a worker drains and
+# is queued again. After TERM it drains and ends.""",
+    "evaluator": """\
+# The evaluator of run {run}. Before the time limit Slurm sends USR1: it ends and is queued again.""",
+}
+
+_REQUEUED = f"""\
+  {CONTINUES} | 137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # time is nearly over, or it was killed"""
+
+_AFTER = {
+    "learner": f"""\
+  {CONTINUES}) exit 0 ;;                                       # time is nearly over: the next job of the chain goes on
+  137 | 138) exec scontrol requeue "$SLURM_JOB_ID" ;;  # it was killed""",
+    "worker": _REQUEUED,
+    "evaluator": _REQUEUED,
+}
+
+
+def job_name(config: Config, kind: str) -> str:
+    return f"{config.run.name}-{kind}"
+
+
+def kind_of(config: Config, name: str) -> str:
+    """The kind of process that a job of this name runs; its name if the run has none such."""
+    return next((kind for kind in KINDS if job_name(config, kind) == name), name)
+
+
+def scripts(config: Config, *, has_gpus: bool) -> dict[str, str]:
+    """The script of each kind of process. Raises ConfigError if the learner's ranks cannot be divided over its machines."""
+    given = config.launch.slurm
+    plans = {
+        "learner": fleet_plan.learner(config, has_gpus=has_gpus),
+        "worker": fleet_plan.worker(config, 0, has_gpus=has_gpus),
+        **({"evaluator": fleet_plan.evaluator(config, has_gpus=has_gpus)} if config.evaluation.every else {}),
+    }
+    own = {"learner": given.learner_options}
+    return {kind: _script(config, kind, plan, own.get(kind, given.worker_options)) for kind, plan in plans.items()}
+
+
+def _script(config: Config, kind: str, plan: GangPlan, own_options: Iterable[str]) -> str:
+    folder = config.run_folder
+    options = [
+        f"--job-name={job_name(config, kind)}",
+        f"--chdir={shlex.quote(str(folder))}",
+        f"--output={shlex.quote(str(folder / 'logs' / _OUTPUT[kind]))}",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=USR1@{config.launch.slurm.warn_s}",
+        *_places(plan),
+        *config.launch.slurm.options,
+        *own_options,
+    ]
+    words = [sys.executable, "-P", "-m", "async_rl.launch.slurm.member", kind, "@", str(folder / "config.yaml")]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            _ABOUT[kind].format(run=config.run.name),
+            *(f"#SBATCH {option}" for option in options),
+            "",
+            *config.launch.slurm.setup,
+            f'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" {shlex.join(words)}',
+            "status=$?",
+            "case $status in",
+            _AFTER[kind],
+            "esac",
+            "exit $status",
+            "",
+        ]
+    )
+
+
+def _places(plan: GangPlan) -> list[str]:
+    """A task on each of the plan's machines, with what it needs."""
+    resources = plan.members[0].resources
+    generic = {name: number for name, number in resources.items() if name not in ("CPU", "GPU")}
+    if not any(name.startswith("gpu:") for name in generic):  # a kind of GPU, named as Slurm does, replaces any GPU
+        generic["gpu"] = resources["GPU"]
+    wanted = ",".join(f"{name}:{number:g}" for name, number in generic.items() if number)
+    return [
+        f"--nodes={len(plan.members)}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={max(1, round(resources['CPU']))}",
+        *([f"--gres={wanted}"] if wanted else []),
+    ]
+
+
+def write_scripts(config: Config, *, has_gpus: bool) -> dict[str, Path]:
+    """Write the scripts into the run's folder and return their paths, by kind of process."""
+    folder = config.run_folder / "slurm"
+    folder.mkdir(exist_ok=True)
+    (config.run_folder / "logs").mkdir(exist_ok=True)  # Slurm does not create it
+    paths: dict[str, Path] = {}
+    for kind, text in scripts(config, has_gpus=has_gpus).items():
+        paths[kind] = folder / f"{kind}.sbatch"
+        paths[kind].write_text(text)
+    return paths

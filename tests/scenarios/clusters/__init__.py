@@ -1,0 +1,1 @@
+"""Fleets on schedulers and on several hosts, which are made on this machine and need root."""
