@@ -19,8 +19,8 @@ from async_rl.launch.preflight import CannotCheck, answer, shape_to_check
 from async_rl.megatron.layers import refuse_own_norms, require_transformer_engine
 from async_rl.megatron.model import check_division
 from async_rl.megatron.parallel import ModelParallelSizes, resolve_device
-from async_rl.plan.gpus import Gpus, problems
-from async_rl.plan.memory import MemoryPlan, Part, memory_plan, total
+from async_rl.plan.gpus import Gpus, problems, with_cache
+from async_rl.plan.memory import CACHE, MemoryPlan, Part, memory_plan, total
 from learner.model import check_sequence, compute_options
 from learner.objective import load_objective
 from learner.priorities import load_priority
@@ -126,7 +126,11 @@ def fit(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> str:
     """Raise ConfigError if the run does not fit."""
     if wrong := problems(plan, gpus, config):
         raise ConfigError("; ".join(wrong))
-    return f"memory: the run fits on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of {gpus.gb:g} GB"
+    fits = f"memory: the run fits on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of {gpus.gb:g} GB"
+    if not (isinstance(config, Config) and plan.has_auto_cache):
+        return fits
+    sizes = {part.name: part.bytes for part in with_cache(plan, gpus, config.worker.gpu_share).worker}
+    return f"{fits}, where worker.kv_cache_gb auto is {_in_gb(sizes[CACHE])} GB"
 
 
 def _listed(parts: Sequence[Part]) -> str:

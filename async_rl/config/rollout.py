@@ -141,8 +141,12 @@ class WorkerConfig(Section):
     expert: PositiveInt = 1
     """Expert parallelism: GPUs of an engine that divide the experts of a layer. It must divide `tensor`. 1: each of them holds
     all experts."""
-    kv_cache_gb: PositiveFloat = 8.0
-    """Size of the KV cache per GPU, in GB. It is allocated at the start, on a CPU too: 0.25 is enough for tiny models."""
+    kv_cache_gb: PositiveFloat | Literal["auto"] = 8.0
+    """Size of the KV cache per GPU, in GB. It is allocated at the start, on a CPU too: 0.25 is enough for tiny models. `auto`:
+    what gpu_share leaves beside weights and a step; on a CPU, room for max_running sequences, at most 1 GB (docs/memory.md)."""
+    gpu_share: float = Field(default=0.9, gt=0, le=1)
+    """With kv_cache_gb `auto`: the share of a GPU's memory that one engine takes in all. Lower it where the learner, another
+    worker or the evaluator is on the same GPU; `config check --gpus` says whether all of them fit."""
     kv_block_tokens: PositiveInt = 64
     """Tokens per block of the paged KV cache. Multiples of 256 let FlashAttention read it, if that is installed."""
     kernels: Literal["auto", "triton", "torch"] = "auto"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from async_rl.config import Config
 from async_rl.config.training import AnyRun
 from async_rl.errors import ConfigError
-from async_rl.plan.memory import RECEIVED, MemoryPlan, Part, total
-
-CONTEXT_BYTES = 2**30
-"""What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
+from async_rl.plan.memory import AUTO_CACHE, CACHE, RECEIVED, MemoryPlan, Part, total
+from async_rl.plan.worker import CONTEXT_BYTES, auto_cache_on_gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,12 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
             f"and there are {gpus.count}; lower one of them"
         )
         return
+    if isinstance(config, Config) and plan.has_auto_cache:
+        try:
+            plan = with_cache(plan, gpus, config.worker.gpu_share)
+        except ConfigError as error:
+            yield str(error)
+            return
     for gpu, parts in enumerate(placed(plan, gpus)):
         processes, used = len(parts), sum(total(each) for each in parts.values())
         needed = used + processes * CONTEXT_BYTES
@@ -57,6 +61,14 @@ def _problems(plan: MemoryPlan, gpus: Gpus, config: AnyRun) -> Iterator[str]:
             names = " and ".join(parts) + (" need" if len(parts) > 1 else " needs")
             yield f"GPU {gpu} has {gpus.gb:g} GB, and {names} {needed / 2**30:.1f} GB; {_way_out(parts, config)}"
             return
+
+
+def with_cache(plan: MemoryPlan, gpus: Gpus, share: float) -> MemoryPlan:
+    """Return the plan with the cache that `kv_cache_gb: auto` makes on these GPUs. Raises ConfigError if it is too small."""
+    assert plan.engine is not None
+    size = auto_cache_on_gpu(plan.engine, share=share, total=int(gpus.gb * 2**30))
+    parts = tuple(Part(name=CACHE, bytes=size) if part.name == AUTO_CACHE else part for part in plan.worker)
+    return replace(plan, worker=parts)
 
 
 def placed(plan: MemoryPlan, gpus: Gpus) -> list[dict[str, tuple[Part, ...]]]:
@@ -85,7 +97,9 @@ def _way_out(parts: dict[str, tuple[Part, ...]], config: AnyRun) -> str:
     if isinstance(config, Config) and owner != "the learner":
         worker = config.worker
         return {
-            "KV cache": f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
+            CACHE: f"lower worker.gpu_share (now {worker.gpu_share:g})"
+            if worker.kv_cache_gb == "auto"
+            else f"lower worker.kv_cache_gb (now {worker.kv_cache_gb:g})",
             "activations": f"lower worker.prompt_tokens_per_step (now {worker.prompt_tokens_per_step})",
             "logits": "lower worker.groups_in_flight",
         }.get(largest.name, f"raise worker.tensor (now {worker.tensor}), and for experts worker.expert (now {worker.expert})")

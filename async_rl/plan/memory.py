@@ -9,18 +9,20 @@ from math import prod
 
 from async_rl.config import Config
 from async_rl.config.learner import OptimizerConfig, OwnCritic, SharedCritic
-from async_rl.config.rollout import WorkerConfig
 from async_rl.config.training import AnyRun, TrainingConfig
-from async_rl.megatron.parameters.table import VALUE_HEAD, Parameter, Split, table
+from async_rl.megatron.parameters.table import VALUE_HEAD, table
 from async_rl.models.shape import ModelShape
 from async_rl.plan.activations import BUFFERS, FLOAT, Activations, Compute, activations
 from async_rl.plan.parameters import held_by_stages
+from async_rl.plan.worker import EngineMemory, engine_memory
 
 BFLOAT16 = 2
 RECEIVED = "received weights"
 """The part of a worker that reads weights in place where it shares the learner's only GPU."""
 POLICY = ""
 """Before the names of the policy's parts; those of a critic begin with "critic's "."""
+CACHE, AUTO_CACHE = "KV cache", "KV cache, at least"
+"""Of a worker; the second where its size depends on the GPU."""
 PACKED = "packed weights"
 """The part of a learner with copies of the versions that are being sent."""
 PUSHED = "weights of a push"
@@ -41,6 +43,8 @@ class MemoryPlan:
     """On the GPU of a learner rank."""
     worker: tuple[Part, ...]
     """On each GPU of a rollout worker."""
+    engine: EngineMemory | None
+    """What the parts of a worker were made from; None: there is none."""
     host: tuple[Part, ...]
     """In the memory of the machines: the buffer, and the weights of one push."""
     learner_gpus: int
@@ -51,6 +55,10 @@ class MemoryPlan:
     """Rollout workers that `async-rl run` starts."""
     has_evaluator: bool
     """Whether an evaluator runs beside them, with the engines of a worker."""
+
+    @property
+    def has_auto_cache(self) -> bool:
+        return any(part.name == AUTO_CACHE for part in self.worker)
 
 
 def total(parts: Iterable[Part]) -> int:
@@ -78,7 +86,8 @@ def memory_plan(
             _trained(config, shape, critic if critic is not None else shape),
             [each for each in (reference, teacher) if each is not None],
         ),
-        worker=_worker(config, shape),
+        worker=_worker(config, _engine(config, shape)),
+        engine=_engine(config, shape),
         host=_host(config, shape),
         learner_gpus=config.learner.parallel.ranks,
         worker_gpus=worker.engines * worker.tensor,
@@ -97,7 +106,9 @@ def training_plan(
     if teacher is not None:  # the third of a chunk's memory that is not needed otherwise
         parts = (*parts, Part(name="teacher's logits", bytes=round(config.learner.logits_gb * 2**30 / BUFFERS)))
     ranks = config.learner.parallel.ranks
-    return MemoryPlan(learner=parts, worker=(), host=(), learner_gpus=ranks, worker_gpus=0, workers=0, has_evaluator=False)
+    return MemoryPlan(
+        learner=parts, worker=(), engine=None, host=(), learner_gpus=ranks, worker_gpus=0, workers=0, has_evaluator=False
+    )
 
 
 def weight_bytes(config: AnyRun) -> int:
@@ -168,30 +179,22 @@ def _stage(config: AnyRun, tokens: int, trained: Trained, frozen: Sequence[Model
 # -- a worker --------------------------------------------------------------------------------------------------------------
 
 
-def _worker(config: Config, shape: ModelShape) -> tuple[Part, ...]:
-    worker, element = config.worker, _default_bytes(config)
-    numbers = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
-    running = min(config.worker.max_running, _concurrent(config))
-    tokens = running + worker.prompt_tokens_per_step
-    # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
-    of_experts = shape.experts.per_token * shape.experts.ffn + shape.shared_ffn / worker.tensor if shape.experts else 0.0
-    widest = 5 * max(shape.ffn / worker.tensor, of_experts)
+def _worker(config: Config, needs: EngineMemory) -> tuple[Part, ...]:
+    gb = config.worker.kv_cache_gb
     parts = {
-        "weights": round(element * numbers),
-        "KV cache": round(worker.kv_cache_gb * 2**30),
-        "activations": round(tokens * element * (2 * shape.hidden + widest)),
-        "logits": round(running * shape.vocab_size * (element + 4 * FLOAT)),
+        "weights": needs.weights,
+        CACHE if gb != "auto" else AUTO_CACHE: round(gb * 2**30) if gb != "auto" else needs.sequence,
+        "activations": needs.activations,
+        "logits": needs.logits,
+        RECEIVED: needs.received,
     }
-    if config.device != "cpu" and worker.engines * worker.tensor == 1:
-        parts[RECEIVED] = _push_bytes(config, shape)
     return _parts(parts)
 
 
-def _ranks_of_engine(row: Parameter, worker: WorkerConfig) -> int:
-    """Return among how many ranks of an engine the parameter is divided."""
-    if row.expert is not None:
-        return worker.expert
-    return 1 if row.split is Split.WHOLE else worker.tensor
+def _engine(config: Config, shape: ModelShape) -> EngineMemory:
+    most = config.worker.max_running
+    running = most if config.worker.kv_cache_gb == "auto" else min(most, _concurrent(config))  # an engine knows no more
+    return engine_memory(shape, config.worker, element=_default_bytes(config), running=running, on_cpu=config.device == "cpu")
 
 
 def _concurrent(config: Config) -> int:

@@ -42,7 +42,7 @@ def environment(machine: Machine, report: Report) -> None:
     dtype = parallel.resolve_dtype(machine.device)
     report.note(
         dtype=str(dtype).removeprefix("torch."),
-        attention=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens)),
+        attention=kernel_name(attention_for(machine.device, SMALL, WorkerConfig().kv_block_tokens, may_be_flash=False)),
     )
     report.note(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 0),

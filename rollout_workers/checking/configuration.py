@@ -81,9 +81,14 @@ def _engine(config: Config) -> str:
     shape = shape_to_check(config)
     check_worker_ranks(shape, worker.tensor, worker.expert)
     on_gpu = config.device != "cpu"
-    check_kv_cache(
-        shape, gb=worker.kv_cache_gb, block_tokens=worker.kv_block_tokens, tensor=worker.tensor, element=2 if on_gpu else 4
-    )
+    if worker.kv_cache_gb != "auto":
+        check_kv_cache(
+            shape,
+            gb=worker.kv_cache_gb,
+            block_tokens=worker.kv_block_tokens,
+            tensor=worker.tensor,
+            element=2 if on_gpu else 4,
+        )
     uses_cuda_graphs(
         shape,
         wanted=worker.cuda_graphs,
@@ -92,6 +97,9 @@ def _engine(config: Config) -> str:
         layer_spec=config.model.layer_spec,
         tensor=worker.tensor,
     )
+    if worker.kv_cache_gb == "auto":
+        where = f"within {worker.gpu_share:g} of a GPU (worker.gpu_share)" if on_gpu else "on a CPU"
+        return f"worker.kv_cache_gb: auto, {where}; at least a sequence of {shape.context_tokens:,} tokens"
     return f"worker.kv_cache_gb: {worker.kv_cache_gb:g} GB hold a sequence of {shape.context_tokens:,} tokens"
 
 

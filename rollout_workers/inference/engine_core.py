@@ -26,6 +26,7 @@ from async_rl.models.engine_limits import uses_cuda_graphs
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
 from async_rl.supervision.liveness.daemon_thread import start_daemon_thread
+from rollout_workers.inference.cache_size import cache_gb
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.rollout_engine import EngineMetrics
 from rollout_workers.inference.sampling import BatchSampler
@@ -81,7 +82,7 @@ class EngineCore:
             shape,
             self._sampler,
             EngineSettings(
-                kv_cache_gb=worker.kv_cache_gb,
+                kv_cache_gb=cache_gb(worker, shape, device=device, element=dtype.itemsize),
                 block_tokens=worker.kv_block_tokens,
                 max_requests=worker.max_running,
                 prompt_tokens_per_step=worker.prompt_tokens_per_step,

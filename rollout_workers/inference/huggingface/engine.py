@@ -20,6 +20,7 @@ from async_rl.errors import ConfigError
 from async_rl.megatron.attention.gathered_pages import keep_cudnn_out
 from async_rl.models.shape import ModelShape
 from async_rl.protocols import Tokenizer
+from rollout_workers.inference.cache_size import cache_gb
 from rollout_workers.inference.generation import Generation
 from rollout_workers.inference.huggingface.batch_cache import BatchCache
 from rollout_workers.inference.huggingface.weights import HuggingFaceWeights, empty_model
@@ -65,15 +66,6 @@ class HuggingFaceCore:
         dtype: torch.dtype,
         seed: int,
     ) -> None:
-        token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
-        self._cache_tokens = int(worker.kv_cache_gb * 2**30) // token_bytes
-        """Room of the cache, padding included."""
-        if self._cache_tokens < shape.context_tokens:
-            raise ConfigError(
-                f"worker.kv_cache_gb: {worker.kv_cache_gb:g} GB hold {self._cache_tokens} tokens, fewer than one sequence of "
-                f"{shape.context_tokens} tokens; give it at least {shape.context_tokens * token_bytes / 2**30:.3g} GB, or "
-                "lower model.max_sequence"
-            )
         keep_cudnn_out(device)
         self._device = device
         self._max_running = worker.max_running
@@ -81,6 +73,16 @@ class HuggingFaceCore:
         self._shares_prompts = worker.prefix_reuse
         self._prompt_tokens = worker.prompt_tokens_per_step
         self._model = empty_model(shape, device=device, dtype=dtype)
+        gb = cache_gb(worker, shape, device=device, element=dtype.itemsize)
+        token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+        self._cache_tokens = int(gb * 2**30) // token_bytes
+        """Room of the cache, padding included."""
+        if self._cache_tokens < shape.context_tokens:
+            raise ConfigError(
+                f"worker.kv_cache_gb: {gb:g} GB hold {self._cache_tokens} tokens, fewer than one sequence of "
+                f"{shape.context_tokens} tokens; give it at least {shape.context_tokens * token_bytes / 2**30:.3g} GB, or "
+                "lower model.max_sequence"
+            )
         self._weights = HuggingFaceWeights(self._model, shape)
         self._sampler = BatchSampler(tokenizer, device=device, seed=seed, kernels=worker.kernels)
         self._waiting: deque[Generation] = deque()

@@ -251,3 +251,16 @@ async def test_preempted_generations_lose_nothing(chunk: int, reuse: bool) -> No
     for prompt, completion, same in zip(asked, found, undisturbed, strict=True):
         assert completion.token_ids.tolist() == same.token_ids.tolist()
         is_exact(prompt, completion)
+
+
+async def test_an_automatic_cache_holds_what_may_run_at_once() -> None:
+    worker = settings(kv_cache_gb="auto", max_running=3)
+    async with engine(tokenizer=ENDLESS, worker=worker) as running:
+        await running.swap(0, weights(1))
+        asked = prompts(3)
+        found = await sampled(running, asked, max_tokens=12)
+        metrics = await at_rest(running)
+    assert 3 * SHAPE.max_positions // BLOCK - 1 <= metrics.kv_blocks <= 3 * SHAPE.max_positions // BLOCK
+    assert metrics.preemptions == 0
+    for prompt, completion in zip(asked, found, strict=True):
+        is_exact(prompt, completion)

@@ -1,0 +1,89 @@
+"""What an inference engine needs of each of its devices, and how large its KV cache is with `worker.kv_cache_gb: auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from async_rl.config.rollout import WorkerConfig
+from async_rl.errors import ConfigError
+from async_rl.megatron.parameters.table import Parameter, Split, table
+from async_rl.models.shape import ModelShape
+from async_rl.plan.activations import FLOAT
+
+CONTEXT_BYTES = 2**30
+"""What a process takes from a GPU besides its tensors: CUDA's context, libraries' workspaces, gaps between allocations."""
+MOST_ON_CPU = 2**30
+"""The largest cache that `auto` makes on a CPU, where it is written at the start and the rest of the machine is in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes on each device of an engine besides its KV cache."""
+
+    weights: int
+    activations: int
+    """Of one layer of one step."""
+    logits: int
+    received: int
+    """A second copy of the weights during a swap; 0 where it is in the host's memory."""
+    sequence: int
+    """The smallest KV cache: one sequence of the model's positions."""
+
+    @property
+    def beside_weights(self) -> int:
+        return self.activations + self.logits + self.received
+
+
+def engine_memory(shape: ModelShape, worker: WorkerConfig, *, element: int, running: int, on_cpu: bool) -> EngineMemory:
+    """`element`: bytes of a weight; `running`: generations that are decoded at once, at most worker.max_running."""
+    weights = sum(prod(row.shape) / _ranks_of_engine(row, worker) for row in table(shape))
+    tokens = running + worker.prompt_tokens_per_step
+    # an MLP's input and residual, both halves of linear_fc1's output with their copies, and their product
+    of_experts = shape.experts.per_token * shape.experts.ffn + shape.shared_ffn / worker.tensor if shape.experts else 0.0
+    widest = 5 * max(shape.ffn / worker.tensor, of_experts)
+    blocks = -(-shape.context_tokens // worker.kv_block_tokens) + 2
+    return EngineMemory(
+        weights=round(element * weights),
+        activations=round(tokens * element * (2 * shape.hidden + widest)),
+        logits=round(running * shape.vocab_size * (element + 4 * FLOAT)),
+        received=0 if on_cpu or worker.engines * worker.tensor > 1 else round(element * weights),
+        sequence=blocks * worker.kv_block_tokens * token_bytes(shape, worker, element),
+    )
+
+
+def token_bytes(shape: ModelShape, worker: WorkerConfig, element: int) -> int:
+    """Return what the KV cache of a rank takes for each token."""
+    return 2 * shape.layers * (shape.kv_heads // worker.tensor) * shape.head_dim * element
+
+
+def auto_cache_on_gpu(needs: EngineMemory, *, share: float, total: int, free: int | None = None) -> int:
+    """Return the bytes of the cache: what remains of the engine's share of a GPU, and of what is free there once the engine has
+    its weights (None: not known). Raises ConfigError if that does not hold one sequence.
+    """
+    cache = int(share * total) - CONTEXT_BYTES - needs.weights - needs.beside_weights
+    if free is not None:
+        cache = min(cache, free - needs.beside_weights)
+    if cache >= needs.sequence:
+        return cache
+    others = needs.weights + needs.beside_weights + CONTEXT_BYTES
+    gb = 2**30
+    said_free = f", of which {free / gb:.1f} are free beside its weights," if free is not None else ""
+    raise ConfigError(
+        f"worker.gpu_share: {share:g} of a GPU of {total / gb:.1f} GB{said_free} leaves no room for a KV cache of one sequence "
+        f"({needs.sequence / gb:.2f} GB): the engine takes {others / gb:.1f} GB besides; raise it, or lower "
+        "worker.max_running, worker.prompt_tokens_per_step or model.max_sequence"
+    )
+
+
+def auto_cache_on_cpu(shape: ModelShape, worker: WorkerConfig, needs: EngineMemory, element: int) -> int:
+    """Return the bytes of the cache: room for worker.max_running sequences, at most 1 GB, but at least for one."""
+    wanted = worker.max_running * shape.context_tokens * token_bytes(shape, worker, element)
+    return max(min(wanted, MOST_ON_CPU), needs.sequence)
+
+
+def _ranks_of_engine(row: Parameter, worker: WorkerConfig) -> int:
+    """Return among how many ranks of an engine the parameter is divided."""
+    if row.expert is not None:
+        return worker.expert
+    return 1 if row.split is Split.WHOLE else worker.tensor

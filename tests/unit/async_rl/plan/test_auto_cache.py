@@ -1,0 +1,96 @@
+"""`worker.kv_cache_gb: auto`: what an engine takes of a GPU that it has alone or shares, and what the plan says about that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from async_rl.config import Config
+from async_rl.errors import ConfigError
+from async_rl.models.shape import ModelShape
+from async_rl.plan.gpus import Gpus, problems, with_cache
+from async_rl.plan.memory import memory_plan, total
+from async_rl.plan.worker import CONTEXT_BYTES, EngineMemory, auto_cache_on_cpu, auto_cache_on_gpu, engine_memory
+
+GB = 2**30
+NEEDS = EngineMemory(weights=2 * GB, activations=GB, logits=GB, received=2 * GB, sequence=GB)
+QWEN3: Any = {"kv_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_positions": 1536, "rope_theta": 1e6, "qk_norm": True}
+QWEN3_600M = ModelShape(hidden=1024, layers=28, heads=16, ffn=3072, tied_embeddings=True, **QWEN3)
+QWEN3_4B = ModelShape(hidden=2560, layers=36, heads=32, ffn=9728, tied_embeddings=True, **QWEN3)
+
+
+def config(learner: Any = None, **worker: Any) -> Config:
+    """A run on one GPU, with an evaluator beside the worker."""
+    sections = {
+        "device": "cuda",
+        "model": {"size": {"hidden": 64, "layers": 2, "heads": 4}, "max_sequence": 1536},
+        "environments": [{"type": "even_digits"}],
+        "batch": {"bin_tokens": 8192},
+        "evaluation": {"every": 20, "environments": ["even_digits"]},
+        "worker": {"kv_cache_gb": "auto", "gpu_share": 0.25, **worker},
+        "learner": learner or {},
+    }
+    return Config.model_validate(sections)
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "cache"),
+    [(0.5, None, 33), (0.9, None, 65), (0.9, 30, 26), (0.5, 60, 33)],
+    ids=["its share", "nearly all", "others are there already", "others come later"],
+)
+def test_the_cache_is_what_the_share_and_the_free_memory_leave(share: float, free: int | None, cache: int) -> None:
+    found = auto_cache_on_gpu(NEEDS, share=share, total=80 * GB, free=free * GB if free is not None else None)
+    assert found == cache * GB
+
+
+def test_a_share_without_room_for_a_sequence_is_a_mistake() -> None:
+    with pytest.raises(
+        ConfigError, match=r"worker\.gpu_share: 0\.1 of a GPU of 24\.0 GB leaves no room.*takes 7\.0 GB besides"
+    ):
+        auto_cache_on_gpu(NEEDS, share=0.1, total=24 * GB)
+    with pytest.raises(ConfigError, match=r"of which 4\.0 are free beside its weights"):
+        auto_cache_on_gpu(NEEDS, share=0.9, total=80 * GB, free=4 * GB)
+
+
+def test_on_a_cpu_it_is_the_running_sequences_up_to_a_limit() -> None:
+    run = config().worker
+    small = ModelShape(
+        hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab_size=100, max_positions=64, rope_theta=1e4
+    )
+    needs = engine_memory(small, run, element=4, running=run.max_running, on_cpu=True)
+    assert auto_cache_on_cpu(small, run, needs, 4) == 256 * 64 * 2 * 2 * 2 * 8 * 4
+    needs = engine_memory(QWEN3_600M, run, element=4, running=run.max_running, on_cpu=True)
+    assert auto_cache_on_cpu(QWEN3_600M, run, needs, 4) == GB
+    assert needs.received == 0
+
+
+def test_the_plan_has_the_share() -> None:
+    run = config()
+    plan = memory_plan(run, QWEN3_600M)
+    assert {part.name for part in plan.worker} >= {"KV cache, at least"}
+    on_gpu = with_cache(plan, Gpus(count=1, gb=80), 0.25)
+    assert total(on_gpu.worker) + CONTEXT_BYTES == 20 * GB
+    assert "KV cache" in {part.name for part in on_gpu.worker}
+
+
+@pytest.mark.parametrize(
+    ("shape", "gb", "learner"),
+    [
+        pytest.param(QWEN3_600M, 80, {"recompute": "selective"}, id="0.6B as it is"),
+        pytest.param(QWEN3_4B, 80, {"recompute": "full", "lora": {"rank": 16}}, id="4B with adapters"),
+        pytest.param(QWEN3_4B, 141, {"recompute": "full", "optimizer": {"offload": True}}, id="4B with offload"),
+    ],
+)
+def test_learner_worker_and_evaluator_share_one_gpu(shape: ModelShape, gb: int, learner: Any) -> None:
+    run = config(learner, gpu_share=0.15 if gb > 80 else 0.25)
+    assert problems(memory_plan(run, shape), Gpus(count=1, gb=gb), run) == []
+
+
+def test_too_large_a_share_is_named() -> None:
+    run = config(gpu_share=0.6)
+    (shared,) = problems(memory_plan(run, QWEN3_600M), Gpus(count=1, gb=80), run)
+    assert shared.endswith("lower worker.gpu_share (now 0.6)")
+    run = config(gpu_share=0.01)
+    (small,) = problems(memory_plan(run, QWEN3_600M), Gpus(count=1, gb=80), run)
+    assert small.startswith("worker.gpu_share: 0.01 of a GPU of 80.0 GB leaves no room")
