@@ -74,9 +74,13 @@ class Network:
         self._neighbour(name, direction, "replace", "lladdr", _UNUSED, "nud", "permanent")
 
     def heal(self, name: str, direction: Direction) -> None:
-        # The trial may have ended the process meanwhile, and its network with it.
-        if name in self._cables and Path(f"/proc/{self._cables[name].pid}/ns/net").exists():
+        if name not in self._cables:
+            return
+        try:
             self._neighbour(name, direction, "del")
+        except RuntimeError:
+            if Path(f"/proc/{self._cables[name].pid}/ns/net").exists():
+                raise  # else the trial has ended the process meanwhile, and its network with it
 
     def forget(self, name: str) -> None:
         self._cables.pop(name, None)  # the kernel takes the cable away with the network at its far end
